@@ -1,0 +1,195 @@
+"""CPU of a delivery, the ledger on: against a bare `socket.send` loop, and against nginx with nchan.
+
+Every event is published when the one before has reached all wires, so each delivery is one write for
+each of the three. With `--linger` it is about the opposite: how many deliveries share a write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.rig import nchan, requests
+from bench.rig.child import Child
+from bench.rig.load import Target
+from bench.rig.machine import cpu_seconds
+from bench.rig.poster import Poster
+from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
+from bench.rig.servers import penstock
+
+SETTLE = 0.3  # seconds: longer than the ledger waits before it writes
+STREAM = "/bench"
+
+
+class WiresLost(Exception):
+    """Not every wire got everything."""
+
+
+@dataclass(slots=True)
+class Subject:
+    """A server, its wires, and how to have one event sent to all of them."""
+
+    name: str
+    pid: int
+    wires: Child
+    count: int
+    publish: Callable[[], object] = lambda: None
+    target: Target = field(default_factory=lambda: Target(0, 0))
+    request: bytes = b""  # one publish
+    sent: int = 0
+    cpu_us: list[float] = field(default_factory=list)  # per delivery, of each round
+
+    def arrive(self, events: int) -> None:
+        """Wait until as many more events have reached every wire."""
+        self.sent += events
+        got = self.wires.ask(f"total {self.sent * self.count}")
+        if got["lost"] or got["fewest"] != self.sent:
+            raise WiresLost(f"{self.name}: {got} after {self.sent} events on {self.count} wires")
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark."""
+    parser = arguments("fanout", "CPU of one delivery.")
+    parser.add_argument("--wires", type=int, help="open connections; 5000, or 200 with --linger")
+    parser.add_argument("--events", type=int, default=20, help="events of a round")
+    parser.add_argument("--gap", type=float, default=0.05, help="seconds between two events")
+    parser.add_argument("--linger", action="store_true", help="500 events/s with a linger of 20 ms instead")
+    parser.add_argument("--rate", type=float, default=500, help="events/s with --linger")
+    parser.add_argument("--seconds", type=float, default=4, help="of a round with --linger")
+    given = parser.parse_args(argv)
+    if given.quick:
+        given.wires, given.events, given.gap, given.rounds, given.seconds, given.rate = 20, 3, 0.01, 1, 0.5, 100
+    with reporting("fanout", given) as (report, folder):
+        (_linger if given.linger else _one_write_each)(given, report, folder)
+    return 0
+
+
+# ── one write each ────────────────────────────────────────────────────────────────────────────────
+
+
+def _one_write_each(given: argparse.Namespace, report: Report, folder: Path) -> None:
+    count = given.wires or 5000
+    with ExitStack() as stack:
+        ours = stack.enter_context(_ours(folder, count))
+        size = _delivery_bytes(ours)
+        floor = stack.enter_context(_bare(folder, count, size))
+        peer = stack.enter_context(_nchan(folder, count, size - 8)) if nchan.available() else None
+        subjects = [subject for subject in (floor, ours, peer) if subject]
+        for number in range(given.rounds):
+            for subject in subjects:
+                say(f"round {number + 1} of {given.rounds}: {subject.name}")
+                settle(given)
+                subject.cpu_us.append(_round(subject, given.events, given.gap))
+    report.add(_against("one write each", ours, floor, "bare socket.send loop", 1.35, 1.2, count))
+    if peer:
+        report.add(_against("one write each / nchan", ours, peer, "nginx with nchan", 1.1, None, count))
+
+
+def _round(subject: Subject, events: int, gap: float) -> float:
+    """CPU µs of one delivery, with everything the server does for it, its ledger included."""
+    before = cpu_seconds(subject.pid)
+    for _ in range(events):
+        subject.publish()
+        subject.arrive(1)
+        time.sleep(gap)
+    time.sleep(SETTLE)
+    return 1e6 * (cpu_seconds(subject.pid) - before) / (events * subject.count)
+
+
+def _against(name: str, ours: Subject, other: Subject, what: str, must: float, aim: float | None, count: int) -> Figure:
+    ratio = median([one / floor for one, floor in zip(ours.cpu_us, other.cpu_us, strict=True)])
+    return Figure(
+        name, median(ours.cpu_us), "CPU µs/delivery", median(other.cpu_us), what, must, aim, "ratio", ratio=ratio,
+        detail={"wires": count, "rounds": [round(us, 2) for us in ours.cpu_us],
+                "floor_rounds": [round(us, 2) for us in other.cpu_us]},
+    )  # fmt: skip
+
+
+@contextmanager
+def _ours(folder: Path, count: int, **settings: object) -> Iterator[Subject]:
+    with penstock(folder / "data", **settings) as (server, target):
+        request = requests.publish(STREAM, requests.event(), server.admin_token)
+        file = requests.save(folder / "tail.json", requests.tail(STREAM, server.admin_token))
+        with Poster(server.port, request) as poster, _wires(server.port, count, file) as wires:
+            yield Subject("penstock", target.pid, wires, count, poster.post, target, request)
+
+
+@contextmanager
+def _bare(folder: Path, count: int, size: int) -> Iterator[Subject]:
+    with Child("bare_send", count, size) as server:
+        file = requests.save(folder / "bare.json", requests.tail(STREAM, "none"))
+        with _wires(server.answer()["port"], count, file) as wires:
+            server.answer()
+            yield Subject("bare send", server.pid, wires, count, lambda: server.ask("send"))
+
+
+@contextmanager
+def _nchan(folder: Path, count: int, size: int) -> Iterator[Subject]:
+    with nchan.running(folder / "nchan") as target:
+        request = requests.post(nchan.PUBLISH, requests.event(size))
+        file = requests.save(folder / "subscribe.json", requests.nchan_subscribe(nchan.SUBSCRIBE))
+        with Poster(target.port, request) as poster, _wires(target.port, count, file) as wires:
+            yield Subject("nchan", target.pid, wires, count, poster.post, target, request)
+
+
+@contextmanager
+def _wires(port: int, count: int, file: Path) -> Iterator[Child]:
+    with Child("wires", port, count, file) as wires:
+        wires.answer()
+        yield wires
+
+
+def _delivery_bytes(ours: Subject) -> int:
+    """How many bytes one delivery of ours has, framing included: the others send as many."""
+    head, _, body = ours.request.partition(b"\r\n\r\n")
+    token = head.partition(b"Bearer ")[2].partition(b"\r\n")[0].decode()
+    with socket.create_connection(("127.0.0.1", ours.target.port), timeout=20) as probe:
+        probe.sendall(requests.tail(STREAM, token))
+        while b"\r\n\r\n" not in probe.recv(4096):
+            pass
+        ours.publish()
+        ours.arrive(1)
+        size = len(probe.recv(4096))
+    if size <= len(body):
+        raise WiresLost(f"a delivery of {size} bytes cannot hold an event of {len(body)}")
+    return size
+
+
+# ── with a linger ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _linger(given: argparse.Namespace, report: Report, folder: Path) -> None:
+    count, deliveries = given.wires or 200, int(given.rate * given.seconds)
+    with ExitStack() as stack:
+        ours = stack.enter_context(_ours(folder, count, server_linger_ms=20))
+        peer = stack.enter_context(_nchan(folder, count, _delivery_bytes(ours) - 8)) if nchan.available() else None
+        for number in range(given.rounds):
+            for subject in (ours, peer) if peer else (ours,):
+                say(f"linger, round {number + 1} of {given.rounds}: {subject.name}")
+                settle(given)
+                subject.cpu_us.append(_stream_through(subject, folder, given.rate, given.seconds))
+    rates = {subject.name: [1e6 / us for us in subject.cpu_us] for subject in (ours, peer) if subject}
+    ratio = median([a / b for a, b in zip(rates["penstock"], rates["nchan"], strict=True)]) if peer else None
+    report.add(
+        Figure(
+            "linger 20 ms", median(rates["penstock"]), "deliveries/CPU s", median(rates["nchan"]) if peer else None,
+            "nginx with nchan", 3, 5, "ratio", True, ratio,
+            {"wires": count, "rate": given.rate, "deliveries_a_round": deliveries * count},
+        )
+    )  # fmt: skip
+
+
+def _stream_through(subject: Subject, folder: Path, rate: float, seconds: float) -> float:
+    """CPU µs of one delivery while events come at a rate."""
+    file = requests.save(folder / f"{subject.name}.json", subject.request)
+    before = cpu_seconds(subject.pid)
+    with Child("publishers", subject.target.port, 16, file, "rate", rate, seconds) as publishers:
+        events: int = publishers.answer()["requests"]
+    subject.arrive(events)
+    time.sleep(SETTLE)
+    return 1e6 * (cpu_seconds(subject.pid) - before) / (events * subject.count)

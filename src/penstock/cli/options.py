@@ -1,0 +1,52 @@
+"""Options that several commands share, and where they come from when they are not given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from penstock.client.api import Client
+    from penstock.config import Settings
+
+DATA = Path("penstock-data")
+URL = "http://127.0.0.1:8800"
+
+Data = Annotated[Path, typer.Option(metavar="DIR", help="The server's data directory.")]
+Url = Annotated[str, typer.Option(metavar="URL", help=f"The server; else PENSTOCK_URL, else {URL}.")]
+Token = Annotated[
+    str, typer.Option(metavar="TOKEN", help=f"Who you are; else PENSTOCK_TOKEN, else the admin token in ./{DATA}.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Output for programs: one JSON object a line.")]
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings from a TOML file.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.NAME=VALUE", help="One setting; again for more. docs/operations.md has all."
+    ),
+]
+
+
+def connect(url: str, token: str) -> Client:
+    """A client of the server that the options, or the environment, name."""
+    from penstock.client.api import Client
+
+    return Client(url or os.environ.get("PENSTOCK_URL", "") or URL, token or _token())
+
+
+def _token() -> str:
+    if given := os.environ.get("PENSTOCK_TOKEN"):
+        return given
+    kept = DATA / "admin.token"
+    return kept.read_text().strip() if kept.is_file() else ""
+
+
+def settings_from(config: Path | None, given: list[str] | None, **flags: object) -> Settings:
+    """Settings from all their sources; *flags* that were given, named `section_name`, win over `--set`."""
+    from penstock.config import load
+
+    pairs = [f"{name.replace('_', '.', 1)}={value}" for name, value in flags.items() if value]
+    return load(config, os.environ, [*(given or []), *pairs])

@@ -1,0 +1,135 @@
+"""`serve` and `up`."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import logs
+from penstock.cli.options import DATA, Config, Data, Set, settings_from
+
+DEMO = "/demo"
+DEMO_SECONDS = 24 * 3600
+_READY = re.compile(r"penstock ready on (\S+)")
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
+
+
+def serve(
+    data: Data = DATA,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 takes a free one.")] = "",
+    engine: Annotated[str, typer.Option(help="Where the log is kept: sqlite, or memory for trying out.")] = "",
+    doors: Annotated[str, typer.Option(metavar="NAMES", help="Doors to open, with commas; all by default.")] = "",
+    admin_token: Annotated[str, typer.Option(metavar="TOKEN", help="Better in PENSTOCK_AUTH_ADMIN_TOKEN.")] = "",
+    config: Config = None,
+    set: Set = None,
+    insecure: Annotated[bool, typer.Option(help="Allow plain HTTP off loopback.")] = False,
+) -> int:
+    """Run the server until SIGTERM.
+
+    Prints one line when it accepts connections, and its log on standard error.
+
+    \b
+    ./penstock serve --data ./data --listen 127.0.0.1:8800
+    ./penstock serve --data ./data --config penstock.toml --set log.keep=30d
+    """
+    settings = settings_from(
+        config,
+        set,
+        server_listen=listen,
+        log_engine=engine,
+        server_doors=doors,
+        auth_admin_token=admin_token,
+        server_insecure=insecure,
+    )
+    logs.set_up(settings.logs.format, settings.logs.level)
+    _allow_open_files()
+    from penstock.server.app import run
+
+    return run(settings, data)
+
+
+def _allow_open_files() -> None:
+    """As many as may be had without asking: the usual soft limit of 1,024 is a small crowd."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def up(
+    data: Data = DATA,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; 127.0.0.1:8800 by default.")] = "",
+    config: Config = None,
+    set: Set = None,
+    no_pipeline: Annotated[bool, typer.Option("--no-pipeline", help="The server alone.")] = False,
+    no_system: Annotated[bool, typer.Option("--no-system", help="Never install Debian packages.")] = False,
+) -> int:
+    """Start everything on this machine, and show how to try it.
+
+    The server is ready first; two curl lines with a token of their own follow.
+
+    \b
+    ./penstock up
+    ./penstock up --data /var/lib/penstock --no-pipeline
+    """
+    settings_from(config, set, server_listen=listen)  # a mistake is told before anything starts
+    arguments = ["--data", str(data), *(f"--set={pair}" for pair in set or [])]
+    arguments += [f"--listen={listen}"] * bool(listen) + [f"--config={config}"] * bool(config)
+    server = _start(arguments)
+    if url := _wait_for_ready(server):
+        _show_how_to_try(url, data)
+        if not no_pipeline:
+            _say("the pipeline on Spark is not part of this version; the server is complete without it")
+    return server.wait()
+
+
+def _start(arguments: list[str]) -> subprocess.Popen[str]:
+    """The server as a child that gets our signals, and that ends when we do."""
+    command = [sys.executable, "-m", "penstock", "serve", *arguments]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=_end_with_parent)
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    # A terminal sends Ctrl-C to the child as well; we only have to outlive it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return server
+
+
+def _end_with_parent() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
+
+
+def _wait_for_ready(server: subprocess.Popen[str]) -> str:
+    """Pass its output on up to the ready line; return its URL, or nothing when it ended."""
+    for line in server.stdout or ():
+        print(line, end="", flush=True)
+        if found := _READY.match(line):
+            return found[1]
+    return ""
+
+
+def _show_how_to_try(url: str, data: Path) -> None:
+    from penstock.server.auth import open_keys
+
+    token = open_keys(data).issue("demo", publish=(DEMO,), subscribe=(DEMO,), ttl=DEMO_SECONDS)
+    bearer = f"-H 'Authorization: Bearer {token}'"
+    print("\nListen, in another terminal:")
+    print(f"  curl -N '{url}/v1/tail?streams={DEMO}' {bearer}")
+    print("Publish, in a third:")
+    print(f"  curl -X POST '{url}/v1/publish?stream={DEMO}' {bearer} -d 'hello'\n", flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr, flush=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command()(up)
+    app.command()(serve)

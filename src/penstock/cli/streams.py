@@ -1,0 +1,177 @@
+"""`publish`, `tail`, `streams` and `why`: talking to a server that runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from penstock.cli.options import Json, Token, Url, connect
+from penstock.errors import InputInvalid
+
+if TYPE_CHECKING:
+    from penstock.client.api import Client, Event, Gap, Many
+
+LONGEST_PAUSE = 15.0  # seconds between two attempts to reach the server again
+
+
+def publish(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Like /orders/eu; it is made when it is missing.")],
+    body: Annotated[
+        str, typer.Argument(metavar="[BODY|-]", help="The event; '-' or nothing reads standard input.")
+    ] = "-",
+    type: Annotated[str, typer.Option(metavar="TYPE", help="What kind of event it is.")] = "",
+    key: Annotated[
+        str, typer.Option(metavar="KEY", help="Idempotency key: repeating the command stores nothing twice.")
+    ] = "",
+    ndjson: Annotated[str, typer.Option(metavar="FILE|-", help="Publish every line of a file as one event.")] = "",
+    url: Url = "",
+    token: Token = "",
+    json: Json = False,
+) -> None:
+    """Publish one event, or every line of a file.
+
+    \b
+    ./penstock publish /orders '{"item":"boots"}' --type order.placed --key order-17
+    date | ./penstock publish /clock
+    ./penstock publish /orders --ndjson orders.ndjson
+    """
+    with connect(url, token) as client:
+        if ndjson:
+            many = _publish_file(client, stream, ndjson, type, key)
+            _show(many, f"published {many.count:,} events to {stream}, ids {many.first.id} to {many.last.id}", json)
+            return
+        content = sys.stdin.buffer.read() if body == "-" else body.encode()
+        place = client.publish(stream, content, type=type, key=key)
+        _show(place, f"published {place.stream} index {place.index}, id {place.id}", json)
+
+
+def _publish_file(client: Client, stream: str, file: str, type: str, key: str) -> Many:
+    lines = _lines(sys.stdin.buffer) if file == "-" else _lines_with_progress(Path(file))
+    return client.publish_many(stream, lines, type=type, key=key)
+
+
+def _lines(file: Iterable[bytes]) -> Iterator[bytes]:
+    return (stripped for line in file if (stripped := line.rstrip(b"\r\n")))
+
+
+def _lines_with_progress(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if not sys.stderr.isatty():
+            yield from _lines(file)
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(path.name, total=path.stat().st_size)
+            for line in file:
+                progress.advance(task, len(line))
+                yield from _lines((line,))
+
+
+def tail(
+    pattern: Annotated[str, typer.Argument(metavar="PATTERN", help="'*' is one level, '>' is the rest.")],
+    after: Annotated[int | None, typer.Option(metavar="ID", help="First everything after this id.")] = None,
+    from_start: Annotated[bool, typer.Option("--from-start", help="First everything there is.")] = False,
+    url: Url = "",
+    token: Token = "",
+    json: Json = False,
+) -> None:
+    """Show events as they come, until Ctrl-C.
+
+    When the connection is lost it is made again, and the tail goes on after the last event shown.
+
+    \b
+    ./penstock tail '/orders/*'
+    ./penstock tail '>' --from-start --json
+    """
+    if from_start and after is not None:
+        raise InputInvalid("--after", "says the opposite of --from-start")
+    with connect(url, token) as client:
+        for event in _follow(client, pattern, 0 if from_start else after):
+            print(_line(event, json), flush=True)
+
+
+def _follow(client: Client, pattern: str, after: int | None) -> Iterator[Event | Gap]:
+    """Events without an end. Only a first attempt that fails is an error."""
+    from penstock.client.api import ApiError, Event, Unreachable
+
+    reached, pause = False, 0.5
+    while True:
+        try:
+            for event in client.tail(pattern, after=after):
+                reached, pause = True, 0.5
+                yield event
+                after = event.id if isinstance(event, Event) else event.gap.last
+        except (ApiError, Unreachable) as error:
+            if not reached or 400 <= getattr(error, "status", 0) < 500:
+                raise
+            print(f"penstock: {error.code}: {error} — trying again", file=sys.stderr, flush=True)
+        time.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE)
+
+
+def _line(event: Event | Gap, as_json: bool) -> str:
+    if as_json:
+        return msgspec.json.encode(event).decode()
+    from penstock.client.api import Gap
+
+    if isinstance(event, Gap):
+        return f"(ids {event.gap.first} to {event.gap.last} are no longer in the log)"
+    shown = event.data if event.data is not None else f"({len(event.body):,} bytes)"
+    return " ".join(filter(None, [f"{event.id}", f"{event.stream}[{event.index}]", event.type, shown]))
+
+
+def streams(
+    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="'*' is one level, '>' is the rest.")] = ">",
+    url: Url = "",
+    token: Token = "",
+    json: Json = False,
+) -> None:
+    """List streams: how many events each had, and when the last one came.
+
+    \b
+    ./penstock streams '/shop/>'
+    """
+    with connect(url, token) as client:
+        if json:
+            for stream in client.streams(pattern):
+                print(msgspec.json.encode(stream).decode())
+            return
+        found = list(client.streams(pattern))
+        print(f"{'events':>10}  {'last id':>10}  {'last event':<28}  stream")
+        for stream in found:
+            print(f"{stream.next_index:>10,}  {stream.last_id:>10}  {stream.last_time:<28}  {stream.stream}")
+
+
+def why(
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="An entry's id, or an item's message id.")],
+    recipient: Annotated[str, typer.Argument(metavar="RECIPIENT", help="Who should have got it.")],
+    url: Url = "",
+    token: Token = "",
+    json: Json = False,
+) -> None:
+    """Tell what became of an entry for a recipient.
+
+    \b
+    ./penstock why 17 alice
+    """
+    with connect(url, token) as client:
+        answer = client.why(entry, recipient)
+    _show(answer, f"{answer['verdict']}: {answer['words']}", json)
+
+
+def _show(value: object, sentence: str, as_json: bool) -> None:
+    print(msgspec.json.encode(value).decode() if as_json else sentence)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    for command in (publish, tail, streams, why):
+        app.command()(command)

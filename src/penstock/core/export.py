@@ -1,0 +1,298 @@
+"""The export of the log, for programs that read much of it: the contract, and planning.
+
+    GET /v1/log/plan    blocks (sums over neighbouring entries) ──▶ slices, each of one UTC day
+    GET /v1/log/arrow   one slice ──▶ an Arrow IPC stream
+
+A reader plans once, keeps the slices, and reads each of them as often as it must: the rows of a slice
+never change in number. Planning is pure but for the sums, which only the engine can make quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from datetime import date
+from typing import Final, Protocol
+
+import msgspec
+
+from penstock.core.log import Log
+from penstock.core.names import matches
+from penstock.errors import Busy, PenstockError, Trimmed
+from penstock.values import Entry
+
+COLUMNS: Final = (
+    "id", "stream", "index", "chunk", "offset", "size", "kind", "type", "time", "expires_at", "attributes", "body",
+    "schema_version",
+)  # fmt: skip
+"""The columns of an export, in their only order. New ones are added at the end."""
+
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of one record batch at most: what a reader must be able to hold. Larger ones are split."""
+
+PLAN_ROWS: Final = 10_000_000
+"""Rows that one plan covers at most: some three seconds of looking. Over it: the plan ends earlier."""
+
+PLAN_SLICES: Final = 10_000
+"""Slices of one plan, asked for with `parts=` or made by a clock that jumps to and fro over midnight. Over it:
+400 for the former, and the plan ends earlier for the latter."""
+
+WINDOW_IDS: Final = 262_144
+"""Ids that the engine sums up in one go: some 70 ms, during which SQLite keeps its write-ahead log."""
+
+BLOCK_IDS: Final = 1_024
+"""Ids of one sum at most: the grain in which slices are cut."""
+
+_GRAINS: Final = 16  # sums per wanted slice, at least: slices then differ by a sixteenth
+_DAY_MS: Final = 86_400_000
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+
+
+class NotFollowed(Busy):
+    """The range ends at an id that this node has not seen. It may be on its way."""
+
+    code = "not_followed"
+    remedy = "Try again in 1 s; if it stays so, the id was taken from another log."
+
+    def __init__(self, upto: int, followed: int) -> None:
+        PenstockError.__init__(self, f"this node has followed the log up to id {followed:,}, not {upto:,}")
+        self.upto, self.followed = upto, followed
+
+
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """Neighbouring entries, summed up."""
+
+    upto: int  # the id of the last one
+    rows: int
+    bytes: int  # of their bodies
+    first_day: int  # the earliest day of any of them, in days since 1970 UTC
+    last_day: int  # the latest
+
+
+class Slice(msgspec.Struct, frozen=True, gc=False):
+    """The rows with ids in (lo, hi]: all published on one day."""
+
+    lo: int
+    hi: int
+    day: str
+    rows: int
+    bytes: int
+
+
+class Plan(msgspec.Struct, frozen=True, gc=False):
+    """Slices that hold every row of (after, upto], in order. None of them is empty."""
+
+    after: int
+    upto: int
+    slices: tuple[Slice, ...]
+
+
+class PlanQuestion(msgspec.Struct, frozen=True):
+    """What a plan is asked for."""
+
+    after: int
+    upto: int
+    parts: int = 1
+    max_rows: int = PLAN_ROWS
+    max_bytes: int = 2**63 - 1
+
+    @property
+    def step(self) -> int:
+        """Ids of one sum: so few that *parts* slices come out about equal."""
+        return max(1, min(BLOCK_IDS, (self.upto - self.after) // (self.parts * _GRAINS)))
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which streams an export shows. As values, because it may have to travel to another process."""
+
+    patterns: tuple[str, ...] | None = None  # None is every stream, those of the system too
+    users: tuple[str, ...] | None = None  # if given, streams under /users/ must match one of these as well
+
+    def wants(self, stream: str) -> bool:
+        """Whether the export shows *stream*."""
+        if self.patterns is None:
+            return True
+        if not any(matches(pattern, stream) for pattern in self.patterns):
+            return False
+        if self.users is None or not stream.startswith("/users/"):
+            return True
+        return any(matches(pattern, stream) for pattern in self.users)
+
+
+class Range(msgspec.Struct, frozen=True):
+    """What one export shows: the rows with ids in (after, upto], which this node has followed."""
+
+    after: int
+    upto: int
+    columns: tuple[str, ...] = COLUMNS
+    selection: Selection = Selection()
+
+
+class Export(Protocol):
+    """What an engine can do for readers of large parts of its log."""
+
+    async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
+        """Sums over (after, upto], each over at most *step* ids, in order; those without rows are left out."""
+        ...
+
+    def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
+        """The bytes of an Arrow IPC stream, piece by piece. What ends without an error is complete.
+
+        It ends with an empty batch whose metadata say `rows` and `upto`. A consumer that is slow to ask
+        for the next piece stops the reading; memory stays bounded. Close the iterator to give up.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything. Streams that are open fail."""
+        ...
+
+
+# ── planning ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Cutter:
+    """Collects blocks in order of id, up to the limits of a question, and cuts them into slices."""
+
+    def __init__(self, question: PlanQuestion) -> None:
+        self._question = question
+        self._blocks: list[Block] = []
+        self._rows = self._bytes = self._day_changes = 0
+        self.full = False
+
+    def add(self, block: Block) -> bool:
+        """Take *block* if it lies within one day and within the limits.
+
+        If not: a block of several rows is to be offered again row by row; after a single row it is `full`.
+        """
+        one_day = block.first_day == block.last_day
+        if one_day and self._fits(block):
+            self._take(block)
+            return True
+        self.full = block.rows == 1
+        return False
+
+    def _fits(self, block: Block) -> bool:
+        question = self._question
+        if self._day_changes >= PLAN_SLICES:
+            return False
+        if block.rows == 1 and not self._rows:
+            return True  # however large it is: a plan must get on
+        return self._rows + block.rows <= question.max_rows and self._bytes + block.bytes <= question.max_bytes
+
+    def _take(self, block: Block) -> None:
+        self._rows += block.rows
+        self._bytes += block.bytes
+        last = self._blocks[-1] if self._blocks else None
+        if last is not None and last.last_day == block.first_day and last.rows + block.rows <= self._question.step:
+            rows, size = last.rows + block.rows, last.bytes + block.bytes
+            self._blocks[-1] = Block(block.upto, rows, size, block.first_day, block.last_day)
+        else:
+            self._day_changes += last is not None and last.last_day != block.first_day
+            self._blocks.append(block)
+
+    def plan(self) -> Plan:
+        """The slices of what was taken."""
+        question = self._question
+        slices = _slices(question.after, self._blocks, question.parts)
+        if self.full or not slices:
+            upto = slices[-1].hi if slices else question.upto
+            return Plan(question.after, upto, tuple(slices))
+        # Ids without entries may follow the last row; the next plan begins after them.
+        slices[-1] = msgspec.structs.replace(slices[-1], hi=question.upto)
+        return Plan(question.after, question.upto, tuple(slices))
+
+
+def _slices(after: int, blocks: Sequence[Block], parts: int) -> list[Slice]:
+    """Join neighbours of one day, and of one of *parts* equal portions of the rows."""
+    total = sum(block.rows for block in blocks)
+    slices: list[Slice] = []
+    before, portion, day = 0, -1, -1
+    for block in blocks:
+        fresh = before * parts // total
+        if (fresh, block.first_day) != (portion, day):
+            portion, day = fresh, block.first_day
+            slices.append(Slice(slices[-1].hi if slices else after, block.upto, day_name(day), 0, 0))
+        last = slices[-1]
+        slices[-1] = Slice(last.lo, block.upto, last.day, last.rows + block.rows, last.bytes + block.bytes)
+        before += block.rows
+    return slices
+
+
+def day_of(published_ms: int) -> int:
+    """The UTC day of a time, in days since 1970."""
+    return published_ms // _DAY_MS
+
+
+def day_name(day: int) -> str:
+    """A day as people write it: 2026-11-15."""
+    return date.fromordinal(_EPOCH + day).isoformat()
+
+
+async def make_plan(export: Export, question: PlanQuestion) -> Plan:
+    """Cut (after, upto] into slices, looking no further than the limits allow."""
+    cutter = Cutter(question)
+    after = question.after
+    while after < question.upto and not cutter.full:
+        upto = min(after + WINDOW_IDS, question.upto)
+        await _offer(export, cutter, after, await export.blocks(after, upto, question.step))
+        after = upto
+    return cutter.plan()
+
+
+async def _offer(export: Export, cutter: Cutter, after: int, blocks: Sequence[Block]) -> None:
+    for block in blocks:
+        if not cutter.add(block) and not cutter.full:
+            # Midnight lies in it (or several: clocks go back a little), or a limit: look at each row.
+            for row in await export.blocks(after, block.upto, 1):
+                if not cutter.add(row):
+                    break
+        if cutter.full:
+            return
+        after = block.upto
+
+
+# ── any engine ─────────────────────────────────────────────────────────────────────────────────
+
+
+class LogExport:
+    """The export of any log, entry by entry: for engines without a quicker way, and as the model for theirs."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
+        found = []
+        for begin in range(after, upto, step):
+            entries = await self._entries(begin, min(begin + step, upto))
+            if entries:
+                days = [day_of(entry.published_ms) for entry in entries]
+                size = sum(len(entry.body) for entry in entries)
+                found.append(Block(entries[-1].id, len(entries), size, min(days), max(days)))
+        return found
+
+    async def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
+        from penstock.core import arrow  # here, because pyarrow takes long to load and most servers never export
+
+        yield arrow.opening(wanted.columns)
+        rows = 0
+        for begin in range(wanted.after, wanted.upto, BLOCK_IDS):
+            entries = await self._entries(begin, min(begin + BLOCK_IDS, wanted.upto))
+            shown = [entry for entry in entries if wanted.selection.wants(entry.stream)]
+            rows += len(shown)
+            for batch in arrow.split(arrow.batch_of(shown, wanted.columns)) if shown else ():
+                yield arrow.message(batch).to_pybytes()
+        check_not_trimmed(self._log, wanted.after)
+        yield arrow.closing(wanted.columns, rows, wanted.upto)
+
+    async def close(self) -> None:
+        return None
+
+    async def _entries(self, after: int, upto: int) -> list[Entry]:
+        found = [await self._log.entry(id) for id in range(after + 1, upto + 1)]
+        return [entry for entry in found if entry is not None]
+
+
+def check_not_trimmed(log: Log, after: int) -> None:
+    """Raise `Trimmed` if rows after *after* are gone, or are going. Asked after a read: none of it was missing."""
+    if after < log.trimmed_upto:
+        raise Trimmed(after, log.trimmed_upto)

@@ -1,0 +1,194 @@
+"""One live reader: carried from its position through the log into the live flow.
+
+This is the one mechanism behind resume, replay and fan-out; every door uses it. A feed is always in
+one of these states:
+
+    behind   its position is older than what it has been offered: pages come from the log
+    live     it has been offered everything up to the hub's position
+    stopped  it has ended; it takes nothing any more
+
+    start ──▶ behind ──(reached the recent entries)──▶ live
+                ▲                                        │
+                └──(too much waits for a slow reader)────┘
+
+The seam: going live happens in one loop turn, without an await, from entries the hub holds in memory.
+So there is neither a gap nor a duplicate between the last page and the first live entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.values import Entry, Kind
+
+if TYPE_CHECKING:
+    from penstock.core.ledger import Recipient
+    from penstock.core.hub import Hub
+
+_META = Kind.META
+
+
+class Sink(Protocol):
+    """Where a feed's entries go: a door's end of one connection."""
+
+    @property
+    def who(self) -> Recipient:
+        """For whom, as the ledger and the list of consumers name it."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """It cannot take more now; it calls `Feed.resume` when it can."""
+        ...
+
+    def deliver(self, entries: Sequence[Entry]) -> None:
+        """Take entries, ascending by id, at most as many as may wait. Must not raise."""
+        ...
+
+    def gap(self, after: int, upto: int) -> None:
+        """Entries between these ids may have existed, and cannot be had any more."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """The log cannot be read; the feed has stopped."""
+        ...
+
+
+class Feed:
+    """What one live reader has waiting in memory, and its position for when that is not enough.
+
+    At most *limit* entries wait. One more, and what waits is forgotten and the feed is behind: that
+    loses nothing, because the log has it and the feed reads on from its position.
+    """
+
+    __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_waiting", "behind", "meta",
+                 "patterns", "position", "queued", "stopped")  # fmt: skip
+
+    def __init__(
+        self,
+        hub: Hub,
+        sink: Sink,
+        patterns: tuple[str, ...],
+        after: int,
+        *,
+        limit: int,
+        meta: bool = False,
+        allow: Callable[[Entry], bool] | None = None,
+    ) -> None:
+        self._hub, self._sink, self._limit, self._allow = hub, sink, limit, allow
+        self.patterns, self.meta = patterns, meta
+        self.position = after  # everything up to here was delivered, or is not for this reader
+        self._offered = after  # … or is waiting
+        self._waiting: list[Entry] = []
+        self.queued = False  # the hub has it in its line of those that read the log
+        self.behind = True
+        self.stopped = False
+
+    @property
+    def lag(self) -> int:
+        """How many ids lie between its position and the hub's; 0 when all that was for it was delivered."""
+        return self._hub.position - self.position if self.behind or self._waiting else 0
+
+    @property
+    def who(self) -> Recipient:
+        """For whom it is."""
+        return self._sink.who
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether an entry of a matching stream is for this reader at all."""
+        if entry.kind is _META and not self.meta:
+            return False
+        return self._allow is None or self._allow(entry)
+
+    def offer(self, entry: Entry) -> None:
+        """Take the newest entry. An id that was offered before, through another pattern, is ignored."""
+        if self.behind or entry.id <= self._offered:
+            return
+        # Nearly every entry has an index and nearly no feed a check: this is the path of each delivery.
+        if (entry.index is None or self._allow is not None) and not self.wants(entry):
+            return
+        waiting = self._waiting
+        if not waiting:
+            self._hub.woken.append(self)
+        elif len(waiting) >= self._limit:
+            self._fall_behind()
+            return
+        waiting.append(entry)
+        self._offered = entry.id
+
+    def flush(self) -> None:
+        """Give what waits to the sink, unless that is full."""
+        if self._waiting and not self._sink.full:
+            entries, self._waiting = self._waiting, []
+            self.position = entries[-1].id
+            self._sink.deliver(entries)
+
+    def resume(self) -> None:
+        """The sink can take more."""
+        if self.stopped:
+            return
+        if self.behind:
+            self._hub.enqueue(self)
+        else:
+            self.flush()
+
+    def stop(self) -> None:
+        """End it. Nothing is delivered after this returns."""
+        if not self.stopped:
+            self.stopped = self.behind = True
+            self._waiting = []
+            self._hub.forget(self)
+
+    def change(self, patterns: tuple[str, ...]) -> None:
+        """Want other streams from now on; what waits already still comes."""
+        self._hub.change(self, patterns)
+        self.patterns = patterns
+
+    def _fall_behind(self) -> None:
+        self._waiting = []
+        self._offered = self.position
+        self.behind = True
+        self._hub.went_behind += 1
+        if not self._sink.full:
+            self._hub.enqueue(self)
+
+    # ── called by the hub while the feed is behind ────────────────────────────────────────────
+
+    @property
+    def can_step(self) -> bool:
+        """It is behind and its sink takes more."""
+        return self.behind and not self.stopped and not self._sink.full
+
+    def take_page(self, entries: Sequence[Entry], upto: int) -> None:
+        """Take what a read of the log found."""
+        wanted = [entry for entry in entries if self.wants(entry)]
+        self.position = self._offered = upto
+        if wanted:
+            self._sink.deliver(wanted)
+
+    def skip_gap(self, upto: int) -> None:
+        """The log has nothing up to *upto* any more."""
+        after, self.position, self._offered = self.position, upto, upto
+        self._sink.gap(after, upto)
+
+    def join(self, recent: Sequence[Entry], position: int) -> None:
+        """Take the entries after its position, all of which the hub has in memory.
+
+        When they are few enough to wait, the feed is live from here on; else it takes as many as may
+        wait, and stays behind for the rest.
+        """
+        wanted = [entry for entry in recent if self.wants(entry)]
+        if len(wanted) > self._limit:
+            wanted = wanted[: self._limit]
+            self.take_page(wanted, wanted[-1].id)
+            return
+        self.behind = False
+        self._offered = position
+        self._waiting = wanted
+        self.flush()
+
+    def fail(self, error: Exception) -> None:
+        """The log could not be read for it."""
+        self.stop()
+        self._sink.failed(error)

@@ -1,0 +1,224 @@
+"""Follows the log, finds who wants each entry, and wakes them.
+
+The hub keeps the most recent entries in memory (count and bytes bounded), so that a reader who was
+away for a moment, and thousands of them at once, is caught up without reading the disk. Who is
+further behind waits in one line and is served page by page by a few readers in turn: a slow or old
+reader costs one place in that line, never a queue of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from penstock.core.feed import Feed, Sink
+from penstock.core.log import Log
+from penstock.core.matching import Interest
+from penstock.core.names import is_exact
+from penstock.errors import Trimmed
+from penstock.values import Entry
+
+log = logging.getLogger("penstock.hub")
+
+
+class Hub:
+    """Between one log and its live readers. Lives in `async with`."""
+
+    def __init__(
+        self, source: Log, *, recent: int = 8192, recent_bytes: int = 16 << 20, tail: int = 1000, readers: int = 4
+    ) -> None:
+        self._log = source
+        self._interest: Interest[Feed] = Interest()
+        self._feeds: dict[Feed, None] = {}
+        self._recent = _Recent(recent, recent_bytes, source.followed)
+        self._tail, self._readers = tail, readers
+        self._line: deque[Feed] = deque()
+        self._work = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.woken: list[Feed] = []
+        self.position = source.followed
+        self.offered = 0  # deliveries asked for, for the metrics
+        self.went_behind = 0
+
+    async def __aenter__(self) -> Self:
+        self._log.follow(self._follow)
+        self._tasks = [asyncio.create_task(self._serve_line()) for _ in range(self._readers)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def feeds(self) -> Sequence[Feed]:
+        """All that are open."""
+        return tuple(self._feeds)
+
+    def readers(self, stream: str) -> list[Feed]:
+        """The feeds that want what comes into *stream*, each once."""
+        return list(dict.fromkeys(self._interest.find(stream)))
+
+    @property
+    def waiting_line(self) -> int:
+        """How many feeds wait for a page of the log."""
+        return len(self._line)
+
+    def start(
+        self,
+        sink: Sink,
+        patterns: tuple[str, ...],
+        *,
+        after: int | None = None,
+        meta: bool = False,
+        allow: Callable[[Entry], bool] | None = None,
+    ) -> Feed:
+        """Begin to feed *sink* with everything after id *after*; None means from now on."""
+        position = self.position if after is None else min(after, self.position)
+        feed = Feed(self, sink, patterns, position, limit=self._tail, meta=meta, allow=allow)
+        self._feeds[feed] = None
+        for pattern in patterns:
+            self._interest.add(pattern, feed)
+        self._join(feed)
+        if feed.can_step:
+            self.enqueue(feed)
+        return feed
+
+    def change(self, feed: Feed, patterns: tuple[str, ...]) -> None:
+        """Change what an open feed wants, in one step."""
+        for pattern in set(feed.patterns) - set(patterns):
+            self._interest.remove(pattern, feed)
+        for pattern in patterns:
+            self._interest.add(pattern, feed)
+
+    def forget(self, feed: Feed) -> None:
+        """Let a stopped feed go."""
+        self._feeds.pop(feed, None)
+        for pattern in feed.patterns:
+            self._interest.remove(pattern, feed)
+
+    def enqueue(self, feed: Feed) -> None:
+        """Put a feed that is behind into the line, once."""
+        if not feed.queued:
+            feed.queued = True
+            self._line.append(feed)
+            self._work.set()
+
+    def _follow(self, entries: Sequence[Entry]) -> None:
+        """Offer what was just appended; then give each woken feed all of it at once."""
+        find = self._interest.find
+        for entry in entries:
+            self._recent.add(entry)
+            for feed in find(entry.stream):
+                feed.offer(entry)
+        self.position = entries[-1].id
+        woken, self.woken = self.woken, []
+        self.offered += len(woken)
+        for feed in woken:
+            feed.flush()
+
+    def _join(self, feed: Feed) -> bool:
+        """Serve a feed from the recent entries if they reach back to its position. Never awaits."""
+        if feed.position < self._recent.after or not feed.can_step:
+            return False
+        feed.join(self._recent.select(feed.patterns, feed.position), self.position)
+        return True
+
+    async def _serve_line(self) -> None:
+        while True:
+            while not self._line:
+                self._work.clear()
+                await self._work.wait()
+            feed = self._line.popleft()
+            feed.queued = False
+            try:
+                if not self._join(feed) and feed.can_step:
+                    await self._step(feed)
+            except Exception as error:
+                # One reader's trouble must not end the service of all others.
+                log.exception("feed.failed", extra={"after": feed.position})
+                feed.fail(error)
+            if feed.can_step:
+                self.enqueue(feed)
+
+    async def _step(self, feed: Feed) -> None:
+        """Read one page for one feed."""
+        patterns = feed.patterns
+        try:
+            page = await self._log.read_after(patterns, feed.position, meta=feed.meta)
+        except Trimmed as error:
+            feed.skip_gap(error.trimmed_upto)
+        else:
+            # Only this line moves a feed that is behind, so its position is still the one read from;
+            # but it may have been stopped, or want other streams, since.
+            if not feed.stopped and feed.patterns is patterns:
+                feed.take_page(page.entries, page.upto)
+
+
+class _Recent:
+    """The newest entries, by id and by stream. Everything after id `after` is here."""
+
+    def __init__(self, limit: int, limit_bytes: int, after: int) -> None:
+        self._limit, self._limit_bytes = limit, limit_bytes
+        self._entries: list[Entry] = []
+        self._start = 0  # entries before it are gone; they are cut off the list now and then
+        self._bytes = 0
+        self._by_stream: dict[str, deque[Entry]] = {}
+        self.after = after
+
+    def add(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._bytes += len(entry.body)
+        of_stream = self._by_stream.get(entry.stream)
+        if of_stream is None:
+            of_stream = self._by_stream[entry.stream] = deque()
+        of_stream.append(entry)
+        while len(self._entries) - self._start > self._limit or self._bytes > self._limit_bytes:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        oldest = self._entries[self._start]
+        self._start += 1
+        self._bytes -= len(oldest.body)
+        self.after = oldest.id
+        of_stream = self._by_stream[oldest.stream]
+        of_stream.popleft()
+        if not of_stream:
+            del self._by_stream[oldest.stream]
+        if self._start > self._limit:
+            del self._entries[: self._start]
+            self._start = 0
+
+    def select(self, patterns: tuple[str, ...], after: int) -> list[Entry]:
+        """Entries after *after* that match, ascending by id, each once."""
+        if all(is_exact(pattern) for pattern in patterns):
+            found = [e for name in set(patterns) for e in self._of_stream_after(name, after)]
+            return found if len(patterns) == 1 else sorted(found, key=_id)
+        begin = bisect_right(self._entries, after, lo=self._start, key=_id)
+        interest: Interest[None] = Interest()
+        for pattern in patterns:
+            interest.add(pattern, None)
+        return [e for e in self._entries[begin:] if any(True for _ in interest.find(e.stream))]
+
+    def _of_stream_after(self, name: str, after: int) -> list[Entry]:
+        of_stream = self._by_stream.get(name)
+        if of_stream is None:
+            return []
+        found = []
+        for entry in reversed(of_stream):
+            if entry.id <= after:
+                break
+            found.append(entry)
+        found.reverse()
+        return found
+
+
+def _id(entry: Entry) -> int:
+    return entry.id

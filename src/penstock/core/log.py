@@ -1,0 +1,133 @@
+"""The contract of the log. `tests/contract/` runs every engine against it.
+
+1.  `append` is done only when the batch is durable, and when this node's followers have seen it.
+2.  A batch is stored whole or not at all, also over several streams.
+3.  Visible order: once a reader has seen id N, no entry with an id below N ever appears.
+4.  A repeated key or producer sequence stores nothing and answers as the first time.
+5.  A read says how far it looked (`Page.upto`), never further than this node's followers are.
+6.  Trim, expiry and erase never touch numbering: heads and the highest id survive them.
+"""
+
+from __future__ import annotations
+
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
+from penstock.values import Appended, Batch, Entry, Head, Page
+
+Follower = Callable[[Sequence[Entry]], None]
+
+
+class Log(Protocol):
+    """An ordered, durable sequence of entries, each in one stream."""
+
+    durability: str  # what an acknowledgement means here: "fsync", "memory", "quorum+fsync", "quorum"
+    server: str  # the last part of every cursor: one constant for the whole log
+
+    @property
+    def followed(self) -> int:
+        """The highest id that this node's followers have been given."""
+        ...
+
+    @property
+    def trimmed_upto(self) -> int:
+        """The highest id that was trimmed; 0 if none was."""
+        ...
+
+    def append(self, batch: Batch) -> Future[Appended]:
+        """Store *batch* durably; the future is done when it is, in order of acceptance.
+
+        Fails with a `CallerError` (nothing was stored), `Busy` (the queue is full), `DiskFull` or
+        `EngineGone`. Cancelling the future does not take the batch back: it may still be stored.
+        """
+        ...
+
+    def follow(self, follower: Follower) -> None:
+        """Call *follower* on the event loop with every entry from now on, in order of id.
+
+        A follower must be quick and must not raise. It sees meta entries and parts, too.
+        """
+        ...
+
+    async def head(self, stream: str) -> Head | None:
+        """Where the stream goes on; None if there is no such stream."""
+        ...
+
+    async def heads(self, pattern: str, *, after: str = "", limit: int = PAGE_ENTRIES) -> list[Head]:
+        """Streams that match, in order of their names' UTF-8 bytes, those after *after* only."""
+        ...
+
+    async def entry(self, id: int) -> Entry | None:
+        """The entry with this id, of whatever kind; None if there is none, or not any more."""
+        ...
+
+    async def read_index(
+        self, stream: str, index: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES, meta: bool = False
+    ) -> Page:
+        """Data entries of one stream from *index* on, with the parts that belong to them.
+
+        With *meta*, meta entries and tombstones among them as well. `NotFound` if there is no such
+        stream, `Trimmed` if the entry at *index* was trimmed.
+        """
+        ...
+
+    async def read_cursor(
+        self, stream: str, chunk: int, offset: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES
+    ) -> Page:
+        """All entries of one chunk from a byte position on; never beyond the chunk.
+
+        `NotFound` without the stream or chunk; `InputInvalid` if *offset* is beyond the end or inside
+        a line; `Trimmed` if it was trimmed.
+        """
+        ...
+
+    async def read_after(
+        self,
+        patterns: Sequence[str],
+        after: int,
+        *,
+        limit: int = PAGE_ENTRIES,
+        limit_bytes: int = PAGE_BYTES,
+        meta: bool = False,
+    ) -> Page:
+        """Entries of all streams that match any of *patterns*, with ids greater than *after*.
+
+        Looks at a bounded number of entries: a page may be empty although `more` is true.
+        `Trimmed` if *after* lies below the trim point.
+        """
+        ...
+
+    async def id_before(self, ms: int) -> int:
+        """The highest id that was published before this time; 0 if there is none.
+
+        Times hardly ever go back from one entry to the next; where they do, the answer is near.
+        """
+        ...
+
+    async def trim(self, upto: int) -> int:
+        """Drop every entry with an id up to *upto*; return how many went."""
+        ...
+
+    async def erase(self, ids: Sequence[int]) -> int:
+        """Take the bodies of these data entries away, leaving tombstones; return how many."""
+        ...
+
+    async def expire(self, limit: int = 10_000) -> int:
+        """Turn entries whose time has run out into tombstones; return how many.
+
+        Reads treat an entry as expired from its time on, whether or not this has run.
+        """
+        ...
+
+    async def stored_bytes(self) -> int:
+        """Bytes the log takes on its disk, roughly."""
+        ...
+
+
+async def prepare(log: Log) -> None:
+    """See to the two streams that Event Horizon expects in an empty log."""
+    for name in ("/", "/_sub"):
+        if await log.head(name) is None:
+            await log.append(Batch(create=name))

@@ -1,0 +1,69 @@
+"""The Event Horizon door: writer and reader APIs, announcements, and pushers that the server runs itself."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from penstock.config import Settings
+from penstock.doors.eventhorizon.activity import Activity
+from penstock.doors.eventhorizon.pushers import Pushers
+from penstock.doors.eventhorizon.reader import Reader
+from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.doors.eventhorizon.writer import Writer
+from penstock.server.context import Context
+from penstock.server.exchange import Handler
+from penstock.server.routing import WHOLE, Route
+
+
+class EventHorizon:
+    """Lives in `async with`, as every door does."""
+
+    def __init__(self, context: Context, settings: Settings) -> None:
+        self._context = context
+        self._subscriptions = Subscriptions(context.log, context.registry)
+        self._writer = Writer(context, self._subscriptions)
+        self._reader = Reader(context, self._subscriptions)
+        interval = settings.eventhorizon.activity_interval
+        self._activity = Activity(context.log, self._subscriptions, context.clock, interval)
+        self._pushers = Pushers(context, self._subscriptions, settings.eventhorizon)
+        self._announcing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._subscriptions.load()
+        self._announcing = asyncio.create_task(self._activity.run())
+        await self._pushers.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._pushers.stop()
+        if self._announcing is not None:
+            self._announcing.cancel()
+            await asyncio.gather(self._announcing, return_exceptions=True)
+
+    def routes(self) -> list[Route]:
+        """The original's paths, and those of managed pushers."""
+        writer, reader, pushers = self._writer, self._reader, self._pushers
+        return [
+            self._call("/writer/create_stream", writer.create_stream),
+            self._call("/writer/append", writer.append),
+            self._call("/writer/subscribe", writer.subscribe),
+            self._call("/writer/unsubscribe", writer.unsubscribe),
+            self._call("/writer/liveread", writer.liveread),
+            self._call("/reader/read", reader.read),
+            Route("GET", "/reader/notify", reader.notify, timeout=None, door="eventhorizon"),
+            self._call("/reader/report", pushers.report),
+            self._call("/v1/pushers", pushers.create),
+            Route("GET", "/v1/pushers", pushers.list, door="eventhorizon"),
+            Route("GET", "/v1/pushers/*", pushers.show, door="eventhorizon"),
+            self._call("/v1/pushers/*/pause", pushers.pause),
+            self._call("/v1/pushers/*/resume", pushers.resume),
+            Route("DELETE", "/v1/pushers/*", pushers.delete, door="eventhorizon"),
+        ]
+
+    def _call(self, path: str, handler: Handler) -> Route:
+        context = self._context
+        return Route("POST", path, handler, WHOLE(context.body_limit), admit=context.admit, door="eventhorizon")

@@ -1,0 +1,292 @@
+"""`/v1/pushers`: pushers that the server runs itself, kept in the registry so that they outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import TypeVar
+
+import msgspec
+
+from penstock.config import EventHorizonSettings
+from penstock.core.names import check_name
+from penstock.doors.eventhorizon.pusher import Gone, Pusher
+from penstock.doors.eventhorizon.sources import LocalSource
+from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.errors import InputInvalid, NotFound, TooLarge
+from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES, PUSHERS, URL_BYTES
+from penstock.server.auth import Caller
+from penstock.server.context import Context, only
+from penstock.server.exchange import Request, Response
+from penstock.server.outgoing import Target, parse_url
+from penstock.values import Record
+from penstock.wire.eventhorizon import Cursor, timestamp
+from penstock.wire.pusher import Pace
+from penstock.wire.webhooks import parse_secret
+
+log = logging.getLogger("penstock.eventhorizon")
+
+T = TypeVar("T")
+_PREFIX = "pushers/"
+_STATES = ("sent", "acked", "retried", "dead")
+_encode = msgspec.json.Encoder().encode
+
+
+class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """What somebody asks for."""
+
+    url: str
+    secret: str = ""
+    allow_private: bool = False
+
+
+class Kept(msgspec.Struct):
+    """A pusher as the registry keeps it, with what its owner could read when it was made."""
+
+    url: str
+    secret: str
+    allow_private: bool
+    owner: str
+    admin: bool
+    subscribe: tuple[str, ...]
+    created_ms: int
+    state: str = "running"  # running, paused, gone
+
+    def caller(self) -> Caller:
+        return Caller(self.owner, self.admin, (), self.subscribe)
+
+
+class Shown(msgspec.Struct):
+    """A pusher as it is shown. The URL without its query: that may hold the app's token."""
+
+    id: str
+    url: str
+    state: str  # running, paused, gone; of a running one: starting, pushing or failing
+    subscription: str
+    lag_bytes: int  # known to be there and not acknowledged yet
+    behind: int  # streams that this is about
+    pushes: int
+    lines: int
+    failures: int
+    error: str
+    error_time: str
+    signed: bool
+    owner: str
+    created: str
+
+
+class Report(msgspec.Struct, rename="pascal"):
+    """What a pusher that runs elsewhere says about lines it pushed."""
+
+    subscription_id: str
+    stream: str
+    ids: tuple[int, int]
+    states: list[tuple[str, str]]
+
+
+class Managed:
+    """A pusher of this server, running or not."""
+
+    def __init__(self, id: str, kept: Kept, version: int) -> None:
+        self.id, self.kept, self.version = id, kept, version
+        self.pusher: Pusher | None = None
+        self.target: Target | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Pushers:
+    """Starts, stops and shows them."""
+
+    def __init__(self, context: Context, subscriptions: Subscriptions, settings: EventHorizonSettings) -> None:
+        self._context, self._subscriptions, self._settings = context, subscriptions, settings
+        self._registry, self._clock = context.registry, context.clock
+        self._all: dict[str, Managed] = {}
+        self._pace = Pace(settings.push_retry, settings.push_retry_longest, settings.push_repeat, settings.push_slots)
+
+    async def start(self) -> None:
+        """Run what the registry holds."""
+        after = ""
+        while records := await self._registry.list(_PREFIX, after=after, limit=PAGE_ENTRIES):
+            after = records[-1].key
+            for record in records:
+                self._load(record)
+
+    def _load(self, record: Record) -> None:
+        kept = msgspec.json.decode(record.value, type=Kept)
+        managed = Managed(record.key.removeprefix(_PREFIX), kept, record.version)
+        self._all[managed.id] = managed
+        if kept.state == "running":
+            self._run(managed)
+
+    async def stop(self) -> None:
+        """End them all; each app is somewhere, and will say where."""
+        await asyncio.gather(*(self._halt(managed) for managed in self._all.values()))
+
+    # ── the calls ──────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, request: Request) -> Response:
+        """Begin to push to an app."""
+        caller = self._caller(request)
+        wanted = _decode(request.body, Wanted)
+        if wanted.allow_private:
+            caller.check_admin("pushers with allow_private")
+        if len(wanted.url) > URL_BYTES:
+            raise TooLarge("bytes of url", len(wanted.url), URL_BYTES)
+        parse_url(wanted.url)
+        if wanted.secret:
+            parse_secret(wanted.secret)
+        if len(self._all) >= PUSHERS:
+            raise TooLarge("pushers", len(self._all) + 1, PUSHERS)
+        kept = Kept(
+            wanted.url, wanted.secret, wanted.allow_private, caller.subject, caller.admin, caller.subscribe,
+            self._clock.now_ms(),
+        )  # fmt: skip
+        managed = Managed(secrets.token_hex(8), kept, 0)
+        await self._keep(managed)
+        self._all[managed.id] = managed
+        self._run(managed)
+        return Response(201, _encode(self._shown(managed)))
+
+    def list(self, request: Request) -> Response:
+        """All that the caller may see: the own ones, or everybody's for the admin."""
+        caller = self._caller(request)
+        only(request)
+        shown = [self._shown(m) for m in self._all.values() if caller.admin or m.kept.owner == caller.subject]
+        return Response(200, _encode({"pushers": shown}))
+
+    def show(self, request: Request) -> Response:
+        """One of them."""
+        return Response(200, _encode(self._shown(self._find(request))))
+
+    async def pause(self, request: Request) -> Response:
+        """Push no more until it is resumed."""
+        managed = self._find(request)
+        await self._halt(managed)
+        return await self._change(managed, "paused")
+
+    async def resume(self, request: Request) -> Response:
+        """Push again; also after the app said that it was gone."""
+        managed = self._find(request)
+        await self._halt(managed)
+        answer = await self._change(managed, "running")
+        self._run(managed)
+        return answer
+
+    async def delete(self, request: Request) -> Response:
+        """Forget it."""
+        managed = self._find(request)
+        await self._halt(managed)
+        self._all.pop(managed.id, None)
+        await self._registry.delete(_PREFIX + managed.id)
+        return Response(204)
+
+    async def report(self, request: Request) -> Response:
+        """Take down what a pusher that runs elsewhere says. It is durable when this is answered, if it matters."""
+        caller = self._caller(request)
+        said = _decode(request.body, Report)
+        caller.check_subscribe(check_name(said.stream))
+        if not 0 < said.ids[0] <= said.ids[1] <= self._context.log.followed:
+            raise InputInvalid("Ids", "are not two ids of entries, in order")
+        if not said.states or any(state not in _STATES or len(reason) > 200 for state, reason in said.states):
+            raise InputInvalid("States", f"are not pairs of {', '.join(_STATES)} and a short reason")
+        source = LocalSource(self._context, self._subscriptions, caller)
+        await source.record(check_name(said.subscription_id), said.stream, [*said.ids], *said.states)
+        return Response(200, b"{}")
+
+    # ── their lives ────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, managed: Managed) -> None:
+        kept, settings = managed.kept, self._settings
+        managed.target = Target(parse_url(kept.url), allow_private=kept.allow_private, timeout=settings.push_timeout)
+        source = LocalSource(self._context, self._subscriptions, kept.caller())
+        secret = parse_secret(kept.secret) if kept.secret else None
+        managed.pusher = Pusher(managed.target, source, self._pace, secret=secret)
+        managed.task = asyncio.create_task(self._live(managed, managed.pusher))
+
+    async def _live(self, managed: Managed, pusher: Pusher) -> None:
+        try:
+            await pusher.run()
+        except Gone:
+            log.warning("pusher.gone", extra={"pusher": managed.id, "subscription": pusher.status.subscription})
+            managed.kept.state = "gone"
+            await self._keep(managed)
+        except Exception as error:
+            pusher.status.error = f"{type(error).__name__}: {error}"
+            log.exception("pusher.crashed", extra={"pusher": managed.id})
+
+    async def _halt(self, managed: Managed) -> None:
+        if managed.task is not None:
+            managed.task.cancel()
+            await asyncio.gather(managed.task, return_exceptions=True)
+            managed.task = None
+        if managed.target is not None:
+            managed.target.close()
+
+    async def _change(self, managed: Managed, state: str) -> Response:
+        managed.kept.state = state
+        await self._keep(managed)
+        return Response(200, _encode(self._shown(managed)))
+
+    async def _keep(self, managed: Managed) -> None:
+        record = await self._registry.put(_PREFIX + managed.id, _encode(managed.kept), expect=managed.version)
+        managed.version = record.version
+
+    # ── seeing them ────────────────────────────────────────────────────────────────────────────
+
+    def _caller(self, request: Request) -> Caller:
+        caller = self._context.caller(request)
+        caller.check_grant("pushers")
+        return caller
+
+    def _find(self, request: Request) -> Managed:
+        caller = self._caller(request)
+        managed = self._all.get(request.captures[0])
+        if managed is None or not (caller.admin or managed.kept.owner == caller.subject):
+            raise NotFound("pusher", request.captures[0])
+        return managed
+
+    def _shown(self, managed: Managed) -> Shown:
+        kept, pusher = managed.kept, managed.pusher
+        status = pusher.status if pusher else None
+        lag, behind = self._lag(pusher) if pusher else (0, 0)
+        return Shown(
+            managed.id,
+            kept.url.partition("?")[0],
+            kept.state if kept.state != "running" or status is None else status.state,
+            status.subscription if status else "",
+            lag,
+            behind,
+            status.pushes if status else 0,
+            status.lines if status else 0,
+            status.failures if status else 0,
+            status.error if status else "",
+            timestamp(status.error_ms) if status and status.error_ms else "",
+            bool(kept.secret),
+            kept.owner,
+            timestamp(kept.created_ms),
+        )
+
+    def _lag(self, pusher: Pusher) -> tuple[int, int]:
+        """Bytes and streams that the app is known not to have."""
+        if pusher.conversation is None:
+            return 0, 0
+        total = behind = 0
+        for flow in pusher.conversation.flows.values():
+            newest = self._subscriptions.newest(flow.stream) or flow.goal
+            if newest is not None and flow.acked is not None and newest.ahead_of(flow.acked):
+                behind += 1
+                total += _distance(flow.acked, newest)
+        return total, behind
+
+
+def _distance(begin: Cursor, end: Cursor) -> int:
+    """Bytes between two positions; full chunks count as what they hold at least."""
+    return max(1, (end.chunk - begin.chunk) * CHUNK_BYTES + end.offset - begin.offset)
+
+
+def _decode(body: bytes, type: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputInvalid("body", str(error), code="json_invalid") from None

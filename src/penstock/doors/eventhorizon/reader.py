@@ -1,0 +1,101 @@
+"""`/reader/*`: lines from a cursor on, and word of what moved, for pushers that run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.log import Log
+from penstock.core.names import check_name
+from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.errors import InputInvalid
+from penstock.limits import PAGE_ENTRIES
+from penstock.server.context import Context, only
+from penstock.server.exchange import LIVE, Request, Response
+from penstock.server.flush import Tap
+from penstock.values import Entry, Kind
+from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, CursorInvalid, ReadLines, lines_of, parse_cursor
+from penstock.wire.gojson import decode
+from penstock.wire.http import chunk
+
+_LIVE_HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+
+
+class Read(msgspec.Struct, rename="pascal"):
+    """Where to read, and how much."""
+
+    cursor: str = ""
+    max_lines_to_read: int = PAGE_ENTRIES
+
+
+async def read_lines(log: Log, cursor: Cursor, limit: int = PAGE_ENTRIES) -> ReadLines:
+    """At most *limit* lines from *cursor* on, never across a chunk. None of them: this is the end for now."""
+    page = await log.read_cursor(cursor.stream, cursor.chunk, cursor.offset, limit=limit)
+    here = str(Cursor(cursor.stream, cursor.chunk, cursor.offset, log.server))
+    lines = lines_of(page.entries, log.server)
+    more = page.more or (bool(lines) and lines[-1].meta_type == "Rotated")
+    return ReadLines(here, lines, more, _ids(page.entries, len(lines)))
+
+
+def _ids(entries: Sequence[Entry], count: int) -> list[int]:
+    """One id for each line."""
+    ids = [entry.id for entry in entries if entry.kind is Kind.DATA or entry.kind is Kind.META]
+    return ids if len(ids) == count else [*ids, entries[-1].id]
+
+
+class Reader:
+    """Answers the calls that change nothing."""
+
+    def __init__(self, context: Context, subscriptions: Subscriptions) -> None:
+        self._context, self._subscriptions = context, subscriptions
+        self._log = context.log
+
+    async def read(self, request: Request) -> Response:
+        """A page of lines."""
+        asked = decode(request.body, Read)
+        try:
+            cursor = parse_cursor(asked.cursor)
+        except CursorInvalid as error:
+            raise InputInvalid("Cursor", str(error), code="cursor_invalid") from None
+        self._context.caller(request).check_subscribe(check_name(cursor.stream))
+        if not 1 <= asked.max_lines_to_read <= PAGE_ENTRIES:
+            raise InputInvalid("MaxLinesToRead", f"is not from 1 to {PAGE_ENTRIES:,}")
+        found = await read_lines(self._log, cursor, asked.max_lines_to_read)
+        return Response(200, msgspec.json.encode(found) + b"\n")
+
+    def notify(self, request: Request) -> Response:
+        """A line for every stream of a subscription that moved, as it moves: its newest cursor."""
+        only(request, "subscription")
+        id = check_name(request.params.get("subscription", ""))
+        if not id.startswith(SUBSCRIPTIONS):
+            raise InputInvalid("parameter subscription", f"does not begin with {SUBSCRIPTIONS}")
+        self._context.caller(request).check_subscribe(id)
+        Notices(request, self._subscriptions, id)
+        return LIVE
+
+
+class Notices:
+    """One open answer of `notify`. A reader that is slow hears of each stream's newest position only."""
+
+    def __init__(self, request: Request, subscriptions: Subscriptions, id: str) -> None:
+        self._frame = bytes if request.http10 else chunk
+        self._waiting: dict[str, Cursor] = {}
+        self._subscriptions, self._id = subscriptions, id
+        self._tap: Tap = request.open(200, _LIVE_HEADERS, owner=self)
+        subscriptions.watch(id, self._wake)
+        self._tap.put(self._frame(b"{}\n"))  # whoever sees this misses nothing from here on
+
+    def _wake(self, cursor: Cursor) -> None:
+        self._waiting[cursor.stream] = cursor
+        if not self._tap.full:
+            self.drained()
+
+    def drained(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            lines = b"".join(msgspec.json.encode({"Cursor": str(cursor)}) + b"\n" for cursor in waiting.values())
+            self._tap.put(self._frame(lines))
+
+    def lost(self) -> None:
+        self._subscriptions.unwatch(self._id, self._wake)

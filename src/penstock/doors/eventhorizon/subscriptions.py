@@ -1,0 +1,166 @@
+"""Who subscribes to what, and what moved: kept in memory, right after every crash.
+
+The truth is in the log: a stream's head lists its subscribers. Looking through all heads at a start would
+take as long as the log has streams, so the registry keeps one record per subscription:
+
+    subscribe     registry record, then `Subscribed` in the stream
+    unsubscribe   `Unsubscribed` in the stream, then the record goes
+
+A crash between the two leaves a record too many, never one too few; a start checks each against the head.
+
+What moved since the last announcement follows from the log, too: every entry up to the id in the record
+`eventhorizon/announced` was announced, and a head says which entry was its last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from penstock.core.log import Log
+from penstock.core.registry import Registry
+from penstock.errors import VersionMismatch
+from penstock.limits import PAGE_ENTRIES
+from penstock.values import Entry, Kind, Record
+from penstock.wire.eventhorizon import Cursor
+
+Wake = Callable[[Cursor], None]
+_RECORDS = "eventhorizon/subscribed/"
+_ANNOUNCED = "eventhorizon/announced"
+
+
+class Subscription(msgspec.Struct):
+    """The registry's record of one stream and one subscriber."""
+
+    stream: str
+    id: str
+
+    @property
+    def key(self) -> str:
+        """Names may be longer than a key."""
+        return _RECORDS + hashlib.sha256(f"{self.stream} {self.id}".encode()).hexdigest()[:40]
+
+
+class Subscriptions:
+    """The subscribers of every stream, the newest position of every stream that has some, and who waits for it."""
+
+    def __init__(self, log: Log, registry: Registry) -> None:
+        self._log, self._registry = log, registry
+        self._ids: dict[str, set[str]] = {}  # by stream
+        self._newest: dict[str, Cursor] = {}
+        self._streams: dict[str, set[str]] = {}  # by id
+        self._waiting: dict[str, list[Wake]] = {}  # by id
+        self._touched: set[tuple[str, str]] | None = set()  # while loading: the log has said something newer
+        self.moved: dict[str, set[str]] = {}  # by id: streams to announce
+
+    async def load(self) -> None:
+        """Read the records, and follow the log from now on."""
+        self._log.follow(self._follow)
+        announced = await self._registry.get(_ANNOUNCED)
+        position = int(announced.value) if announced else 0
+        after = ""
+        while records := await self._registry.list(_RECORDS, after=after, limit=PAGE_ENTRIES):
+            after = records[-1].key
+            for record in records:
+                await self._load_one(msgspec.json.decode(record.value, type=Subscription), position)
+        self._touched = None
+
+    async def _load_one(self, found: Subscription, announced: int) -> None:
+        head = await self._log.head(found.stream)
+        if (found.stream, found.id) in (self._touched or ()):
+            return
+        if head is None or found.id not in head.subscribers:
+            return  # the append never happened, or is about to, by another node
+        self._add(found.stream, found.id)
+        self._newest.setdefault(found.stream, Cursor(found.stream, head.chunk, head.offset, self._log.server))
+        if head.last_id > announced:
+            self.moved.setdefault(found.id, set()).add(found.stream)
+
+    # ── what doors ask ─────────────────────────────────────────────────────────────────────────
+
+    def streams(self, id: str) -> frozenset[str]:
+        """What *id* is subscribed to."""
+        return frozenset(self._streams.get(id, ()))
+
+    def newest(self, stream: str) -> Cursor | None:
+        """The end of a stream that somebody is subscribed to."""
+        return self._newest.get(stream)
+
+    def watch(self, id: str, wake: Wake) -> None:
+        """Call *wake* whenever a stream of *id*, or its own, grows; on the loop, once per entry."""
+        self._waiting.setdefault(id, []).append(wake)
+
+    def unwatch(self, id: str, wake: Wake) -> None:
+        """Call it no more."""
+        self._waiting[id].remove(wake)
+        if not self._waiting[id]:
+            del self._waiting[id]
+
+    # ── changes, in an order that survives a crash ─────────────────────────────────────────────
+
+    async def keep(self, stream: str, id: str) -> None:
+        """Before `Subscribed` is appended."""
+        record = Subscription(stream, id)
+        await self._registry.put(record.key, msgspec.json.encode(record))
+
+    async def kept(self, stream: str, id: str) -> Record | None:
+        """The record, before `Unsubscribed` is appended."""
+        return await self._registry.get(Subscription(stream, id).key)
+
+    async def drop(self, record: Record) -> None:
+        """After `Unsubscribed` was appended; unless somebody has subscribed anew since the record was read."""
+        with suppress(VersionMismatch):
+            await self._registry.delete(record.key, expect=record.version)
+
+    async def announced(self, upto: int) -> None:
+        """Everything that moved up to this id is announced durably."""
+        await self._registry.put(_ANNOUNCED, str(upto).encode())
+
+    # ── what the log says ──────────────────────────────────────────────────────────────────────
+
+    def _follow(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            stream = entry.stream
+            if entry.kind is Kind.META and entry.type in ("Subscribed", "Unsubscribed"):
+                self._change(entry)
+            if stream in self._ids:
+                self._grown(entry, self._ids[stream])
+            elif stream in self._waiting:
+                self._wake(stream, entry)
+
+    def _change(self, entry: Entry) -> None:
+        id = msgspec.json.decode(entry.body)["subscription_id"]
+        if self._touched is not None:
+            self._touched.add((entry.stream, id))
+        if entry.type == "Subscribed":
+            self._add(entry.stream, id)
+        else:
+            self._remove(entry.stream, id)
+
+    def _grown(self, entry: Entry, ids: set[str]) -> None:
+        self._newest[entry.stream] = Cursor(entry.stream, entry.chunk, entry.end, self._log.server)
+        for id in ids:
+            self.moved.setdefault(id, set()).add(entry.stream)
+            if id in self._waiting:
+                self._wake(id, entry)
+
+    def _wake(self, id: str, entry: Entry) -> None:
+        cursor = Cursor(entry.stream, entry.chunk, entry.end, self._log.server)
+        for wake in self._waiting[id]:
+            wake(cursor)
+
+    def _add(self, stream: str, id: str) -> None:
+        self._ids.setdefault(stream, set()).add(id)
+        self._streams.setdefault(id, set()).add(stream)
+
+    def _remove(self, stream: str, id: str) -> None:
+        for table, key, value in ((self._ids, stream, id), (self._streams, id, stream), (self.moved, id, stream)):
+            if key in table:
+                table[key].discard(value)
+                if not table[key]:
+                    del table[key]
+        if stream not in self._ids:
+            self._newest.pop(stream, None)

@@ -1,0 +1,64 @@
+"""The door: its rows of the table, and what lives with it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from penstock.config import Settings
+from penstock.doors.sps.asking import subscribing
+from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.publish import Notify, to_all, to_room, to_user
+from penstock.doors.sps.rooms import Rooms
+from penstock.doors.sps.tokens import Tokens
+from penstock.doors.sps.wires import DOOR, Wires
+from penstock.limits import ENTRY_BYTES
+from penstock.server.context import Context
+from penstock.server.exchange import LIVE, Request, Response
+from penstock.server.routing import WHOLE, Route
+
+
+class Sps:
+    """The simple push server."""
+
+    def __init__(self, context: Context, settings: Settings) -> None:
+        self._context, self._settings = context, settings.sps
+        self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence)
+        self._wires = Wires(context, settings.sps, self._presence)
+
+    async def __aenter__(self) -> Self:
+        await self._presence.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._presence.__aexit__(kind, error, trace)
+
+    def routes(self) -> list[Route]:
+        """Every path of the seed, and those that its promises need."""
+        context, rooms, tokens = self._context, Rooms(self._context, self._wires), Tokens(self._context)
+        rows = [
+            Route("GET", "/subscribe", self.subscribe, timeout=None, door=DOOR),
+            Route("POST", "/subsist", rooms.subsist, door=DOOR),
+            Route("POST", "/join", rooms.join, door=DOOR),
+            Route("POST", "/leave", rooms.leave, door=DOOR),
+            Route("PUT", "/rooms", rooms.replace, door=DOOR),
+            Route("GET", "/rooms", rooms.counts, door=DOOR),
+            Route("GET", "/online", rooms.online, door=DOOR),
+            Route("POST", "/v1/tokens", tokens, body=WHOLE(64 * 1024), admit=tokens.admit, door=DOOR),
+        ]
+        for path, read in (("user", to_user), ("room", to_room), ("all", to_all)):
+            notify = Notify(context, self._wires, read)
+            rows.append(
+                Route("POST", f"/notify_to_{path}", notify, body=WHOLE(ENTRY_BYTES), admit=notify.admit, door=DOOR)
+            )
+        return rows
+
+    def subscribe(self, request: Request) -> Response:
+        """Open a wire. HEAD is answered as GET would be, and replaces nobody."""
+        asked = subscribing(request, self._context, self._settings)
+        if request.method == "HEAD":
+            return Response(200, content_type="")
+        self._wires.open(request, asked)
+        return LIVE

@@ -1,0 +1,92 @@
+"""Events as they go onto wires: made once for all that get them, and kept while they are recent.
+
+A fan-out makes an event's bytes for the first wire, and the others share them. A storm of reconnects asks
+for the same recent events thousands of times: they are still here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.doors.sps.topics import ROOMS, first_room
+from penstock.values import Entry
+from penstock.wire.sps import Form, topic_of
+
+Key = int | tuple[int, str | None]
+
+
+class Target(msgspec.Struct):
+    """The attributes by which an entry is meant for some of a stream's readers only."""
+
+    hid: str = ""
+    tids: str = ""  # separated by commas
+
+
+_NOBODY = Target()
+
+
+class Targets:
+    """Reads entries' attributes, once for all wires that look at the same one."""
+
+    def __init__(self) -> None:
+        self._id, self._target = 0, _NOBODY
+
+    def of(self, entry: Entry) -> Target:
+        """Whom *entry* is for. Attributes of other doors mean nothing here."""
+        if entry.id != self._id:
+            try:
+                target = msgspec.json.decode(entry.attributes, type=Target) if entry.attributes else _NOBODY
+            except msgspec.MsgspecError:
+                target = _NOBODY
+            self._id, self._target = entry.id, target
+        return self._target
+
+
+class Frames:
+    """One form in one framing."""
+
+    def __init__(
+        self, form: Form, frame: Callable[[bytes], bytes], targets: Targets, *, limit: int, limit_bytes: int
+    ) -> None:
+        self.form, self._frame, self._targets = form, frame, targets
+        self._limit, self._limit_bytes = limit, limit_bytes
+        self._kept: dict[Key, bytes] = {}
+        self._bytes = 0
+        self._newest, self._framed = 0, b""
+        self.anti_idle = frame(form.anti_idle)
+
+    def framed(self, data: bytes) -> bytes:
+        """Words about the wire, ready to go out. An empty chunk would end the answer: it stays nothing."""
+        return self._frame(data) if data else b""
+
+    def encode(self, entries: Sequence[Entry], topics: tuple[str, ...]) -> bytes:
+        """What goes onto a wire that reads *topics*, each event in a frame of its own."""
+        if len(entries) > 1:
+            return b"".join([self._kept.get(entry.id) or self._find(entry, topics) for entry in entries])
+        entry = entries[0]
+        if entry.id != self._newest:
+            framed = self._find(entry, topics)
+            if entry.stream == ROOMS:  # looks different to wires in different rooms
+                return framed
+            self._newest, self._framed = entry.id, framed
+        return self._framed
+
+    def _find(self, entry: Entry, topics: tuple[str, ...]) -> bytes:
+        key: Key = entry.id
+        tid = topic_of(entry.stream)
+        if entry.stream == ROOMS:
+            tid = first_room(self._targets.of(entry).tids.split(","), topics)
+            key = (entry.id, tid)
+        framed = self._kept.get(key)
+        if framed is None:
+            framed = self.framed(self.form.event(entry, tid))
+            self._keep(key, framed)
+        return framed
+
+    def _keep(self, key: Key, framed: bytes) -> None:
+        self._kept[key] = framed
+        self._bytes += len(framed)
+        while len(self._kept) > self._limit or self._bytes > self._limit_bytes:
+            self._bytes -= len(self._kept.pop(next(iter(self._kept))))

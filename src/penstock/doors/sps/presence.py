@@ -1,0 +1,125 @@
+"""Who comes and goes, written to the stream `/_presence`.
+
+    {"state":"online","uid":"42","hid":"phone","time":1763200000.123}
+
+One line for each change. The changes of a moment are appended together, and when they are many they are the
+lines of one entry: a storm of reconnects must not push the very events it asks for out of the hub's memory.
+The first line after a start is `{"state":"reset",…}`: whoever was online before is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from penstock.core.clock import Clock
+from penstock.core.log import Log
+from penstock.errors import PenstockError
+from penstock.limits import ENTRY_BYTES, PRESENCE_LINES
+from penstock.values import Appended, Batch, Draft
+
+log = logging.getLogger("penstock.sps")
+
+STREAM: Final = "/_presence"
+GATHER_SECONDS: Final = 0.05
+RETRY_SECONDS: Final = 1.0
+MANY: Final = 100
+"""Changes at once above which they share an entry."""
+_text = msgspec.json.Encoder().encode
+
+
+class Presence:
+    """Gathers changes and appends them, in order, one append at a time. Lives in `async with`."""
+
+    def __init__(self, target: Log, clock: Clock, *, enabled: bool = True) -> None:
+        self._log, self._clock, self._enabled = target, clock, enabled
+        self._lines: list[bytes] = []
+        self._booked: asyncio.TimerHandle | None = None
+        self._appending: asyncio.Future[Appended] | None = None
+        self._taken = 0  # lines that are being appended
+        self._begun = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Append what is left; a log that takes nothing any more does not hold up the stop."""
+        if self._appending is not None:
+            await asyncio.wait([self._appending])
+        while self._lines:
+            before = len(self._lines)
+            self._append()
+            if self._appending is not None:
+                await asyncio.wait([self._appending])
+                await asyncio.sleep(0)  # its callback has seen the result then
+            if len(self._lines) == before:
+                break
+        if self._booked is not None:
+            self._booked.cancel()
+
+    def note(self, state: str, uid: str, hid: str) -> None:
+        """A device is *state* from now on."""
+        if not self._enabled:
+            return
+        if not self._begun:
+            self._begun = True
+            self._lines.append(self._line("reset", "", ""))
+        self._lines.append(self._line(state, uid, hid))
+        if len(self._lines) - self._taken > PRESENCE_LINES:
+            log.warning("presence.dropped", extra={"lines": PRESENCE_LINES // 2})
+            del self._lines[self._taken : self._taken + PRESENCE_LINES // 2]
+        self._book(GATHER_SECONDS)
+
+    def _line(self, state: str, uid: str, hid: str) -> bytes:
+        seconds, ms = divmod(self._clock.now_ms(), 1000)
+        who = b',"uid":%b,"hid":%b' % (_text(uid), _text(hid)) if uid else b""
+        return b'{"state":"%b"%b,"time":%d.%03d}' % (state.encode(), who, seconds, ms)
+
+    def _book(self, seconds: float) -> None:
+        if self._booked is None and self._appending is None:
+            self._booked = asyncio.get_running_loop().call_later(seconds, self._append)
+
+    def _append(self) -> None:
+        self._booked = None
+        lines = self._take()
+        bodies = lines if len(lines) <= MANY else [b"\n".join(lines)]
+        try:
+            self._appending = self._log.append(Batch(tuple(Draft(STREAM, body, "presence") for body in bodies)))
+        except PenstockError as error:
+            self._failed(error)
+        else:
+            self._appending.add_done_callback(self._appended)
+
+    def _take(self) -> list[bytes]:
+        """As many lines as fit into one entry."""
+        size = count = 0
+        for line in self._lines:
+            size += len(line) + 1
+            if size > ENTRY_BYTES:
+                break
+            count += 1
+        self._taken = count
+        return self._lines[:count]
+
+    def _appended(self, appending: asyncio.Future[Appended]) -> None:
+        self._appending = None
+        error = asyncio.CancelledError() if appending.cancelled() else appending.exception()
+        if error is not None:
+            self._failed(error)
+            return
+        del self._lines[: self._taken]
+        self._taken = 0
+        if self._lines:
+            self._book(GATHER_SECONDS)
+
+    def _failed(self, error: BaseException) -> None:
+        """Nothing was stored: try the same lines again in a moment."""
+        self._taken = 0
+        log.warning("presence.waiting", extra={"error": str(error), "lines": len(self._lines)})
+        self._book(RETRY_SECONDS)

@@ -1,0 +1,165 @@
+"""`/notify_to_user`, `/notify_to_room`, `/notify_to_all`: one event, one id, stored once.
+
+Nothing is copied per recipient: an event for several rooms is one entry of `/rooms` that names them, one
+for a single device is an entry of its user's stream that names the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.core.names import check_name, is_exact
+from penstock.doors.sps.topics import ALL, ROOMS, chosen, user_stream
+from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.wires import Wires, name_of
+from penstock.errors import InputInvalid, TooLarge
+from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, KEY_BYTES, TYPE_BYTES
+from penstock.server.auth import Caller
+from penstock.server.context import Context
+from penstock.server.exchange import Request, Response
+from penstock.values import Appended, Batch, Draft, Key
+from penstock.wire import sps
+from penstock.wire.sps import topic_of
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where an event goes."""
+
+    stream: str
+    checked: tuple[str, ...]  # what the publisher must have a grant for
+    reaches: tuple[str, ...]  # the streams whose readers get it
+    attributes: str = ""
+    name: str = ""  # the one device it is for
+    shown: str = ""  # the target in words, for those who read text
+
+Read = Callable[[Request], Address]
+
+
+def to_user(request: Request) -> Address:
+    """All devices of a user, or the one that `hid` names."""
+    params = sps.named(request.params, "uid", "hid")
+    uid, hid = sps.user(params), sps.device(params)
+    stream = user_stream(uid)
+    attributes = _encode({"hid": hid}).decode() if hid else ""
+    return Address(stream, (stream,), (stream,), attributes, name_of(uid, hid) if hid else "", f"{uid} {hid}".strip())
+
+
+def to_room(request: Request) -> Address:
+    """One topic, or several rooms at once."""
+    tids = sps.topics(sps.named(request.params, "tid"))
+    streams = chosen(tids)
+    if not streams:
+        raise InputInvalid("parameter tid", "names no topic")
+    if any(not is_exact(stream) for stream in streams):
+        raise InputInvalid("parameter tid", "is a pattern: an event goes to topics with names")
+    for stream in streams:
+        check_name(stream)
+    if len(streams) == 1:
+        return Address(streams[0], streams, streams, shown=tids[0])
+    return _to_rooms(streams)
+
+
+def _to_rooms(streams: tuple[str, ...]) -> Address:
+    """Several rooms share one entry."""
+    if any(not stream.startswith(ROOMS + "/") or stream.count("/") > 2 for stream in streams):
+        raise InputInvalid("parameter tid", "names a stream and something else: one event has one id, in one stream")
+    rooms = ",".join(topic_of(stream) or "" for stream in streams)
+    attributes = _encode({"tids": rooms}).decode()
+    if len(attributes.encode()) > ATTRIBUTES_BYTES:
+        raise TooLarge("bytes of all topics", len(rooms.encode()), ATTRIBUTES_BYTES)
+    return Address(ROOMS, streams, streams, attributes, shown=rooms)
+
+
+def to_all(request: Request) -> Address:
+    """Everybody who listens."""
+    sps.named(request.params)
+    return Address(ALL, (ALL,), (ALL,), shown="all")
+
+
+class Notify:
+    """Publishes to what *read* makes of a request."""
+
+    def __init__(self, context: Context, wires: Wires, read: Read) -> None:
+        self._context, self._wires, self._read = context, wires, read
+        self._loop = asyncio.get_running_loop()
+
+    def admit(self, request: Request) -> None:
+        """Refuse before the body is read what its head says to refuse."""
+        address = self._read(request)
+        if request.header(b"content-length") in (None, b"0") and request.header(b"transfer-encoding") is None:
+            raise InputInvalid("body", "is empty: an event has at least one byte")
+        self._allowed(request, address)
+
+    def __call__(self, request: Request) -> asyncio.Future[Response]:
+        """Publish, and answer when it is durable."""
+        address = self._read(request)
+        if not request.body:
+            raise InputInvalid("body", "is empty: an event has at least one byte")
+        if len(request.body) > ENTRY_BYTES:
+            raise TooLarge("entry bytes", len(request.body), ENTRY_BYTES)
+        event_type = _header(request, b"event-type", TYPE_BYTES)
+        key = _header(request, b"idempotency-key", KEY_BYTES)
+        caller = self._allowed(request, address)
+        draft = Draft(address.stream, request.body, event_type, address.attributes)
+        batch = Batch((draft,), key=_key(caller.subject, draft, key) if key else None)
+        plain = b"text/plain" in (request.header(b"accept") or b"")
+        return self._answer(self._context.log.append(batch), address, plain=plain)
+
+    def _allowed(self, request: Request, address: Address) -> Caller:
+        caller = self._context.caller(request)
+        for stream in address.checked:
+            caller.check_publish(stream)
+        return caller
+
+    def _answer(
+        self, appending: asyncio.Future[Appended], address: Address, *, plain: bool
+    ) -> asyncio.Future[Response]:
+        answer: asyncio.Future[Response] = self._loop.create_future()
+
+        def done(appended: asyncio.Future[Appended]) -> None:
+            if answer.done():
+                return
+            error = appended.exception()
+            if error is None:
+                answer.set_result(self._response(appended.result(), address, plain=plain))
+            else:
+                answer.set_exception(error)
+
+        appending.add_done_callback(done)
+        return answer
+
+    def _response(self, appended: Appended, address: Address, *, plain: bool) -> Response:
+        id = appended.last.id
+        delivered = sum(wire.began < id <= wire.feed.position for wire in self._reached(address))
+        if plain:
+            word = "delivered" if delivered else "offline"
+            return Response(200, f"{word}\n{address.shown}\n".encode(), "text/plain; charset=utf-8")
+        return Response(200, _encode({"id": id, "delivered": delivered, "stored": True}))
+
+    def _reached(self, address: Address) -> list[Wire]:
+        """The wires that an event to this address is for."""
+        wires = self._wires.reading(address.reaches)
+        return [wire for wire in wires if wire.who.name == address.name] if address.name else wires
+
+
+def _header(request: Request, name: bytes, limit: int) -> str:
+    """A header of printable text; empty if it is not there."""
+    value = request.header(name) or b""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if len(value) > limit or not text.isprintable():
+        raise InputInvalid(f"header {name.decode()}", f"is not up to {limit} bytes of printable UTF-8")
+    return text
+
+
+def _key(subject: str, draft: Draft, key: str) -> Key:
+    digest = hashlib.sha256(b"\n".join((draft.type.encode(), draft.attributes.encode(), draft.body))).digest()
+    return Key(subject, draft.stream, key, digest)

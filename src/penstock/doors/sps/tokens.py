@@ -1,0 +1,56 @@
+"""`POST /v1/tokens`: the token of a user who has logged in."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.core.names import check_pattern
+from penstock.errors import InputInvalid
+from penstock.limits import USER_TOKEN_SECONDS
+from penstock.server.context import Context, only
+from penstock.server.exchange import Request, Response
+from penstock.wire.sps import user_number
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """For whom, for how long, and what besides the user's own events."""
+
+    uid: int | str
+    ttl: int = 3600
+    subscribe: tuple[str, ...] = ("/rooms/*",)
+
+
+class Tokens:
+    """Makes tokens that can listen and nothing else, so that they may stand in a URL."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __call__(self, request: Request) -> Response:
+        """Sign one: for the admin, or a backend with the grant `sessions`, of what it may read itself."""
+        wanted = _wanted(request.body)
+        uid = user_number("uid", str(wanted.uid))
+        patterns = tuple(check_pattern(pattern) for pattern in wanted.subscribe)
+        if not 1 <= wanted.ttl <= USER_TOKEN_SECONDS:
+            raise InputInvalid("ttl", f"is not a number of seconds from 1 to {USER_TOKEN_SECONDS:,}")
+        caller = self._context.caller(request)
+        caller.check_grant("sessions")
+        for pattern in patterns:
+            caller.check_subscribe(pattern)
+        now = self._context.clock.now_ms() // 1000
+        token = self._context.gate.keys.issue(uid, subscribe=patterns, ttl=wanted.ttl, now=now)
+        return Response(201, _encode({"token": token, "uid": uid, "expires": now + wanted.ttl}))
+
+    def admit(self, request: Request) -> None:
+        """Turn strangers away before a byte of their body is read."""
+        only(request)
+        self._context.caller(request)
+
+
+def _wanted(body: bytes) -> Wanted:
+    try:
+        return msgspec.json.decode(body, type=Wanted)
+    except msgspec.MsgspecError as error:
+        raise InputInvalid("body", str(error)) from None

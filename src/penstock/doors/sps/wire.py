@@ -1,0 +1,240 @@
+"""One open wire: the sink of a feed, the owner of an outlet, and what is known of the device behind it.
+
+It is not a `LiveWire`: what a device confirms must be told to the ledger as exactly as what was sent to
+it, so a wire remembers what it sent as spans (`spans.py`), and its deadlines stand in the wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.core.feed import Feed
+from penstock.core.ledger import Recipient
+from penstock.core.names import is_system, matches
+from penstock.doors.sps.frames import Frames
+from penstock.doors.sps.spans import Span, note
+from penstock.doors.sps.topics import ALL, ROOMS, first_room, patterns_for
+from penstock.server.flush import Outlet
+from penstock.server.wheel import Timed
+from penstock.values import Entry
+
+if TYPE_CHECKING:
+    from penstock.doors.sps.wires import Wires
+
+Narrow = Callable[[str], bool]
+NEVER = float("inf")
+_SLACK = 0.001  # seconds by which sums of floats may be off
+
+
+class Wire(Timed):
+    """One device that listens. `expired`, `lost` and `end` are its three ends; each happens once."""
+
+    __slots__ = (
+        "_changes", "_home", "_narrow", "_pending", "_plain", "_span", "_untold", "alive", "anti_idle", "began",
+        "expires", "feed", "frames", "hid", "opened", "own", "patience", "spans", "tap", "topics", "who", "written",
+    )  # fmt: skip
+
+    feed: Feed
+    tap: Outlet
+
+    def __init__(self, home: Wires, who: Recipient, own: str, hid: str, topics: tuple[str, ...]) -> None:
+        super().__init__()
+        self._home, self.who = home, who
+        self.own, self.hid, self.topics = own, hid, topics
+        self.frames: Frames
+        self.began = 0  # the id after which it was fed
+        self.opened = self.written = self.alive = home.time()  # seconds of the loop, as all times here
+        self.expires = NEVER  # when its token ends
+        self.anti_idle = self.patience = 0.0  # silence to break, silence to bear; 0 is never and for ever
+        self._narrow: Narrow | None = None  # which streams of a wide pattern its token covers
+        self._changes: list[tuple[int, tuple[str, ...]]] | None = None  # topics up to an id, while it is behind
+        self._plain = True  # neither of the two
+        self.spans: list[Span] = home.no_spans  # sent and not confirmed; the last one is in use
+        self._span: Span | None = None
+        self._untold = 0  # the first entry of the span in use that the ledger has not heard of
+        self._pending: list[tuple[str, int, int]] | None = None  # the same of spans that were left
+
+    @property
+    def uid(self) -> str:
+        """The user."""
+        return self.own.rpartition("/")[2]
+
+    # ── what it wants ─────────────────────────────────────────────────────────────────────────
+
+    def wants(self, entry: Entry) -> bool:
+        """Whether an entry of its streams is for this device."""
+        if self._plain and not entry.attributes and entry.expires_ms is None:
+            return True
+        return self._is_for_me(entry)
+
+    def _is_for_me(self, entry: Entry) -> bool:
+        if entry.expires_ms is not None and entry.expires_ms <= self._home.now_ms():
+            self._home.ledger.record(self.who, "expired", entry.stream, entry.id, entry.id)
+            return False
+        if entry.stream == self.own:
+            return self._home.targets.of(entry).hid in ("", self.hid)
+        if entry.stream == ALL:
+            return True
+        topics = self._topics_at(entry.id)
+        if entry.stream == ROOMS:
+            return first_room(self._home.targets.of(entry).tids.split(","), topics) is not None
+        if entry.stream in topics:
+            return True
+        if not any(matches(topic, entry.stream) for topic in topics):
+            return False
+        return self._narrow is None or self._narrow(entry.stream)
+
+    def _topics_at(self, id: int) -> tuple[str, ...]:
+        """The topics that were in force when that entry came."""
+        for upto, topics in self._changes or ():
+            if id <= upto:
+                return topics
+        return self.topics
+
+    def change(self, topics: tuple[str, ...], narrow: Narrow | None) -> None:
+        """Have other topics from the log's end on: a wire that is behind still gets what it was in for."""
+        wanted = topics
+        if self.feed.behind:
+            self._changes = [*(self._changes or ()), (self._home.hub.position, self.topics)]
+            wanted = tuple(dict.fromkeys([*topics, *(old for _, before in self._changes for old in before)]))
+        self.topics = topics
+        self.narrow(narrow or self._narrow)
+        self.feed.change(patterns_for(self.own, wanted))
+
+    def narrow(self, narrow: Narrow | None) -> None:
+        """Let only streams through which the token covers, where a topic is wider than that."""
+        self._narrow = narrow
+        self._plain = narrow is None and self._changes is None
+
+    def _settle(self, newest: int) -> None:
+        """Forget former topics once everything that came under them was read."""
+        if self._changes is not None and newest > self._changes[-1][0]:
+            self._changes = None
+            self.narrow(self._narrow)
+            self.feed.change(patterns_for(self.own, self.topics))
+
+    # ── as the feed's sink ────────────────────────────────────────────────────────────────────
+
+    @property
+    def full(self) -> bool:
+        """The device has not taken enough yet."""
+        return self.tap.full
+
+    def deliver(self, entries: Sequence[Entry]) -> None:
+        self.say(self.frames.encode(entries, self.topics))
+        if self._home.ledger.enabled:
+            for entry in entries:
+                self._note(entry)
+        if not self._plain:
+            self._settle(entries[-1].id)
+
+    def say(self, framed: bytes) -> None:
+        """Put bytes onto the wire; nothing is nothing."""
+        if framed:
+            self.tap.put(framed)
+            self.written = self._home.time()
+
+    def _note(self, entry: Entry) -> None:
+        span = self._span
+        if span is None or not span.take(entry):
+            self._turn_to(entry)
+        if not self._untold:
+            self._untold = entry.id
+
+    def _turn_to(self, entry: Entry) -> None:
+        """Go on with another span."""
+        self._leave_span()
+        if self._span is None:
+            self.spans = []
+        note(self.spans, entry)
+        self._span = self.spans[-1]
+
+    def _leave_span(self) -> None:
+        """The ledger still has to hear of the span in use, when that is flushed."""
+        if self._untold and self._span is not None:
+            self._pending = self._pending or []
+            self._pending.append((self._span.stream, self._untold, self._span.last))
+            self._untold = 0
+
+    def keep(self, left: list[Span]) -> None:
+        """Remember only these: the others were confirmed."""
+        self._leave_span()
+        self.spans = left or self._home.no_spans
+        self._span = left[-1] if left else None
+
+    def gap(self, after: int, upto: int) -> None:
+        self.say(self.frames.framed(self.frames.form.gap(after + 1, upto)))
+        self._home.ledger.record(self.who, "dropped", self.own, after + 1, upto, reason="trimmed")
+
+    def failed(self, error: Exception) -> None:
+        """The log cannot be read: the device comes back with its position."""
+        self.tap.abort()
+
+    # ── as the outlet's owner ─────────────────────────────────────────────────────────────────
+
+    def flushed(self) -> None:
+        """The kernel has taken everything."""
+        if self._untold and self._span is not None:
+            self._tell(self._span.stream, self._untold, self._span.last)
+            self._untold = 0
+        if self._pending:
+            for stream, first, last in self._pending:
+                self._tell(stream, first, last)
+            self._pending = None
+
+    def _tell(self, stream: str, first: int, last: int) -> None:
+        if not is_system(stream):
+            self._home.ledger.sent(self.who, stream, first, last)
+
+    def drained(self) -> None:
+        """The device takes bytes again."""
+        self.feed.resume()
+
+    def lost(self) -> None:
+        """The device is gone."""
+        self._leave()
+
+    def draining(self) -> None:
+        """The server stops: a proper end, and the device comes back to whoever serves it next."""
+        self.end("")
+
+    # ── deadlines and ends ────────────────────────────────────────────────────────────────────
+
+    def arm(self) -> None:
+        """Book the next deadline: the token's end, the patience's, or the next sign of life."""
+        due = self.expires
+        if self.patience:
+            due = min(due, self.alive + self.patience)
+        if self.anti_idle:
+            due = min(due, self.written + self.anti_idle)
+        if due < NEVER:
+            self._home.wheel.arm(self, max(0.0, due - self._home.time()))
+
+    def expired(self) -> None:
+        """The wheel calls: one of the deadlines has come, unless it was put off meanwhile."""
+        now = self._home.time() + _SLACK
+        if now >= self.expires:
+            self.end("expired")
+            return
+        if self.patience and now >= self.alive + self.patience:
+            self.end("silent")
+            return
+        # A device that has bytes to take is not idle, and one that takes none is cut elsewhere.
+        if self.anti_idle and now >= self.written + self.anti_idle:
+            self.say(b"" if self.tap.pending else self.frames.anti_idle)
+            self.written = now
+        self.arm()
+
+    def end(self, reason: str) -> None:
+        """Say why, and end the answer."""
+        if not self.feed.stopped:
+            self.feed.stop()
+            self.say(self.frames.framed(self.frames.form.ended(reason)) if reason else b"")
+            self.tap.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        self.feed.stop()
+        self._home.wheel.forget(self)
+        self._home.ended(self)

@@ -1,0 +1,145 @@
+"""All open wires: one per user and device, replaced in one step, found by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from penstock.config import SpsSettings
+from penstock.core.ledger import Recipient, recipient
+from penstock.doors.sps.asking import Subscribing
+from penstock.doors.sps.frames import Frames, Targets
+from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.spans import Span, confirm
+from penstock.doors.sps.topics import patterns_for, shown, user_stream
+from penstock.doors.sps.wire import NEVER, Wire
+from penstock.limits import UNCONFIRMED_WIRES
+from penstock.server.context import Context
+from penstock.server.exchange import Request
+from penstock.wire.http import chunk
+from penstock.wire.sps import EventStream, Form, Lines, Raw
+
+DOOR = "sps"
+
+
+def name_of(uid: str, hid: str) -> str:
+    """A device's name, as the ledger has it."""
+    return f"{uid}/{hid}" if hid else uid
+
+
+class Wires:
+    """The wires of this node.
+
+    Everything here happens on the loop without an await, so a subscribe that replaces another is one
+    step: there is no moment with two wires, or with none.
+    """
+
+    def __init__(self, context: Context, settings: SpsSettings, presence: Presence) -> None:
+        self.hub, self.ledger, self.wheel = context.hub, context.ledger, context.wheel
+        self.time, self.now_ms = asyncio.get_running_loop().time, context.clock.now_ms
+        self._presence = presence
+        self.targets = Targets()
+        self.no_spans: list[Span] = []  # shared by all wires that have sent nothing; never added to
+        self._open: dict[str, Wire] = {}
+        self._left: OrderedDict[str, list[Span]] = OrderedDict()  # unconfirmed when the wire ended
+        forms: dict[str, Form] = {"lines": Lines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
+        self._frames = {
+            (name, chunked): Frames(
+                form, chunk if chunked else bytes, self.targets,
+                limit=settings.encoded, limit_bytes=settings.encoded_bytes,
+            )
+            for name, form in forms.items()
+            for chunked in (True, False)
+        }  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # ── finding ───────────────────────────────────────────────────────────────────────────────
+
+    def find(self, uid: str, hid: str) -> Wire | None:
+        """The wire of one device."""
+        return self._open.get(name_of(uid, hid))
+
+    def of_user(self, uid: str) -> list[Wire]:
+        """The wires of all devices of a user."""
+        return [wire for wire in self.reading([user_stream(uid)]) if wire.uid == uid]
+
+    def reading(self, streams: Iterable[str]) -> list[Wire]:
+        """The wires that read any of these streams, each once."""
+        feeds = dict.fromkeys(feed for stream in streams for feed in self.hub.readers(stream))
+        wires = (self._open.get(feed.who.name) for feed in feeds if feed.who.door == DOOR)
+        return [wire for wire in wires if wire is not None]
+
+    # ── opening ───────────────────────────────────────────────────────────────────────────────
+
+    def open(self, request: Request, asked: Subscribing) -> Wire:
+        """Begin the answer to a subscribe that passed every check."""
+        name = name_of(asked.uid, asked.hid)
+        before = self._open.get(name)
+        wire = self._make(asked, before.who if before else recipient(DOOR, name))
+        wire.frames = self._frames[asked.form, not request.http10]
+        headers = (
+            ("Content-Type", wire.frames.form.content_type),
+            ("Cache-Control", "no-store"),
+            ("X-Accel-Buffering", "no"),
+        )
+        wire.tap = request.open(200, headers, owner=wire, watch=self.ledger.enabled)
+        self._open[name] = wire
+        if before is None:
+            self._presence.note("online", asked.uid, asked.hid)
+        else:
+            before.end("replaced")
+        self.confirm(wire.who, asked.after)
+        self._start(wire, asked.after)
+        return wire
+
+    def _make(self, asked: Subscribing, who: Recipient) -> Wire:
+        wire = Wire(self, who, user_stream(asked.uid), asked.hid, asked.topics)
+        wire.anti_idle, wire.patience = asked.anti_idle, asked.patience
+        wire.narrow(asked.narrow)
+        if asked.expires != NEVER:
+            wire.expires = wire.opened + asked.expires - self.now_ms() / 1000
+        return wire
+
+    def _start(self, wire: Wire, after: int | None) -> None:
+        newest = self.hub.position
+        wire.began = newest if after is None else min(after, newest)
+        form, framed = wire.frames.form, wire.frames.framed
+        wire.say(framed(form.opened(wire.uid, wire.hid, shown(wire.topics), wire.began, newest)))
+        if after is not None and after > newest:
+            wire.say(framed(form.reset(after, newest)))
+        wire.feed = self.hub.start(wire, patterns_for(wire.own, wire.topics), after=wire.began, allow=wire.wants)
+        wire.arm()
+
+    # ── ends and confirmations ────────────────────────────────────────────────────────────────
+
+    def ended(self, wire: Wire) -> None:
+        """A wire is over. One that was replaced is not registered any more, and takes nobody offline."""
+        name = wire.who.name
+        if wire.spans:
+            self._left[name] = wire.spans
+            if len(self._left) > UNCONFIRMED_WIRES:
+                self._left.popitem(last=False)
+        if self._open.get(name) is wire:
+            del self._open[name]
+            self._presence.note("offline", wire.uid, wire.hid)
+
+    def confirm(self, who: Recipient, upto: int | None) -> None:
+        """A device comes back: it has what it was sent up to the id it names. What it does not name stays `sent`."""
+        spans = self._left.pop(who.name, None)
+        if spans and upto is not None:
+            self._record(who, confirm(spans, upto)[0])
+
+    def confirm_open(self, wire: Wire, upto: int) -> None:
+        """A device that listens has what it was sent up to that id."""
+        confirmed, left = confirm(wire.spans, upto)
+        if confirmed:
+            wire.keep(left)
+            self._record(wire.who, confirmed)
+
+    def _record(self, who: Recipient, confirmed: list[Span]) -> None:
+        for span in confirmed:
+            if not span.stream.startswith("/_"):
+                self.ledger.record(who, "acked", span.stream, span.first, span.last)

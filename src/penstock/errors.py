@@ -1,0 +1,242 @@
+"""Every error that Penstock raises on purpose, sorted by who must act.
+
+    PenstockError
+    ├── PeerError             the other side broke a protocol: close that connection, wake nobody
+    ├── CallerError           our caller asked for something wrong: nothing happened
+    │   ├── InputInvalid          a field, parameter or body that cannot be understood
+    │   │   └── NameInvalid           a stream name or pattern
+    │   ├── TooLarge              over a limit of limits.py
+    │   ├── NotFound              no such stream, record, item …
+    │   ├── Conflict              the state is another than the caller believes
+    │   │   ├── StreamExists
+    │   │   ├── PositionMismatch
+    │   │   ├── KeyReused
+    │   │   └── VersionMismatch
+    │   ├── Trimmed               that part of the log is no longer here
+    │   ├── Unauthenticated       we do not know who is asking
+    │   └── Forbidden             we know, and the answer is no
+    ├── Busy                  a limit was reached: the same call may succeed later
+    └── OperatorError         somebody must look after this server
+        ├── DiskFull
+        ├── EngineGone
+        ├── DataLocked
+        ├── DataCorrupt
+        └── ConfigInvalid
+
+Each carries the numbers it is about and builds its sentence from them. `code` is stable: programs
+may rely on it. `remedy` says what to do next.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of every error raised on purpose."""
+
+    code = "internal"
+    remedy = "This is a defect of the server: please report it with the server's log."
+
+
+class PeerError(PenstockError):
+    """The other side broke the protocol. Close that connection; wake nobody."""
+
+    code = "protocol"
+    remedy = "Send what the protocol allows."
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(f"{status}: {detail}")
+        self.status, self.detail = status, detail
+
+
+class CallerError(PenstockError):
+    """The caller asked for something wrong. Nothing happened."""
+
+    code = "bad_request"
+    remedy = "Correct the request and send it again."
+
+
+class InputInvalid(CallerError):
+    """A field, parameter or body cannot be understood."""
+
+    def __init__(self, what: str, why: str, *, code: str = "input_invalid", remedy: str = "") -> None:
+        super().__init__(f"{what}: {why}")
+        self.what, self.why, self.code = what, why, code
+        self.remedy = remedy or CallerError.remedy
+
+
+class NameInvalid(InputInvalid):
+    """A stream name or pattern breaks the rules for names."""
+
+    def __init__(self, name: str, why: str) -> None:
+        shown = name if len(name) <= 80 else name[:77] + "…"
+        super().__init__(
+            f"stream name {shown!r}",
+            why,
+            code="stream_name_invalid",
+            remedy="Names look like /orders/eu: 1 to 16 levels of 1 to 128 bytes, 512 bytes in all, "
+            "without ':' ',' '*' '>', white space or control characters.",
+        )
+
+
+class TooLarge(CallerError):
+    """Something is over a limit of limits.py."""
+
+    code = "too_large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} of {size:,} is over the limit of {limit:,}")
+        self.what, self.size, self.limit = what, size, limit
+        self.remedy = f"Send at most {limit:,}; docs/limits.md gives the reason for the limit."
+
+
+class NotFound(CallerError):
+    """There is no such thing here."""
+
+    def __init__(self, what: str, name: str, *, code: str = "not_found", remedy: str = "") -> None:
+        super().__init__(f"no {what} {name!r}")
+        self.what, self.name, self.code = what, name, code
+        self.remedy = remedy or f"Check the name of the {what}."
+
+
+class Conflict(CallerError):
+    """The state is another than the caller believes."""
+
+    code = "conflict"
+
+
+class StreamExists(Conflict):
+    """A stream that should be new is there already."""
+
+    code = "stream_exists"
+    remedy = "Append to it, or choose another name."
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(f"stream {stream!r} exists already")
+        self.stream = stream
+
+
+class PositionMismatch(Conflict):
+    """The stream is not where the caller expected it."""
+
+    code = "position_mismatch"
+    remedy = "Read what was appended meanwhile, then append at the position given here."
+
+    def __init__(self, stream: str, expected: str, actual: str) -> None:
+        super().__init__(f"stream {stream!r} is at {actual}, not at {expected}")
+        self.stream, self.expected, self.actual = stream, expected, actual
+
+
+class KeyReused(Conflict):
+    """An idempotency key came again with other contents."""
+
+    code = "idempotency_key_reused"
+    remedy = "Use a new key for new contents; repeat a request with exactly the same body."
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"idempotency key {key!r} was used for another body")
+        self.key = key
+
+
+class VersionMismatch(Conflict):
+    """A registry record was changed by somebody else."""
+
+    code = "version_mismatch"
+    remedy = "Read the record again and decide anew."
+
+    def __init__(self, key: str, expected: int | None, actual: int | None) -> None:
+        super().__init__(f"record {key!r} is at version {actual}, not {expected}")
+        self.key, self.expected, self.actual = key, expected, actual
+
+
+class Trimmed(CallerError):
+    """That part of the log is no longer here."""
+
+    code = "range_trimmed"
+    remedy = "Start at or after the id given here, or read the older part from the lake."
+
+    def __init__(self, after: int, trimmed_upto: int) -> None:
+        super().__init__(f"entries up to id {trimmed_upto} were trimmed; asked for those after {after}")
+        self.after, self.trimmed_upto = after, trimmed_upto
+
+
+class Unauthenticated(CallerError):
+    """We do not know who is asking."""
+
+    code = "unauthenticated"
+    remedy = "Send 'Authorization: Bearer TOKEN'; './penstock token' makes one."
+
+
+class Forbidden(CallerError):
+    """We know who is asking, and the answer is no."""
+
+    code = "forbidden"
+
+    def __init__(self, subject: str, grant: str, target: str) -> None:
+        super().__init__(f"{subject!r} may not {grant} {target!r}")
+        self.subject, self.grant, self.target = subject, grant, target
+        self.remedy = f"Use a token with --{grant} for a pattern that covers {target}."
+
+
+class Busy(PenstockError):
+    """A limit was reached. Nothing happened; the same call may succeed later."""
+
+    code = "busy"
+    retry_after = 1
+
+    def __init__(self, limit: str, value: int) -> None:
+        super().__init__(f"{limit} of {value:,} reached")
+        self.limit, self.value = limit, value
+        self.remedy = f"Try again in {self.retry_after} s, or raise {limit}."
+
+
+class OperatorError(PenstockError):
+    """Somebody must look after this server."""
+
+    code = "operator"
+
+
+class DiskFull(OperatorError):
+    """The disk took no more. Nothing of this call was stored."""
+
+    code = "disk_full"
+    remedy = "Free space on the server's data directory; it goes on by itself."
+    retry_after = 5
+
+
+class EngineGone(OperatorError):
+    """The storage engine does not answer or was closed. What was not acknowledged may be lost."""
+
+    code = "engine_gone"
+    remedy = "Look at the server's log, then restart it."
+    retry_after = 5
+
+
+class DataLocked(OperatorError):
+    """Another process holds the data directory."""
+
+    code = "data_locked"
+
+    def __init__(self, path: str, owner: str) -> None:
+        super().__init__(f"data directory {path} is in use by {owner}")
+        self.remedy = "Stop that process, or give this one another --data directory."
+
+
+class DataCorrupt(OperatorError):
+    """The data file is damaged, or is not ours."""
+
+    code = "data_corrupt"
+
+    def __init__(self, path: str, detail: str) -> None:
+        super().__init__(f"{path} cannot be trusted: {detail}")
+        self.remedy = "Restore a backup with './penstock restore'; the file was left as it is."
+
+
+class ConfigInvalid(OperatorError):
+    """A setting is unknown or has a value it cannot have."""
+
+    code = "config_invalid"
+
+    def __init__(self, setting: str, why: str, *, remedy: str = "") -> None:
+        super().__init__(f"setting {setting}: {why}")
+        self.setting = setting
+        self.remedy = remedy or "See './penstock serve --help' and docs/operations.md."

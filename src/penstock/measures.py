@@ -1,0 +1,52 @@
+"""Texts that give a measure: times, sizes, addresses.
+
+Units are case-sensitive: `5m` is five minutes, and `5M` is refused rather than guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+
+from penstock.errors import ConfigInvalid
+
+_UNITS: Mapping[str, Mapping[str, float]] = {
+    "s": {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400},
+    "ms": {"ms": 1, "s": 1000},
+    "bytes": {
+        "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+        "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+    },
+}  # fmt: skip
+_MEASURE = re.compile(r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def measure(text: str, unit: str) -> float:
+    """The number that *text* gives, in *unit* (`s`, `ms`, `bytes`, or none); `ValueError` if it gives none."""
+    found = _MEASURE.fullmatch(text)
+    units = {"": 1.0, **_UNITS.get(unit, {})}
+    if not found or found[2] not in units:
+        raise ValueError(f"{text!r} is not a number" + (f" of {', '.join(units)[2:]}" if unit else ""))
+    return float(found[1]) * units[found[2]]
+
+
+def parse_address(listen: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`; an IPv6 host stands in brackets."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigInvalid("server.listen", f"{listen!r} is not HOST:PORT", remedy="Write it like 127.0.0.1:8800.")
+    return host.strip("[]"), int(port)
+
+
+def parse_keep(keep: str) -> tuple[float | None, int | None]:
+    """Seconds or bytes to keep, of which one is None; both are when everything is kept."""
+    if not keep:
+        return None, None
+    # A bare number could be either, and a wrong guess would delete data.
+    if keep[-1].isalpha():
+        with suppress(ValueError):
+            return measure(keep, "s"), None
+        with suppress(ValueError):
+            return None, int(measure(keep, "bytes"))
+    raise ConfigInvalid("log.keep", f"{keep!r} is neither an age nor a size", remedy="Write 30d or 50GiB.")

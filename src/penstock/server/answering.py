@@ -1,0 +1,269 @@
+"""The answering half of a connection: handlers are called, and what they answer goes out in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from enum import Enum
+from typing import Any, Final, cast
+
+from penstock.errors import PeerError
+from penstock.limits import UNREAD_BODY_BYTES
+from penstock.server import answers
+from penstock.server.body import Intake
+from penstock.server.exchange import LIVE, Answer, Headers, Later, Owner, Request, Response
+from penstock.server.flush import Outlet, Pipe, Tap
+from penstock.server.problems import error_response, problem
+from penstock.server.routing import Route
+from penstock.server.service import Service
+from penstock.server.websocket import WebSocket, WebSocketOwner
+from penstock.wire import http
+
+log = logging.getLogger("penstock.server")
+
+DISCARD_SECONDS: Final = 2.0
+"""How long is read on after the last answer of a connection whose peer still sends."""
+
+CLOSE_SECONDS: Final = 5.0
+"""How long a peer may take to answer a WebSocket's close frame."""
+
+
+class Phase(Enum):
+    """What a connection is doing."""
+
+    PROXY = "waits for a PROXY header"
+    IDLE = "waits for a request"
+    HEAD = "has the beginning of a request head"
+    BUSY = "has a request in progress"
+    LIVE = "has a live answer"
+    SOCKET = "is a WebSocket"
+    DISCARD = "has said all, and reads on so that it is heard"
+    CLOSED = "is gone"
+
+
+class Answering(Pipe):
+    """A connection as handlers see it (`exchange.Carrier`)."""
+
+    __slots__ = (
+        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_render", "_request", "_scope", "_service",
+        "_work", "phase",
+    )  # fmt: skip
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.prompt_flusher, service.settings.high_water)
+        self._service = service
+        self.phase = Phase.IDLE
+        self._buffer = b""  # input that waits
+        self._head: http.Head | None = None  # of the request in progress, until it is answered
+        self._request: Request | None = None
+        self._intake: Intake | None = None  # the body that is on its way in
+        self._work: asyncio.Future[Any] | None = None  # what the answer waits for
+        self._render: Callable[[Any], Response] | None = None  # makes the answer of its result
+        self._scope: asyncio.Timeout | None = None
+        self._keep_alive = True
+        self._half = False  # at the end only our half is closed at first
+        self._eof = False  # the peer sends no more
+        self._door = ""
+
+    # ── calling handlers ──────────────────────────────────────────────────────────────────────
+
+    def _call(self, route: Route, request: Request) -> None:
+        """Run the handler; answer at once if it has its answer."""
+        timeout = self._service.settings.request_timeout if route.timeout == -1.0 else route.timeout
+        if timeout is not None:
+            request.deadline = self._service.loop.time() + timeout
+        try:
+            answer = route.handler(request)
+        except Exception as error:
+            self._completed(request, error_response(error))
+            return
+        if type(answer) is Response:
+            self._completed(request, None if answer is LIVE else answer)
+        else:
+            self._wait(request, answer, timeout)
+
+    def _wait(self, request: Request, answer: Answer, timeout: float | None) -> None:
+        self._render = None
+        if type(answer) is Later:
+            self._render, answer = answer.render, answer.future
+        if asyncio.isfuture(answer):
+            self._work = answer
+            if timeout is not None and self._intake is None:
+                self._service.wheel.arm(self, timeout)
+            answer.add_done_callback(self._future_done)
+        else:
+            work = self._run(request, cast(Coroutine[Any, Any, Response | None], answer), timeout)
+            self._work = self._service.crew.start(work)
+
+    def _future_done(self, future: asyncio.Future[Any]) -> None:
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if self._work is future and self._request is not None:
+            self._work = None
+            self._completed(self._request, error_response(error) if error else self._rendered(future.result()))
+            self._go_on()
+
+    def _rendered(self, result: Any) -> Response:
+        return cast(Response, result) if self._render is None else self._render(result)
+
+    async def _run(
+        self, request: Request, work: Coroutine[Any, Any, Response | None], timeout: float | None
+    ) -> None:
+        """Run a coroutine handler to its end. Raises nothing but its own cancellation."""
+        response: Response | None = None
+        try:
+            async with asyncio.timeout(timeout) as scope:
+                if self._request is request:
+                    self._scope = scope
+                response = await work
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and scope.expired()
+            response = self._timed_out() if late else error_response(error)
+        if self._request is request:
+            self._work = self._scope = None
+        self._completed(request, response)
+        self._go_on()
+
+    def _completed(self, request: Request, response: Response | None) -> None:
+        """The handler is through, with an answer or with something live."""
+        if self._request is request:
+            if response is None:
+                response = error_response(RuntimeError(f"the handler of {request.raw_path} gave no answer"))
+            self._answer(response)
+        elif response is not None and request._tap is not None:
+            # The answer had begun already and cannot be taken back.
+            log.error("request.broken", extra={"path": request.raw_path, "status": response.status})
+            request._tap.abort()
+
+    def _timed_out(self) -> Response:
+        self._service.counters.timed_out += 1
+        remedy = "Try again; if it was a change, with the same Idempotency-Key."
+        return problem(503, "timeout", "the answer took too long", remedy, (("Retry-After", "1"),))
+
+    # ── complete answers ──────────────────────────────────────────────────────────────────────
+
+    def _answer(self, response: Response) -> None:
+        keep_alive = self._keep_alive = self._keep_alive and not self._service.draining
+        request = cast(Request, self._request)
+        self.write(answers.encode(self._service, request, response, keep_alive=keep_alive))
+        self._finished()
+
+    def _finished(self) -> None:
+        """The answer is complete; its request may still be on its way in."""
+        self._head = self._request = None
+        if self._intake is not None:
+            self._drop_body(self._intake)
+        if self._keep_alive and not self._service.draining and not (self._eof and not self._buffer):
+            if self._intake is None:
+                self._ready_for_next()
+            else:
+                self._arm_for_phase()
+        elif self._intake is not None:
+            self.hang_up()
+        else:
+            self.end()
+
+    def _drop_body(self, intake: Intake) -> None:
+        """Nobody reads the rest of this body. A little of it we read past."""
+        intake.dropped, intake.stream = True, None
+        intake.pieces.clear()
+        intake.limit = intake.received + UNREAD_BODY_BYTES
+
+    # ── live answers ──────────────────────────────────────────────────────────────────────────
+
+    def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet:
+        self._check_unanswered(request)
+        if request.http10 or self._service.draining:
+            self._keep_alive = False
+        head = answers.live_head(self._service, request, status, headers, keep_alive=self._keep_alive)
+        self.write(head)
+        if request.method == "HEAD":
+            self._service.loop.call_soon(owner.lost)
+            self._finished()
+            self._service.loop.call_soon(self._go_on)
+            return Outlet(None, owner, chunked=False)
+        outlet = Outlet(self, owner, chunked=not request.http10, watch=watch)
+        self._become(Phase.LIVE, request, outlet)
+        return outlet
+
+    def accept(
+        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers
+    ) -> WebSocket:
+        self._check_unanswered(request)
+        head = cast(http.Head, self._head)
+        if not head.upgrade or head.has_body or request.method != "GET":
+            raise PeerError(426, "a WebSocket handshake is required here")
+        self.write(answers.handshake(self._service, request, subprotocol, headers))
+        socket = WebSocket(self, owner, self._service.readers)
+        self._become(Phase.SOCKET, request, socket)
+        if self._buffer:
+            self._service.loop.call_soon(self._go_on)  # not before the handler has returned
+        return socket
+
+    def interim(self, request: Request, status: int, headers: Headers) -> None:
+        if self._request is request and not request.http10:
+            if status == 100 and self._head is not None:
+                self._head.expects_continue = False
+            self.write(answers.interim(status, headers))
+
+    def _check_unanswered(self, request: Request) -> None:
+        if self._request is not request:
+            raise PeerError(499, "the request was answered, or its peer is gone")
+
+    def _become(self, phase: Phase, request: Request, tap: Tap) -> None:
+        """A live answer has begun: the request has no deadline any more, and is not needed."""
+        self.phase, self.tap, request._tap = phase, tap, tap
+        self.flusher = self._service.live_flusher
+        live = self._service.counters.live
+        live[self._door] = live.get(self._door, 0) + 1
+        if self._scope is not None:
+            self._scope.reschedule(None)
+            self._scope = None
+        self._request = None
+        if self._intake is None:
+            self._head = None
+        self._arm_for_phase()
+
+    def _tap_gone(self) -> None:
+        self._service.counters.live[self._door] -= 1
+        self.tap = None
+
+    def tap_closed(self) -> None:
+        """An outlet was closed by its owner: on with the next request."""
+        if self.tap is not None and self.phase is Phase.LIVE:
+            self._tap_gone()
+            self.phase = Phase.BUSY
+            self._finished()
+            self.flusher = self._service.prompt_flusher
+            if self._buffer:
+                self._service.loop.call_soon(self._go_on)
+
+    # ── ends ──────────────────────────────────────────────────────────────────────────────────
+
+    def closing(self) -> None:
+        self._service.wheel.arm(self, CLOSE_SECONDS)
+
+    def hang_up(self) -> None:
+        self._half = self.transport.can_write_eof() and not self._eof
+        self.end()
+
+    def ended(self) -> None:
+        if not self._half:
+            super().ended()
+            return
+        self._half = False
+        self.fd = -1
+        self.phase = Phase.DISCARD if self.phase is not Phase.SOCKET else self.phase
+        self._intake = None
+        self._buffer = b""
+        self.transport.write_eof()
+        self._service.wheel.arm(self, DISCARD_SECONDS)
+
+    def _ready_for_next(self) -> None:
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        raise NotImplementedError
+
+    def _arm_for_phase(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,305 @@
+"""Puts a node together and runs it: engine, hub, ledger, doors, listener."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from pathlib import Path
+from typing import Protocol, Self
+
+import uvloop
+
+from penstock.config import AuthSettings, ServerSettings, Settings
+from penstock.core.bus import Bus
+from penstock.core.clock import Clock, WallClock
+from penstock.core.export import Export
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger
+from penstock.core.log import Log, prepare
+from penstock.core.mailbox import Mailbox
+from penstock.core.registry import NEW, Registry
+from penstock.doors.sps import Sps
+from penstock.doors.eventhorizon import EventHorizon
+from penstock.errors import ConfigInvalid, PenstockError
+from penstock.measures import parse_address, parse_keep
+from penstock.server.auth import Gate, open_admin_token, open_keys
+from penstock.server.door import MakeDoor
+from penstock.server.housekeeping import Housekeeping
+from penstock.server.listener import Listener
+from penstock.server.metrics import Metrics, Sample
+from penstock.server.routing import Route, Router
+from penstock.server.settings import ConnectionSettings
+from penstock.server.context import Context
+from penstock.server.v1.export import Exporter
+from penstock.server.v1.operations import Operations
+from penstock.server.v1.publish import Publisher
+from penstock.server.v1.routes import v1_routes
+from penstock.server.wheel import Wheel
+from penstock.storage.memory import MemoryEngine
+from penstock.storage.sqlite import open_sqlite
+from penstock.storage.sqlite.engine import Options
+from penstock.storage.sqlite.writer import Limits
+
+log = logging.getLogger("penstock")
+
+NODE = "local"  # a node that is alone needs no other name
+DOORS: dict[str, MakeDoor] = {"eventhorizon": EventHorizon, "sps": Sps}
+"""The doors there are, besides the own API, which is always open."""
+
+
+class Engine(Protocol):
+    """A storage engine: the four contracts in one."""
+
+    log: Log
+    mailbox: Mailbox
+    registry: Registry
+    bus: Bus
+    export: Export
+    trouble: str  # why it should get no requests now; empty when all is well
+
+    @property
+    def queued(self) -> int:
+        """Batches that wait to be stored."""
+        ...
+
+    async def backup(self, directory: Path) -> object:
+        """Copy everything into an empty directory while running."""
+        ...
+
+
+def run(settings: Settings, data: Path) -> int:
+    """Run a node until it is told to stop; returns the exit code."""
+    check_doors(settings.server.doors)
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigInvalid("--data", f"{data} cannot be made: {error.strerror}") from error
+    uvloop.run(_run(settings, data))
+    return 0
+
+
+def check_doors(names: tuple[str, ...]) -> None:
+    """Refuse a door that does not exist."""
+    known = ("all", "none", *DOORS)
+    for name in names:
+        if name not in known:
+            raise ConfigInvalid("server.doors", f"there is no door {name!r}", remedy=f"Known: {', '.join(known)}.")
+
+
+async def _run(settings: Settings, data: Path) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Node(settings, data) as node:
+        loop.add_signal_handler(signal.SIGHUP, node.reload)
+        print(f"penstock ready on {node.url} durability={node.durability}", flush=True)  # noqa: T201
+        await stop.wait()
+        log.info("server.stopping")
+
+
+class Node:
+    """A running server. Lives in `async with`: ready inside, drained and closed after it."""
+
+    def __init__(self, settings: Settings, data: Path) -> None:
+        self._settings, self._data = settings, data
+        self._stack = AsyncExitStack()
+        self._draining = False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._draining = True
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        """Start the parts in the order in which they need each other; the stack ends them in reverse."""
+        settings, enter, clock = self._settings, self._stack.enter_async_context, WallClock()
+        engine = self._engine = await enter(_open_engine(settings, self._data, clock))
+        await _check_server_name(engine, settings.eventhorizon.server)
+        await prepare(engine.log)
+        hub = settings.hub
+        self._hub = await enter(
+            Hub(engine.log, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail)
+        )
+        self._ledger = Ledger(
+            engine.log, clock, node=NODE, flush_ms=int(settings.ledger.flush_ms), enabled=settings.ledger.enabled
+        )
+        await self._ledger.open(engine.registry)
+        self._stack.push_async_callback(self._close_ledger)
+        await self._start_housekeeping(clock)
+        self._gate = Gate(open_keys(self._data), _admin_token(settings.auth, self._data))
+        context = Context(
+            engine.log,
+            engine.mailbox,
+            engine.registry,
+            self._hub,
+            self._ledger,
+            self._gate,
+            clock,
+            wheel := Wheel(asyncio.get_running_loop()),
+            settings.server.body_limit,
+        )
+        routes = self._routes(context)
+        for name, make in DOORS.items():
+            if "all" in settings.server.doors or name in settings.server.doors:
+                routes += (await enter(make(context, settings))).routes()
+        self._listener = await enter(
+            Listener(Router(routes), connection_settings(settings.server), clock=clock, wheel=wheel)
+        )
+
+    async def _close_ledger(self) -> None:
+        """A log that takes nothing any more must not hold up the stop."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._ledger.close()
+
+    async def _start_housekeeping(self, clock: Clock) -> None:
+        keep_seconds, keep_bytes = parse_keep(self._settings.log.keep)
+        if keep_seconds is None and keep_bytes is None:
+            log.warning("log.keeps_everything", extra={"remedy": "set log.keep to an age or a size"})
+        engine = self._engine
+        self._housekeeping = Housekeeping(
+            engine.log,
+            engine.mailbox,
+            engine.registry,
+            clock,
+            self._data,
+            keep_seconds=keep_seconds,
+            keep_bytes=keep_bytes,
+        )
+        task = asyncio.create_task(self._housekeeping.run())
+        self._stack.push_async_callback(_end, task)
+
+    def _routes(self, context: Context) -> list[Route]:
+        self._publisher = Publisher(context)
+        operations = Operations(context, self._engine.backup, self._why_not_ready)
+        histograms = {"publish_seconds": ("From a publish to its answer.", self._publisher.seconds)}
+        metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
+        return v1_routes(context, self._publisher, operations, Exporter(context, self._engine.export), metrics)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self._listener.url
+
+    @property
+    def durability(self) -> str:
+        """What an acknowledgement means."""
+        return self._engine.log.durability
+
+    def reload(self) -> None:
+        """Read certificate and keys again; connections stay."""
+        try:
+            self._listener.reload_tls()
+            self._gate.replace_keys(open_keys(self._data))
+        except (PenstockError, OSError) as error:
+            log.error("reload.failed", extra={"error": str(error)})
+        else:
+            log.info("reload.done")
+
+    def _why_not_ready(self) -> str:
+        return "draining" if self._draining else self._engine.trouble
+
+    def _samples(self) -> Iterator[Sample]:
+        """What `/metrics` shows."""
+        counters, hub, house = self._listener.counters, self._hub, self._housekeeping
+        yield "gauge", "connections", "Connections that are open.", counters.opened - counters.closed, {}
+        for door, count in counters.live.items():
+            yield "gauge", "live", "Live answers and WebSockets that are open.", count, {"door": door}
+        yield "counter", "requests", "Requests that came.", counters.requests, {}
+        yield "counter", "refused", "Connections closed at once, over a cap.", counters.refused, {}
+        yield "counter", "cut", "Connections cut because the peer took nothing.", counters.cut, {}
+        yield "counter", "received_bytes", "Bytes that came.", counters.bytes_in, {}
+        yield "counter", "sent_bytes", "Bytes that went out.", self._listener.bytes_out, {}
+        yield "counter", "deliveries", "Feeds woken by entries.", hub.offered, {}
+        yield "counter", "behind", "Times that a feed fell behind.", hub.went_behind, {}
+        yield "gauge", "feeds", "Feeds that are open.", len(hub.feeds), {}
+        yield "gauge", "feeds_waiting", "Feeds that wait for a page of the log.", hub.waiting_line, {}
+        yield "gauge", "lag", "Ids between the slowest feed and the log's end.", max(
+            (feed.lag for feed in hub.feeds), default=0
+        ), {}
+        yield "gauge", "log_id", "Highest id that is visible.", hub.position, {}
+        yield "gauge", "log_trimmed_id", "Highest id that was trimmed.", self._engine.log.trimmed_upto, {}
+        yield "gauge", "log_queue", "Batches that wait for the writer.", self._engine.queued, {}
+        yield "gauge", "log_bytes", "Bytes of the log.", house.stored_bytes, {}
+        yield "gauge", "disk_days_left", "Days until the disk is full at this pace.", house.days_until_full, {}
+        yield "counter", "expired", "Entries whose time ran out.", house.expired, {}
+        yield "counter", "trimmed", "Entries that log.keep dropped.", house.trimmed, {}
+        yield "counter", "ledger_records", "Records in the ledger.", self._ledger.recorded, {}
+        yield "counter", "ledger_lost", "Records that the log did not take in time.", self._ledger.lost, {}
+
+
+def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncContextManager[Engine]:
+    server = settings.eventhorizon.server
+    if settings.log.engine == "memory":
+        return MemoryEngine(node=NODE, server=server, clock=clock)
+    log_settings = settings.log
+    limits = Limits(
+        queue_jobs=log_settings.queue, queue_bytes=log_settings.queue_bytes, fold_entries=log_settings.fold
+    )
+    options = Options(limits=limits, readers=log_settings.readers)
+    return open_sqlite(data, node=NODE, server=server, clock=clock, options=options)
+
+
+async def _check_server_name(engine: Engine, server: str) -> None:
+    """Cursors carry this name for ever: it is fixed at the first start."""
+    record = await engine.registry.get("eventhorizon/server")
+    if record is None:
+        await engine.registry.put("eventhorizon/server", server.encode(), expect=NEW)
+    elif record.value != server.encode():
+        was = record.value.decode()
+        raise ConfigInvalid(
+            "eventhorizon.server", f"is {server!r}, but cursors of this log say {was!r}", remedy=f"Set it to {was}."
+        )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _admin_token(auth: AuthSettings, data: Path) -> str:
+    if not auth.admin_token_file:
+        return open_admin_token(data, auth.admin_token)
+    try:
+        return Path(auth.admin_token_file).read_text().strip()
+    except OSError as error:
+        raise ConfigInvalid("auth.admin_token_file", f"cannot be read: {error.strerror}") from error
+
+
+def connection_settings(server: ServerSettings) -> ConnectionSettings:
+    """`server.*` as the listener wants it."""
+    host, port = parse_address(server.listen)
+    return ConnectionSettings(
+        host=host,
+        port=port,
+        certificate=server.tls_certificate,
+        key=server.tls_key,
+        insecure=server.insecure,
+        trusted_proxies=server.trusted_proxies,
+        proxy_protocol=server.proxy_protocol,
+        connections=server.connections,
+        connections_per_address=server.connections_per_address,
+        requests_per_address=server.requests_per_address,
+        requests_per_token=server.requests_per_token,
+        head_timeout=server.head_timeout,
+        body_timeout=server.body_timeout,
+        idle_timeout=server.idle_timeout,
+        stall_timeout=server.stall_timeout,
+        request_timeout=server.request_timeout,
+        drain_seconds=server.drain_seconds,
+        linger_ms=server.linger_ms,
+        high_water=server.write_high,
+        websocket_bytes=server.websocket_bytes,
+        cors_origins=server.cors_origins,
+    )

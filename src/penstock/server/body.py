@@ -1,0 +1,109 @@
+"""Request bodies: where they end, who takes them, and when the peer must wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from penstock.errors import PenstockError, TooLarge
+from penstock.limits import BODY_BUFFER_BYTES
+from penstock.server.routing import Route
+from penstock.wire.http import ChunkDecoder, Head
+
+
+class Intake:
+    """A body on its way in. What it holds is bounded by *limit*."""
+
+    __slots__ = ("_decoder", "_left", "dropped", "limit", "pieces", "received", "route", "stream", "timeout")
+
+    def __init__(self, head: Head, limit: int, timeout: float | None) -> None:
+        self._decoder = ChunkDecoder() if head.chunked else None
+        self._left = head.length
+        self.limit, self.timeout = limit, timeout
+        self.route: Route | None = None  # whose handler waits for it
+        self.received = 0
+        self.pieces: list[bytes] = []
+        self.stream: BodyStream | None = None  # who reads it, if it is not collected
+        self.dropped = False  # nobody wants it
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take bytes; returns what follows the body once it has ended, None before that.
+
+        Raises `PeerError` for broken framing and `TooLarge` over the limit.
+        """
+        if self._decoder is None:
+            pieces, rest = self._cut(data)
+        else:
+            pieces, rest = self._decoder.feed(data)
+        for piece in pieces:
+            self._take(piece)
+        return rest
+
+    def _cut(self, data: bytes) -> tuple[list[bytes], bytes | None]:
+        piece = data[: self._left]
+        self._left -= len(piece)
+        return [piece], None if self._left else data[len(piece) :]
+
+    def _take(self, piece: bytes) -> None:
+        self.received += len(piece)
+        if self.received > self.limit:
+            raise TooLarge("request body bytes", self.received, self.limit)
+        if self.stream is not None:
+            self.stream.put(piece)
+        elif not self.dropped:
+            self.pieces.append(piece)
+
+
+class BodyStream(AsyncIterator[bytes]):
+    """A body as its handler reads it."""
+
+    __slots__ = ("_ended", "_error", "_pieces", "_size", "_waiter", "_wanted")
+
+    def __init__(self, wanted: Callable[[], None]) -> None:
+        self._wanted = wanted  # called whenever the handler asks for more than there is
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._ended = False
+        self._error: PenstockError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """The handler must catch up before more is read from the peer."""
+        return self._size >= BODY_BUFFER_BYTES
+
+    def put(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._size += len(piece)
+        self._wake()
+
+    def end(self, error: PenstockError | None = None) -> None:
+        """No more comes: the body is complete, or broke off with *error*."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake()
+
+    async def __anext__(self) -> bytes:
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            await self._more()
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        self._wanted()
+        return data
+
+    async def _more(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._wanted()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

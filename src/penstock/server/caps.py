@@ -1,0 +1,95 @@
+"""How much one address or one token may ask of the server. Pure: the time comes in as an argument."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import ceil
+
+from penstock.errors import Busy
+from penstock.limits import RATE_BUCKETS
+
+
+class RateExceeded(Busy):
+    """An address or a token asks faster than it may. Nothing happened; it may ask again a little later."""
+
+    code = "rate_exceeded"
+
+    def __init__(self, limit: str, value: float, wait_seconds: float) -> None:
+        self.retry_after = max(1, ceil(wait_seconds))
+        super().__init__(limit, ceil(value))
+
+
+class TokenBuckets:
+    """One bucket per key: filled at *rate* per second, holding at most *burst*."""
+
+    def __init__(self, name: str, rate: float, burst: float, keys: int = RATE_BUCKETS) -> None:
+        self._name, self._rate, self._burst, self._keys = name, rate, burst, keys
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # key → (filled, when)
+
+    def take(self, key: str, now: float) -> None:
+        """Take one from the bucket of *key*; raises `RateExceeded` when it is empty."""
+        filled, when = self._buckets.get(key, (self._burst, now))
+        filled = min(self._burst, filled + max(0.0, now - when) * self._rate)
+        if filled < 1:
+            raise RateExceeded(self._name, self._rate, (1 - filled) / self._rate)
+        self._buckets[key] = (filled - 1, now)
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > self._keys:
+            self._buckets.popitem(last=False)
+
+
+class Caps:
+    """Connections in all and per address; requests per second per address and per token. 0 is no cap."""
+
+    def __init__(
+        self,
+        connections: int,
+        per_address: int = 0,
+        requests_per_address: float = 0.0,
+        requests_per_token: float = 0.0,
+    ) -> None:
+        self._connections, self._per_address = connections, per_address
+        self._open = 0
+        self._by_address: dict[str, int] = {}
+        self._addresses = _buckets("server.requests_per_address", requests_per_address)
+        self._tokens = _buckets("server.requests_per_token", requests_per_token)
+
+    @property
+    def open(self) -> int:
+        """Connections that are open."""
+        return self._open
+
+    def admit(self, address: str) -> str:
+        """Count a new connection; returns the limit that it would break instead, or nothing."""
+        if self._open >= self._connections:
+            return "server.connections"
+        count = self._by_address.get(address, 0)
+        if self._per_address and count >= self._per_address:
+            return "server.connections_per_address"
+        self._open += 1
+        self._by_address[address] = count + 1
+        return ""
+
+    def release(self, address: str) -> None:
+        """A connection that was admitted is gone."""
+        self._open -= 1
+        left = self._by_address[address] - 1
+        if left:
+            self._by_address[address] = left
+        else:
+            del self._by_address[address]
+
+    def request_of_address(self, address: str, now: float) -> None:
+        """Count a request; raises `RateExceeded`."""
+        if self._addresses is not None:
+            self._addresses.take(address, now)
+
+    def request_of_token(self, token_id: str, now: float) -> None:
+        """Count a request made with a token (its subject, not its text); raises `RateExceeded`."""
+        if self._tokens is not None:
+            self._tokens.take(token_id, now)
+
+
+def _buckets(name: str, rate: float) -> TokenBuckets | None:
+    # Two seconds' worth may come at once: clients start in bursts.
+    return TokenBuckets(name, rate, max(1.0, 2 * rate)) if rate else None

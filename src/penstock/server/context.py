@@ -1,0 +1,84 @@
+"""What handlers work with, put together once at start; and how they read parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.core.clock import Clock
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger
+from penstock.core.log import Log
+from penstock.core.mailbox import Mailbox
+from penstock.core.names import check_pattern
+from penstock.core.registry import Registry
+from penstock.errors import InputInvalid, TooLarge
+from penstock.limits import PATTERNS
+from penstock.server.auth import Caller, Gate
+from penstock.server.exchange import Request
+from penstock.server.wheel import Wheel
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of a running node."""
+
+    log: Log
+    mailbox: Mailbox
+    registry: Registry
+    hub: Hub
+    ledger: Ledger
+    gate: Gate
+    clock: Clock
+    wheel: Wheel
+    body_limit: int
+
+    def caller(self, request: Request) -> Caller:
+        """Who sent this request; raises `Unauthenticated`."""
+        memo = request.memo
+        known: Caller | None = memo.get("caller")
+        if known is None or memo["keys"] is not self.gate.keys or known.expires <= time.time():
+            known = memo["caller"] = self.gate.caller(request.header(b"authorization"))
+            memo["keys"] = self.gate.keys
+        return known
+
+    def admit(self, request: Request) -> None:
+        """Turn strangers away before a byte of their body is read."""
+        self.caller(request)
+
+
+def integer(request: Request, name: str, default: int | None, *, least: int = 0, most: int = 2**63 - 1) -> int:
+    """A whole number from the query; None as default means that it is required."""
+    text = request.params.get(name)
+    if text is None:
+        if default is None:
+            raise InputInvalid(f"parameter {name}", "is missing")
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise InputInvalid(f"parameter {name}", f"{text[:40]!r} is not a whole number from {least} to {most}")
+    return int(text)
+
+
+def flag(request: Request, name: str) -> bool:
+    """A yes or no from the query."""
+    text = request.params.get(name, "false")
+    if text not in ("true", "false"):
+        raise InputInvalid(f"parameter {name}", f"{text[:40]!r} is neither true nor false")
+    return text == "true"
+
+
+def only(request: Request, *known: str) -> None:
+    """Refuse parameters that mean nothing here: a misspelt one must not be passed over."""
+    for name in request.params:
+        if name not in known:
+            raise InputInvalid(f"parameter {name[:40]}", f"is unknown here; known are {', '.join(known)}")
+
+
+def readable(request: Request, caller: Caller) -> tuple[tuple[str, ...], Callable[[str], bool] | None]:
+    """The patterns of `streams=`, and a check for each stream where the grants are narrower than a pattern."""
+    patterns = tuple(dict.fromkeys(check_pattern(p) for p in request.params.get("streams", "").split(",")))
+    if len(patterns) > PATTERNS:
+        raise TooLarge("patterns", len(patterns), PATTERNS)
+    checks = [caller.check_subscribe(pattern) for pattern in patterns]
+    return patterns, next((check for check in checks if check is not None), None)

@@ -1,0 +1,172 @@
+"""One request and its answer: what a handler sees of the connection layer.
+
+    def hello(request: Request) -> Response:                 # answered at once
+    def publish(request: Request) -> Later:                  # answered when a future is done; no task
+    async def upload(request: Request) -> Response | None:   # runs in a task, under the route's deadline
+
+A handler answers exactly once, in one of three ways:
+
+    Response                      a complete answer, returned (or the result of the future, the coroutine)
+    request.open(…)               a live answer: bytes flow through the `Outlet` until it is closed
+    request.accept_websocket(…)   the connection becomes a `WebSocket`
+
+After one of the last two the handler returns `LIVE`, or its coroutine returns None. The request object is
+not kept by the connection after that, so keep from it what you need and let it go.
+
+A `PenstockError` that a handler raises becomes the answer (`problems.error_response`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from penstock.wire import http
+
+if TYPE_CHECKING:
+    from penstock.server.body import BodyStream
+    from penstock.server.flush import Outlet, Tap
+    from penstock.server.websocket import WebSocket, WebSocketOwner
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Response:
+    """A complete answer."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self, status: int, body: bytes = b"", content_type: str = "application/json", headers: Headers = ()
+    ) -> None:
+        self.status, self.body, self.content_type, self.headers = status, body, content_type, headers
+
+    def __repr__(self) -> str:
+        return f"Response({self.status}, {len(self.body)} bytes of {self.content_type})"
+
+
+class Later:
+    """An answer that *render* makes of a future's result when it is there: cheaper than a second future."""
+
+    __slots__ = ("future", "render")
+
+    def __init__(self, future: asyncio.Future[Any], render: Callable[[Any], Response]) -> None:
+        self.future, self.render = future, render
+
+
+LIVE: Final = Response(0)
+"""What a plain handler returns after `request.open` or `request.accept_websocket`."""
+
+Answer = Response | Later | asyncio.Future[Response] | Coroutine[Any, Any, Response | None]
+Handler = Callable[["Request"], Answer]
+
+
+class Owner(Protocol):
+    """Who stands behind an outlet and hears what becomes of it.
+
+    Two more methods are called when they exist: `draining()`, when the server is about to stop (without it
+    the outlet is closed), and `flushed()`, after the kernel took all that was queued, if the outlet was
+    opened with `watch=True`.
+    """
+
+    def drained(self) -> None:
+        """The outlet was full and takes bytes again."""
+        ...
+
+    def lost(self) -> None:
+        """The peer is gone or the outlet was aborted. Called exactly once, never after `Outlet.close`."""
+        ...
+
+
+class Carrier(Protocol):
+    """What a request needs of its connection."""
+
+    def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet: ...
+    def accept(
+        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers
+    ) -> WebSocket: ...
+    def interim(self, request: Request, status: int, headers: Headers) -> None: ...
+
+
+class Request:
+    """One request. Names of headers are lower case; values are as they came."""
+
+    __slots__ = (
+        "_carrier", "_params", "_path", "_stream", "_tap", "body", "captures", "deadline", "headers", "http10",
+        "memo", "method", "peer", "query", "raw_path", "scheme",
+    )  # fmt: skip
+
+    def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
+        self._carrier = carrier
+        self.method: str = head.method
+        self.raw_path: str = head.path  # as it came, percent signs and all: what routing looks at
+        self.query: str = head.query  # as it came, without the question mark
+        self.headers: list[tuple[bytes, bytes]] = head.headers
+        self.http10: bool = head.http10
+        self.memo = head.memo  # shared by all requests with the very same head: keep in it what follows from that alone
+        self.peer = peer  # the client's address, from a trusted proxy's word if there is one
+        self.scheme = scheme
+        self.captures: tuple[str, ...] = ()  # what the wildcards of the route's path stand for, decoded
+        self.body: bytes = b""  # complete, on routes that take the body whole
+        self.deadline: float | None = None  # loop time; None on routes without one
+        self._path: str | None = None
+        self._params: dict[str, str] | None = None
+        self._stream: BodyStream | None = None
+        self._tap: Tap | None = None  # the live answer, once it has begun
+
+    @property
+    def path(self) -> str:
+        """The path, percent-decoded: for people and names, not for deciding what is meant."""
+        if self._path is None:
+            self._path = http.decode_path(self.raw_path)
+        return self._path
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The query's parameters. A repeated name or bad encoding raises `InputInvalid`."""
+        if self._params is None:
+            self._params = http.parse_query(self.query)
+        return self._params
+
+    @property
+    def body_chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes, on routes that stream it. Ends at its end; `PeerError` if it breaks off.
+
+        What was not read yet stops the peer (no more is taken from the socket), so memory stays bounded.
+        A client that waits for `100 Continue` gets it with the first read.
+        """
+        if self._stream is None:
+            return _no_chunks()
+        return self._stream
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of that lower-case name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def open(self, status: int, headers: Headers = (), *, owner: Owner, watch: bool = False) -> Outlet:
+        """Begin a live answer. The head goes out with the first flush.
+
+        The answer to a HEAD request has no body: the outlet is closed from the start, and the owner soon
+        hears `lost`.
+        """
+        return self._carrier.open(self, status, headers, owner, watch=watch)
+
+    def accept_websocket(
+        self, owner: WebSocketOwner, subprotocol: str | None = None, headers: Headers = ()
+    ) -> WebSocket:
+        """Answer the handshake. Raises `InputInvalid` or `Forbidden` if the request does not allow it."""
+        return self._carrier.accept(self, owner, subprotocol, headers)
+
+    def interim(self, status: int = 100, headers: Headers = ()) -> None:
+        """Send an interim response (1xx) at once. HTTP/1.0 clients know none: nothing is sent to them."""
+        self._carrier.interim(self, status, headers)
+
+
+async def _no_chunks() -> AsyncIterator[bytes]:
+    nothing: tuple[bytes, ...] = ()
+    for chunk in nothing:
+        yield chunk

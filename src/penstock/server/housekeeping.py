@@ -1,0 +1,95 @@
+"""What a node does now and then by itself: expiry, months, `log.keep`, an eye on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.core.clock import Clock
+from penstock.core.log import Log
+from penstock.core.mailbox import Mailbox
+from penstock.core.registry import Registry
+from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock.housekeeping")
+
+INTERVAL_SECONDS = 30.0
+_TRIM_SHARE = 20  # when the log is too large, this part of its ids goes at a time
+
+
+class Housekeeping:
+    """Runs its round every half minute. A round that fails is logged, and the next one comes."""
+
+    def __init__(
+        self,
+        source: Log,
+        mailbox: Mailbox,
+        registry: Registry,
+        clock: Clock,
+        data: Path,
+        *,
+        keep_seconds: float | None = None,
+        keep_bytes: int | None = None,
+    ) -> None:
+        self._log, self._mailbox, self._registry, self._clock, self._data = source, mailbox, registry, clock, data
+        self._keep_seconds, self._keep_bytes = keep_seconds, keep_bytes
+        self._began = time.monotonic()
+        self._bytes_at_start: int | None = None
+        self.stored_bytes = 0
+        self.days_until_full = float("inf")
+        self.expired = 0
+        self.trimmed = 0
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        while True:
+            try:
+                await self.round()
+            except PenstockError as error:
+                log.warning("housekeeping.failed", extra={"error": str(error)})
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def round(self) -> None:
+        """Do everything once."""
+        await self._make_months()
+        self.expired += await self._log.expire()
+        await self._registry.expire()
+        await self._trim()
+        await self._measure()
+
+    async def _make_months(self) -> None:
+        """See to this month's and the next month's mailboxes."""
+        today = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        year, month = divmod(today.year * 12 + today.month, 12)  # next month, counted from 0
+        for name in (f"{today.year}_{today.month:02d}", f"{year}_{month + 1:02d}"):
+            if await self._mailbox.make_month(name):
+                log.info("month.made", extra={"month": name})
+
+    async def _trim(self) -> None:
+        if self._keep_seconds is not None:
+            await self._trim_to(await self._log.id_before(self._clock.now_ms() - int(self._keep_seconds * 1000)))
+        while self._keep_bytes is not None and await self._log.stored_bytes() > self._keep_bytes:
+            span = self._log.followed - self._log.trimmed_upto
+            if span <= 1:
+                return
+            await self._trim_to(self._log.trimmed_upto + max(1, span // _TRIM_SHARE))
+
+    async def _trim_to(self, upto: int) -> None:
+        if upto > self._log.trimmed_upto:
+            gone = await self._log.trim(upto)
+            self.trimmed += gone
+            log.info("log.trimmed", extra={"upto": upto, "entries": gone})
+
+    async def _measure(self) -> None:
+        """Tell how long the disk lasts at the pace since the start."""
+        self.stored_bytes = await self._log.stored_bytes()
+        if self._bytes_at_start is None:
+            self._bytes_at_start = self.stored_bytes
+        grown = self.stored_bytes - self._bytes_at_start
+        days = (time.monotonic() - self._began) / 86_400
+        free = shutil.disk_usage(self._data).free
+        self.days_until_full = free / (grown / days) if grown > 0 and days > 0 else float("inf")

@@ -1,0 +1,97 @@
+"""An open response that is fed from the log: what all doors with live wires have in common.
+
+Between a feed (core) and an outlet (connection layer) stands one slotted object. It hands entries on,
+stops the feed when the peer is gone, lets it read on when the peer has caught up, and tells the
+ledger what the kernel has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.feed import Feed
+from penstock.core.ledger import Ledger, Recipient
+from penstock.core.names import is_system
+from penstock.server.flush import Tap
+from penstock.values import Entry
+
+
+class LiveWire:
+    """The sink of one feed and the owner of one tap, an outlet or a WebSocket.
+
+    Doors open the tap and say how entries look: `encode`.
+    """
+
+    __slots__ = ("_first", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
+
+    feed: Feed
+    tap: Tap
+
+    def __init__(self, who: Recipient, ledger: Ledger) -> None:
+        self.who, self._ledger = who, ledger
+        # What was handed to the tap since its last flush: nearly always entries of one stream.
+        self._stream, self._first, self._last = "", 0, 0
+        self._others: dict[str, tuple[int, int]] | None = None
+
+    def encode(self, entries: Sequence[Entry]) -> bytes:
+        """What goes onto the wire for these entries, framing included."""
+        raise NotImplementedError
+
+    # ── as the feed's sink ────────────────────────────────────────────────────────────────────
+
+    @property
+    def full(self) -> bool:
+        """The peer has not taken enough yet."""
+        return self.tap.full
+
+    def deliver(self, entries: Sequence[Entry]) -> None:
+        """Hand entries to the tap; the ledger hears of them when they are flushed."""
+        self.tap.put(self.encode(entries))
+        if len(entries) == 1 and not self._last:  # the path of nearly every delivery
+            entry = entries[0]
+            self._stream = entry.stream
+            self._first = self._last = entry.id
+        elif self._ledger.enabled:
+            for entry in entries:
+                self._note(entry)
+
+    def _note(self, entry: Entry) -> None:
+        """Stretch the interval of the entry's stream; there may be several streams in one flush."""
+        if entry.stream == self._stream and self._last:
+            self._last = entry.id
+            return
+        if self._last:
+            self._others = self._others or {}
+            first = self._others.get(self._stream, (self._first, 0))[0]
+            self._others[self._stream] = (first, self._last)
+        known = self._others.pop(entry.stream, None) if self._others else None
+        self._stream, self._first, self._last = entry.stream, known[0] if known else entry.id, entry.id
+
+    def gap(self, after: int, upto: int) -> None:
+        """Say that entries are missing."""
+
+    def failed(self, error: Exception) -> None:
+        """The log cannot be read: the peer comes back with its position."""
+        self.tap.abort()
+
+    # ── as the tap's owner ─────────────────────────────────────────────────────────────────
+
+    def flushed(self) -> None:
+        """The kernel has taken everything."""
+        if self._last:
+            if not is_system(self._stream):
+                self._ledger.sent(self.who, self._stream, self._first, self._last)
+            self._last = 0
+        if self._others:
+            for stream, (first, last) in self._others.items():
+                if not is_system(stream):
+                    self._ledger.sent(self.who, stream, first, last)
+            self._others = None
+
+    def drained(self) -> None:
+        """The peer takes bytes again."""
+        self.feed.resume()
+
+    def lost(self, code: int = 0) -> None:
+        """The peer is gone."""
+        self.feed.stop()

@@ -1,0 +1,261 @@
+"""Requests that this server sends: to apps that somebody else named, so with care.
+
+A target's name is resolved for every new connection, every address it has is checked, and the connection
+goes to a checked address: a name that answers differently the next moment leads nowhere else. Redirects are
+answers like any other; nothing follows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from penstock.errors import InputInvalid
+
+_IDLE_KEPT = 16
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class OutgoingError(Exception):
+    """A request came to nothing."""
+
+
+class Unreachable(OutgoingError):
+    """No connection, or it broke: whoever is there gets nothing from us now."""
+
+
+class TimedOut(OutgoingError):
+    """It was reached, and did not answer in time."""
+
+
+class AnswerBroken(OutgoingError):
+    """What came back is not HTTP, or too much of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer. Names of headers are lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """An address to send to, taken apart."""
+
+    secure: bool
+    host: str
+    port: int
+    target: str
+
+    @property
+    def origin(self) -> str:
+        """Without path and query, which may hold a secret."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.secure else 'http'}://{host}:{self.port}"
+
+
+def parse_url(text: str) -> Url:
+    """Take a URL apart; `InputInvalid` for what is none, or has a user name in it."""
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise InputInvalid("url", str(error), code="url_invalid") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not text.isascii() or not text.isprintable():
+        raise InputInvalid("url", "is not http://HOST[:PORT]/PATH in ASCII", code="url_invalid")
+    if parts.username is not None or parts.password is not None or " " in text:
+        raise InputInvalid("url", "has a user name or a space in it", code="url_invalid")
+    secure = parts.scheme == "https"
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Url(secure, parts.hostname, port or (443 if secure else 80), target)
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the open internet, also behind the ways to write an IPv4 address in IPv6."""
+    address: Address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        if inner is None and address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        address = inner or address
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+class Target:
+    """One URL and the connections that are kept to it."""
+
+    def __init__(
+        self,
+        url: Url,
+        *,
+        allow_private: bool = False,
+        timeout: float = 30.0,
+        connect_timeout: float = 10.0,
+        limit_bytes: int = 1024 * 1024,
+    ) -> None:
+        self.url = url
+        self._allow_private, self._timeout, self._connect_timeout = allow_private, timeout, connect_timeout
+        self._limit_bytes = limit_bytes
+        self._idle: list[_Connection] = []
+        self._context = ssl.create_default_context() if url.secure else None
+
+    def close(self) -> None:
+        """Let go of idle connections."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    async def post(self, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+        """Send *body* and return the answer, whatever its status. Raises an `OutgoingError` without one.
+
+        A kept connection that turns out to be closed is replaced, and the request sent again: post only
+        what may come twice.
+        """
+        request = self._head(body, headers) + body
+        while self._idle:
+            try:
+                return await self._exchange(self._idle.pop(), request)
+            except Unreachable:
+                continue
+        return await self._exchange(await self._connect(), request)
+
+    def _head(self, body: bytes, headers: tuple[tuple[str, str], ...]) -> bytes:
+        host = self.url.origin.partition("//")[2]
+        lines = [f"POST {self.url.target} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}"]
+        lines += ["Content-Type: application/json", "User-Agent: penstock", *(f"{k}: {v}" for k, v in headers)]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    async def _exchange(self, connection: _Connection, request: bytes) -> Answer:
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer = await connection.exchange(request)
+        except TimeoutError:
+            raise TimedOut(f"no answer within {self._timeout:g} s") from None
+        finally:
+            if not connection.reusable:
+                connection.abort()
+        if connection.reusable and len(self._idle) < _IDLE_KEPT:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+        return answer
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        name = self.url.host if self._context else None
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                address = await self._resolve(loop)
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(self._limit_bytes),
+                    address,
+                    self.url.port,
+                    ssl=self._context,
+                    server_hostname=name,
+                )
+        except TimeoutError:
+            raise Unreachable(f"no connection to {self.url.origin} within {self._connect_timeout:g} s") from None
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or str(error) or type(error).__name__
+            raise Unreachable(f"no connection to {self.url.origin}: {reason}") from None
+        return connection
+
+    async def _resolve(self, loop: asyncio.AbstractEventLoop) -> str:
+        """An address of the target, all of whose addresses are allowed."""
+        found = await loop.getaddrinfo(self.url.host, self.url.port, type=socket.SOCK_STREAM)
+        addresses = [str(one[4][0]) for one in found]
+        for address in addresses:
+            if not self._allow_private and not is_public(address):
+                raise Unreachable(f"{self.url.host} is at {address}, which is private, and allow_private is not set")
+        return addresses[0]
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: a request, its answer, the next request."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: asyncio.Future[Answer] | None = None
+        self._lost = False
+        self.reusable = False
+
+    async def exchange(self, request: bytes) -> Answer:
+        if self._lost:
+            raise Unreachable("the connection was closed")
+        self.reusable = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+        self._size = 0
+        self._begun = False
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._waiting
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # ── from the transport ─────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiting is None or self._waiting.done():
+            self.reusable, self._lost = False, True  # nothing was asked: whoever this is, we do not talk on
+            self._transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(AnswerBroken(f"the answer is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost, self.reusable = True, False
+        if self._waiting is not None and not self._waiting.done():
+            if self._begun and exc is None and not {"content-length", "transfer-encoding"} & self._headers.keys():
+                self._complete()  # the end of the connection is the end of such an answer
+            else:
+                self._fail(Unreachable("the connection was closed before the answer was complete"))
+
+    # ── from the parser ────────────────────────────────────────────────────────────────────────
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._begun = self._parser.get_status_code() >= 200
+
+    def on_body(self, body: bytes) -> None:
+        self._size += len(body)
+        if self._size > self._limit_bytes:
+            self._fail(AnswerBroken(f"the answer has more than {self._limit_bytes:,} bytes"))
+        else:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if not self._begun:  # an interim answer: the real one follows
+            self._headers = {}
+            return
+        self.reusable = bool(self._parser.should_keep_alive()) and not self._lost
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(Answer(self._parser.get_status_code(), self._headers, b"".join(self._body)))
+
+    def _fail(self, error: OutgoingError) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+        self._transport.abort()

@@ -1,0 +1,98 @@
+"""What the connections of one listener share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.clock import Clock
+from penstock.server.caps import Caps
+from penstock.server.cors import Cors
+from penstock.server.flush import Flusher
+from penstock.server.routing import Router
+from penstock.server.settings import ConnectionSettings
+from penstock.server.websocket import FrameReaders
+from penstock.server.wheel import Wheel
+from penstock.wire.http import HeadParser, date_line
+from penstock.wire.proxy import Trusted
+
+if TYPE_CHECKING:
+    from penstock.server.connection import Connection
+
+
+class Counters:
+    """Plain numbers that the metrics page reads. They only rise, except those in `live`."""
+
+    __slots__ = ("bytes_in", "closed", "cut", "live", "opened", "refused", "requests", "timed_out")
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.closed = 0
+        self.refused = 0  # over a cap, closed at accept
+        self.cut = 0  # took no byte for too long
+        self.timed_out = 0  # head, body or answer did not come in time
+        self.requests = 0
+        self.bytes_in = 0
+        self.live: dict[str, int] = {}  # open live answers and WebSockets, by door
+
+
+class Crew:
+    """The tasks in which coroutine handlers run. They never raise; a group waits for them all."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel whatever still runs."""
+        for task in list(self._tasks):
+            task.cancel()
+
+
+class Service:
+    """Settings, table, timers and counters of one listener."""
+
+    __slots__ = (
+        "_date", "_date_second", "caps", "clock", "connections", "cors", "counters", "crew", "draining", "emptied",
+        "live_flusher", "loop", "parser", "prompt_flusher", "readers", "router", "scheme", "settings", "trusted", "wheel",
+    )  # fmt: skip
+
+    def __init__(
+        self, router: Router, settings: ConnectionSettings, caps: Caps, clock: Clock, group: asyncio.TaskGroup, wheel: Wheel
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.router, self.settings, self.caps, self.clock, self.wheel = router, settings, caps, clock, wheel
+        self.crew = Crew(group)
+        self.cors = Cors(settings)
+        self.counters = Counters()
+        self.parser = HeadParser()
+        self.readers = FrameReaders(settings.websocket_bytes)
+        self.trusted = Trusted(settings.trusted_proxies)
+        self.scheme = "https" if settings.certificate else "http"
+        self.prompt_flusher = Flusher(self.loop)
+        linger = settings.linger_ms / 1000
+        self.live_flusher = Flusher(self.loop, linger) if linger else self.prompt_flusher
+        self.connections: set[Connection] = set()
+        self.emptied = asyncio.Event()  # no connection is left; only of interest while draining
+        self.draining = False
+        self._date, self._date_second = b"", 0
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes written so far."""
+        more = 0 if self.live_flusher is self.prompt_flusher else self.live_flusher.bytes_out
+        return self.prompt_flusher.bytes_out + more
+
+    def date(self) -> bytes:
+        """The Date line of this second."""
+        second = self.clock.now_ms() // 1000
+        if second != self._date_second:
+            self._date, self._date_second = date_line(second), second
+        return self._date

@@ -1,0 +1,43 @@
+"""Certificates, and their renewal under way."""
+
+from __future__ import annotations
+
+import ssl
+
+from penstock.errors import ConfigInvalid
+
+
+class Certificates:
+    """The TLS side of a listener. `reload` takes effect for new connections; open ones go on as they are."""
+
+    def __init__(self, certificate: str, key: str) -> None:
+        """Raises `ConfigInvalid` when the files cannot be used."""
+        self._certificate, self._key = certificate, key
+        self.context = _context()
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the files again. What cannot be used is refused, and the old certificate stays in use."""
+        self._load(_context())
+        self._load(self.context)
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_cert_chain(self._certificate, self._key or None, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise ConfigInvalid(
+                "server.certificate", f"{self._certificate} cannot be used: {error}",
+                remedy="Give a PEM chain and its unencrypted private key (server.certificate, server.key).",
+            ) from None  # fmt: skip
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _no_password() -> str:
+    # Without this OpenSSL would ask on the terminal.
+    raise ValueError("the private key is encrypted")

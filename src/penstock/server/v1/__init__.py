@@ -1,0 +1,1 @@
+"""The own API: publish, read, tail, streams, consumers, why, export."""

@@ -1,0 +1,104 @@
+"""`/openapi.json`: the own API described, from one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock import __version__
+from penstock.server.exchange import Request, Response
+
+_STREAM = ("stream", "query", "Name of a stream, like /orders/eu.", True)
+_PATTERN = ("streams", "query", "Patterns with commas: * is one level, > the rest.", True)
+_META = ("meta", "query", "true also shows meta entries and tombstones.", False)
+_LIMIT = ("limit", "query", "Entries at most, up to 1000.", False)
+
+Parameter = tuple[str, str, str, bool]
+
+# method, path, summary, parameters, media type of the body, success status, errors
+_OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[int, ...]], ...] = (
+    ("post", "/v1/publish", "Publish one event (raw body) or many (application/x-ndjson, a line each).",
+     (_STREAM,
+      ("Idempotency-Key", "header", "The same key stores nothing again and gets the first answer.", False),
+      ("Producer", "header", "NAME/SEQUENCE: a sequence not above the last is a repeat, for ever.", False),
+      ("Expected-Position", "header", "Index or cursor at which the stream must be.", False),
+      ("Event-Type", "header", "Type of the event.", False),
+      ("Event-Attributes", "header", "A JSON object of strings.", False),
+      ("Expires-In", "header", "Seconds after which nobody gets it any more.", False)),
+     "application/octet-stream", 201, (400, 401, 403, 409, 413, 503, 507)),
+    ("get", "/v1/read", "Read a page: by stream= and from=, by cursor=, or by streams= and after=.",
+     (("stream", "query", "Name of a stream; with from=.", False),
+      ("from", "query", "Index of the first entry.", False),
+      ("cursor", "query", "A cursor, as publish answers it.", False),
+      ("streams", "query", _PATTERN[2], False),
+      ("after", "query", "Entries with greater ids only.", False), _LIMIT, _META),
+     "", 200, (400, 401, 403, 404, 410)),
+    ("get", "/v1/tail", "Follow streams: a line of JSON per entry, as they come.",
+     (_PATTERN, ("after", "query", "First everything after this id; without it only what comes.", False), _META,
+      ("consumer", "query", "Name under which the ledger records it.", False)),
+     "", 200, (400, 401, 403)),
+    ("get", "/v1/streams", "List streams, in order of their names.",
+     (("pattern", "query", "Which ones; > is all.", False), ("after", "query", "Names after this one.", False), _LIMIT),
+     "", 200, (400, 401, 403)),
+    ("get", "/v1/consumers", "List those who read now, with their lag.", (), "", 200, (401, 403)),
+    ("get", "/v1/why", "What became of an entry for a recipient.",
+     (("entry", "query", "Id of the entry.", True), ("recipient", "query", "Name of the recipient.", True)),
+     "", 200, (400, 401, 403, 404)),
+    ("get", "/v1/log/plan", "Cut a range of the log into slices for a parallel export.",
+     (("after", "query", "Ids greater than this.", True), ("upto", "query", "Ids up to this; without it, to the end.", False),
+      ("parts", "query", "How many slices are wanted.", False), ("max_rows", "query", "Rows in all at most.", False),
+      ("max_bytes", "query", "Bytes in all at most.", False)),
+     "", 200, (400, 401, 403, 410, 503)),
+    ("get", "/v1/log/arrow", "Export a range of the log as an Arrow IPC stream that ends in a trailer.",
+     (("after", "query", "Ids greater than this.", True), ("upto", "query", "Ids up to this.", True),
+      ("streams", "query", _PATTERN[2], False), ("columns", "query", "Columns with commas; without it, all.", False)),
+     "", 200, (400, 401, 403, 410, 503)),
+    ("post", "/v1/backup", "Copy the data of the running node into a directory of its machine.",
+     (), "application/json", 201, (400, 401, 403)),
+    ("get", "/health", "The process answers.", (), "", 200, ()),
+    ("get", "/ready", "Requests should be sent here.", (), "", 200, (503,)),
+    ("get", "/metrics", "Counts in Prometheus' format.", (), "", 200, (401,)),
+)  # fmt: skip
+
+
+def describe() -> dict[str, Any]:
+    """The document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, summary, parameters, media, status, errors in _OPERATIONS:
+        operation: dict[str, Any] = {
+            "summary": summary,
+            "parameters": [_parameter(*parameter) for parameter in parameters],
+            "responses": {str(status): {"description": "Done."}}
+            | {str(error): {"$ref": "#/components/responses/Problem"} for error in errors},
+        }
+        if media:
+            operation["requestBody"] = {"required": True, "content": {media: {}}}
+        paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "responses": {"Problem": _problem()},
+        },
+    }
+
+
+def _parameter(name: str, place: str, description: str, required: bool) -> dict[str, Any]:
+    schema = {"type": "string"}
+    return {"name": name, "in": place, "description": description, "required": required, "schema": schema}
+
+
+def _problem() -> dict[str, Any]:
+    fields = {name: {"type": "string"} for name in ("code", "message", "remedy")}
+    error = {"type": "object", "properties": fields, "required": list(fields)}
+    schema = {"type": "object", "properties": {"error": error}, "required": ["error"]}
+    return {"description": "What is wrong, and what to do.", "content": {"application/json": {"schema": schema}}}
+
+
+def openapi(request: Request) -> Response:
+    """Serve the document."""
+    return Response(200, msgspec.json.encode(describe()))

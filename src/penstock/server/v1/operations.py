@@ -1,0 +1,74 @@
+"""Health, why, backup: what operators ask."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from penstock import __version__
+from penstock.core.why import why
+from penstock.errors import InputInvalid
+from penstock.limits import RECIPIENT_BYTES
+from penstock.server.exchange import Request, Response
+from penstock.server.context import Context, integer, only
+
+_encode = msgspec.json.Encoder().encode
+Backup = Callable[[Path], Awaitable[object]]
+
+
+class BackupWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `POST /v1/backup`."""
+
+    directory: str
+
+
+class Operations:
+    """Answers operators."""
+
+    def __init__(self, context: Context, backup: Backup, readiness: Callable[[], str]) -> None:
+        self._context, self._backup, self._readiness = context, backup, readiness
+        self._started = time.monotonic()
+
+    def alive(self, request: Request) -> Response:
+        """The process answers: nothing more is said."""
+        return Response(200, _encode({"status": "ok", "version": __version__}))
+
+    def ready(self, request: Request) -> Response:
+        """Whether requests should be sent here, and why not."""
+        why_not = self._readiness()
+        body = {
+            "status": why_not or "ready",
+            "uptime_seconds": int(time.monotonic() - self._started),
+            "durability": self._context.log.durability,
+            "upto": self._context.log.followed,
+        }
+        return Response(503 if why_not else 200, _encode(body))
+
+    def version(self, request: Request) -> Response:
+        return Response(200, _encode({"name": "penstock", "version": __version__}))
+
+    async def why(self, request: Request) -> Response:
+        """What became of an entry for a recipient."""
+        self._context.caller(request).check_admin("why")
+        only(request, "entry", "recipient")
+        recipient = request.params.get("recipient", "")
+        if not 0 < len(recipient) <= RECIPIENT_BYTES:
+            raise InputInvalid("parameter recipient", f"is not 1 to {RECIPIENT_BYTES} characters")
+        context = self._context
+        entry_id = integer(request, "entry", None, least=1)
+        return Response(200, _encode(await why(context.log, context.ledger, context.hub, entry_id, recipient)))
+
+    async def backup(self, request: Request) -> Response:
+        """Copy the data of the running node into a directory on its machine."""
+        self._context.caller(request).check_admin("backup")
+        try:
+            wanted = msgspec.json.decode(request.body, type=BackupWanted)
+        except msgspec.MsgspecError as error:
+            raise InputInvalid("body", str(error)) from None
+        directory = Path(wanted.directory)
+        if not directory.is_absolute():
+            raise InputInvalid("directory", "is not an absolute path on the server's machine")
+        return Response(201, _encode(await self._backup(directory)))

@@ -1,0 +1,249 @@
+"""`POST /v1/publish`: one event as raw body, or many as lines."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import msgspec
+
+from penstock.core.metering import Histogram
+from penstock.core.names import check_name
+from penstock.errors import InputInvalid, PenstockError, TooLarge
+from penstock.limits import (
+    ATTRIBUTES_BYTES,
+    BATCH_BYTES,
+    BATCH_ENTRIES,
+    ENTRY_BYTES,
+    EXPIRES_SECONDS,
+    KEY_BYTES,
+    NAME_BYTES,
+    TYPE_BYTES,
+)
+from penstock.server.auth import Caller
+from penstock.server.exchange import Later, Request, Response
+from penstock.server.problems import error_response
+from penstock.server.context import Context, only
+from penstock.values import Appended, Batch, Draft, Expect, Key, Place, Producer
+from penstock.wire.eventhorizon import CursorInvalid, parse_cursor
+
+_PRODUCER = re.compile(r"([^/]+)/([0-9]{1,18})", re.ASCII)
+_SAMPLED = 16  # one publish in so many is timed: timing each would cost more than it tells
+_encode = msgspec.json.Encoder().encode
+
+
+class PlaceShown(msgspec.Struct):
+    """Coordinates as the API shows them."""
+
+    id: int
+    stream: str
+    index: int | None
+    cursor: str
+
+
+class ManyShown(msgspec.Struct, omit_defaults=True):
+    """The answer to many events at once."""
+
+    count: int
+    first: PlaceShown
+    last: PlaceShown
+    repeated: bool = False
+
+
+@dataclass(slots=True)
+class Options:
+    """What the head of a publish asks for; most ask for nothing but a stream."""
+
+    caller: Caller
+    stream: str
+    type: str = ""
+    attributes: str = ""
+    expires_seconds: int = 0
+    expect: Expect | None = None
+    key: str = ""
+    producer: Producer | None = None
+    lines: bool = False  # every line of the body is an event
+
+
+class Publisher:
+    """Takes events in."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._log, self._clock = context, context.log, context.clock
+        self._loop = asyncio.get_running_loop()
+        self._count = 0
+        self.seconds = Histogram()
+
+    def __call__(self, request: Request) -> Later | asyncio.Future[Response]:
+        """Publish, and answer when it is durable."""
+        caller = self._context.caller(request)
+        options: Options | None = request.memo.get("publish")
+        if options is None or options.caller is not caller:
+            options = request.memo["publish"] = _options(request, caller)
+        body = request.body
+        expires_ms = self._clock.now_ms() + 1000 * options.expires_seconds if options.expires_seconds else None
+        if options.lines:
+            return self._loop.create_task(self._publish_many(body, options, expires_ms))
+        appending = self._log.append(_batch((body,), body, options, expires_ms))
+        self._count += 1
+        if not self._count % _SAMPLED:
+            self._time(appending)
+        return Later(appending, self._answer)
+
+    def _answer(self, appended: Appended) -> Response:
+        return Response(201, _encode(self._shown(appended.last)))
+
+    def _time(self, appending: asyncio.Future[Appended]) -> None:
+        began = perf_counter()
+        appending.add_done_callback(lambda _: self.seconds.observe(perf_counter() - began))
+
+    async def _publish_many(self, body: bytes, options: Options, expires_ms: int | None) -> Response:
+        """Store the lines in order, as one batch if they fit, else as several."""
+        batches = list(_batches(body))
+        if not batches:
+            raise InputInvalid("body", "has no line that is not empty")
+        if len(batches) > 1 and options.producer:
+            raise TooLarge("lines under one producer sequence", sum(map(len, batches)), BATCH_ENTRIES)
+        results: list[Appended] = []
+        for part, lines in enumerate(batches):
+            try:
+                results.append(await self._log.append(_batch(tuple(lines), body, options, expires_ms, part)))
+            except PenstockError as error:
+                return _failed_after(sum(result.count for result in results), error)
+        first, last = results[0], results[-1]
+        count = sum(result.count for result in results)
+        shown = ManyShown(count, self._shown(first.first), self._shown(last.last), first.repeated)
+        return Response(201, _encode(shown))
+
+    def _shown(self, place: Place) -> PlaceShown:
+        cursor = f"{place.stream}:{place.chunk}:{place.end}:{self._log.server}"
+        return PlaceShown(place.id, place.stream, place.index, cursor)
+
+
+def _failed_after(taken: int, error: PenstockError) -> Response:
+    """The answer when earlier batches of a long body are stored already: it says how many lines they had."""
+    response = error_response(error)
+    response.body = _encode(msgspec.json.decode(response.body) | {"taken": taken})
+    return response
+
+
+def _batch(bodies: tuple[bytes, ...], whole: bytes, options: Options, expires_ms: int | None, part: int = 0) -> Batch:
+    """One batch of a request; *part* counts the batches that one long body becomes."""
+    stream, type, attributes = options.stream, options.type, options.attributes
+    drafts = tuple([Draft(stream, body, type, attributes, expires_ms) for body in bodies])
+    key = _key(whole, options, part) if options.key else None
+    return Batch(drafts, "", True, options.expect if part == 0 else None, key, options.producer)
+
+
+def _key(whole: bytes, options: Options, part: int) -> Key:
+    digest = hashlib.sha256(b"\n".join((options.type.encode(), options.attributes.encode(), whole))).digest()
+    key = f"{options.key}/{part}" if part else options.key
+    return Key(options.caller.subject, options.stream, key, digest)
+
+
+def _batches(body: bytes) -> Iterator[list[bytes]]:
+    """Cut a body into batches of lines; empty lines are no events."""
+    batch: list[bytes] = []
+    size = 0
+    for number, raw in enumerate(body.split(b"\n"), 1):
+        line = raw.removesuffix(b"\r")
+        if not line:
+            continue
+        if len(line) > ENTRY_BYTES:
+            raise TooLarge(f"bytes of line {number}", len(line), ENTRY_BYTES)
+        if len(batch) == BATCH_ENTRIES or size + len(line) > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(line)
+        size += len(line)
+    if batch:
+        yield batch
+
+
+_HEADERS = frozenset(
+    (b"content-type", b"event-type", b"event-attributes", b"expires-in", b"expected-position", b"idempotency-key",
+     b"producer")
+)  # fmt: skip
+
+
+def _options(request: Request, caller: Caller) -> Options:
+    """What the head asks for, checked against the caller's grants. Headers that mean nothing here are passed over."""
+    only(request, "stream")
+    stream = check_name(request.params.get("stream", ""))
+    caller.check_publish(stream)
+    options = Options(caller, stream)
+    for name, value in request.headers:
+        if name in _HEADERS:
+            _read_header(options, name, value)
+    return options
+
+
+def _read_header(options: Options, name: bytes, value: bytes) -> None:
+    match name:
+        case b"content-type":
+            options.lines = value.partition(b";")[0].strip().lower() == b"application/x-ndjson"
+        case b"event-type":
+            options.type = _text("Event-Type", value, TYPE_BYTES)
+        case b"event-attributes":
+            options.attributes = _attributes(value)
+        case b"expires-in":
+            options.expires_seconds = _seconds(value)
+        case b"expected-position":
+            options.expect = _expected(_text("Expected-Position", value, NAME_BYTES + 60), options.stream)
+        case b"idempotency-key":
+            options.key = _text("Idempotency-Key", value, KEY_BYTES)
+        case b"producer":
+            options.producer = _producer(_text("Producer", value, KEY_BYTES))
+
+
+def _text(name: str, value: bytes, limit: int) -> str:
+    """A header's value as text: UTF-8, printable, within a limit."""
+    if len(value) > limit:
+        raise InputInvalid(f"header {name}", f"has {len(value)} bytes, more than {limit}")
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        raise InputInvalid(f"header {name}", "is not UTF-8") from None
+    if not text or not text.isprintable():
+        raise InputInvalid(f"header {name}", "is empty or not printable")
+    return text
+
+
+def _attributes(value: bytes) -> str:
+    if len(value) > ATTRIBUTES_BYTES:
+        raise TooLarge("bytes of Event-Attributes", len(value), ATTRIBUTES_BYTES)
+    try:
+        decoded = msgspec.json.decode(value, type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise InputInvalid("header Event-Attributes", "is not a JSON object of strings") from None
+    return _encode(decoded).decode() if decoded else ""
+
+
+def _seconds(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 9 or not 1 <= int(value) <= EXPIRES_SECONDS:
+        raise InputInvalid("header Expires-In", f"is not a number of seconds from 1 to {EXPIRES_SECONDS:,}")
+    return int(value)
+
+
+def _expected(text: str, stream: str) -> Expect:
+    """An index, or a cursor of this stream."""
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return Expect(stream, index=int(text))
+    try:
+        cursor = parse_cursor(text)
+    except CursorInvalid as error:
+        raise InputInvalid("header Expected-Position", f"is neither an index nor a cursor: {error}") from None
+    if cursor.stream != stream:
+        raise InputInvalid("header Expected-Position", f"is a cursor of {cursor.stream!r}, not of {stream!r}")
+    return Expect(stream, chunk=cursor.chunk, offset=cursor.offset)
+
+
+def _producer(text: str) -> Producer:
+    found = _PRODUCER.fullmatch(text)
+    if not found:
+        raise InputInvalid("header Producer", "is not of the form NAME/SEQUENCE")
+    return Producer(found.group(1), int(found.group(2)))

@@ -1,0 +1,39 @@
+"""The table of the own API."""
+
+from __future__ import annotations
+
+from penstock.server.metrics import Metrics
+from penstock.server.routing import WHOLE, Route
+from penstock.server.context import Context
+from penstock.server.v1.export import Exporter
+from penstock.server.v1.openapi import openapi
+from penstock.server.v1.operations import Operations
+from penstock.server.v1.publish import Publisher
+from penstock.server.v1.read import Reader
+from penstock.server.v1.tail import Tails
+
+
+def v1_routes(
+    context: Context, publisher: Publisher, operations: Operations, exporter: Exporter, metrics: Metrics
+) -> list[Route]:
+    """Every path of the own API, and of operations."""
+    reader, tails = Reader(context), Tails(context)
+    small = WHOLE(64 * 1024)
+    return [
+        Route("POST", "/v1/publish", publisher, body=WHOLE(context.body_limit), admit=context.admit, door="v1"),
+        Route("GET", "/v1/read", reader.read, door="v1"),
+        Route("GET", "/v1/tail", tails, timeout=None, door="v1"),
+        Route("GET", "/v1/streams", reader.streams, door="v1"),
+        Route("GET", "/v1/consumers", reader.consumers, door="v1"),
+        Route("GET", "/v1/why", operations.why, door="v1"),
+        Route("GET", "/v1/log/plan", exporter.plan, door="export"),
+        Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None, door="export"),
+        Route("POST", "/v1/backup", operations.backup, body=small, timeout=None, admit=context.admit, door="v1"),
+        Route("GET", "/openapi.json", openapi),
+        Route("GET", "/health", operations.alive),
+        Route("GET", "/__lbheartbeat__", operations.alive),
+        Route("GET", "/ready", operations.ready),
+        Route("GET", "/__heartbeat__", operations.ready),
+        Route("GET", "/__version__", operations.version),
+        Route("GET", "/metrics", metrics),
+    ]

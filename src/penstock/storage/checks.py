@@ -1,0 +1,39 @@
+"""What every engine refuses: names and sizes that would not fit all of them."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import InputInvalid, TooLarge
+from penstock.limits import RECIPIENT_BYTES, RECORD_BYTES, RECORD_KEY_BYTES
+
+_MONTH = re.compile(r"[0-9]{4}_(0[1-9]|1[0-2])")
+
+
+def check_month(month: str) -> str:
+    """Return *month* if it is one, as in `2026_11`; it becomes part of a table's name."""
+    if not _MONTH.fullmatch(month):
+        raise InputInvalid("month", f"{month!r} is not like 2026_11")
+    return month
+
+
+def check_recipient(recipient: str) -> str:
+    """Return *recipient* if a mailbox may belong to it."""
+    return _check_text("recipient", recipient, RECIPIENT_BYTES)
+
+
+def check_record(key: str, value: bytes = b"") -> None:
+    """Refuse a registry record that no engine takes."""
+    _check_text("record key", key, RECORD_KEY_BYTES)
+    if len(value) > RECORD_BYTES:
+        raise TooLarge("record bytes", len(value), RECORD_BYTES)
+
+
+def _check_text(what: str, text: str, limit: int) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InputInvalid(what, "has half of a surrogate pair") from None
+    if not 0 < size <= limit:
+        raise InputInvalid(what, f"has {size} bytes, not 1 to {limit}")
+    return text

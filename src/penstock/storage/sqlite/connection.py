@@ -1,0 +1,83 @@
+"""Opens connections to the file, and says what SQLite's errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import DataCorrupt, DiskFull, EngineGone, OperatorError
+from penstock.storage.sqlite.schema import check_file, migrate
+
+WRITER_CACHE_KIB: Final = 64 * 1024
+"""Pages the writer keeps: over a million streams, the fold and the heads live from it."""
+READER_CACHE_KIB: Final = 8 * 1024
+CHECKPOINT_PAGES: Final = 4_000
+"""Pages (16 MiB) in the write-ahead log before they are moved into the file: fewer, longer pauses
+would show in the slowest publishes, more and shorter ones cost throughput."""
+_LOW_DISK_BYTES: Final = 1024 * 1024
+
+
+def open_writer(path: Path, *, synchronous: str = "FULL") -> sqlite3.Connection:
+    """The one connection that writes. Makes the file, or brings an older one up to date."""
+    connection = _connect(path, read_only=False)
+    try:
+        check_file(connection, str(path))
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA secure_delete = FAST")
+        migrate(connection)
+    except sqlite3.Error as error:
+        connection.close()
+        raise translated(error, path) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A connection that only reads. Texts come as bytes: most are JSON on their way to a decoder."""
+    connection = _connect(path, read_only=True)
+    connection.text_factory = bytes
+    connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
+    return connection
+
+
+def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    # Connections are made in one thread and used in another, by one thread at a time. Several
+    # hundred statements stay prepared: inserts have one for each number of rows (rows.py).
+    mode = "ro" if read_only else "rwc"
+    try:
+        return sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+    except sqlite3.Error as error:
+        raise translated(error, path) from error
+
+
+def translated(error: sqlite3.Error, path: Path) -> OperatorError:
+    """What a failure of SQLite means for the operator."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _disk_is_full(path)):
+        return DiskFull(f"no space left for {path}")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DataCorrupt(str(path), str(error))
+    return EngineGone(f"{path}: {error}")
+
+
+def _disk_is_full(path: Path) -> bool:
+    # The shared-memory file that cannot grow is an I/O error to SQLite, not a full disk.
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LOW_DISK_BYTES

@@ -1,0 +1,132 @@
+"""Puts the embedded engine together, and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from penstock.core.bus import LocalBus
+from penstock.core.clock import Clock, WallClock
+from penstock.storage.sqlite import schema
+from penstock.storage.sqlite.check import FileCheck
+from penstock.storage.sqlite.connection import open_writer
+from penstock.storage.sqlite.faults import Faults
+from penstock.storage.sqlite.known import KNOWN_STREAMS, Known, KnownStreams, load_by_number
+from penstock.storage.sqlite.lock import DirectoryLock
+from penstock.storage.sqlite.log import SqliteLog
+from penstock.storage.sqlite.mailbox import SqliteMailbox
+from penstock.storage.sqlite.readers import READERS, Readers
+from penstock.storage.sqlite.recent import Recent, Spot
+from penstock.storage.sqlite.registry import SqliteRegistry
+from penstock.storage.sqlite.writer import Limits, Writer
+from penstock.values import Head, Kind
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What tests and measurements change; the server leaves it as it is."""
+
+    limits: Limits = Limits()
+    known_streams: int = KNOWN_STREAMS
+    readers: int = READERS
+    synchronous: str = "FULL"
+    writer: type[Writer] = Writer
+
+
+def open_sqlite(
+    directory: Path,
+    *,
+    node: str,
+    server: str = "127.0.0.1",
+    clock: Clock | None = None,
+    faults: Faults | None = None,
+    options: Options | None = None,
+) -> SqliteEngine:
+    """The engine over `penstock.db` in *directory*; `async with` opens and closes it."""
+    return SqliteEngine(directory, node, server, clock or WallClock(), faults, options or Options())
+
+
+class SqliteEngine:
+    """Log, mailbox, registry and bus of one process on one data directory."""
+
+    log: SqliteLog
+    mailbox: SqliteMailbox
+    registry: SqliteRegistry
+    check: FileCheck
+
+    def __init__(
+        self, directory: Path, node: str, server: str, clock: Clock, faults: Faults | None, options: Options
+    ) -> None:
+        self.directory, self.path = directory, directory / schema.FILE_NAME
+        self.bus = LocalBus(node)
+        self._server, self._clock, self._faults, self._options = server, clock, faults, options
+
+    async def __aenter__(self) -> Self:
+        """Open the file. `DataLocked`, `DataCorrupt` and `DiskFull` leave it as it was."""
+        self._lock = DirectoryLock(self.directory)
+        try:
+            connection = await asyncio.to_thread(open_writer, self.path, synchronous=self._options.synchronous)
+            self._open(connection)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.check.stop()
+        await self._writer.close()
+        await self._readers.close()
+        self._lock.release()
+
+    def _open(self, connection: sqlite3.Connection) -> None:
+        options, clock = self._options, self._clock
+        known, recent = KnownStreams(options.known_streams), Recent()
+        self.check = FileCheck(self.path, needed=not schema.fact(connection, "clean"))
+        schema.set_fact(connection, "clean", 0)
+        _read_unfolded(connection, known, recent)
+        self._readers = Readers(self.path, threads=options.readers)
+        self._writer = options.writer(
+            self.path, connection, known=known, recent=recent, next_id=_last_id(connection) + 1,
+            next_number=_last_number(connection) + 1, clock=clock, server=self._server, faults=self._faults,
+            limits=options.limits,
+        )  # fmt: skip
+        self.log = SqliteLog(
+            writer=self._writer, readers=self._readers, known=known, recent=recent, clock=clock, server=self._server,
+            trimmed_upto=schema.fact(connection, "trimmed_upto"),
+            durability="fsync" if options.synchronous == "FULL" else "none",
+        )  # fmt: skip
+        self.mailbox = SqliteMailbox(self._writer, self._readers, clock)
+        self.registry = SqliteRegistry(self._writer, self._readers, clock)
+        self._writer.start()
+        self.check.start()
+
+
+def _last_id(connection: sqlite3.Connection) -> int:
+    """The highest id that was ever given: trimming does not lower it."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _last_number(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("SELECT ifnull(max(number), 0) FROM streams").fetchone()[0])
+
+
+def _read_unfolded(connection: sqlite3.Connection, known: KnownStreams, recent: Recent) -> None:
+    """Find the entries that were not folded when the file was last in use."""
+    known.folded_upto = schema.fact(connection, "folded_upto")
+    query = "SELECT id, stream, idx, chunk, offset, size, kind, published_ms FROM entries WHERE id > ? ORDER BY id"
+    last: dict[int, tuple[int, ...]] = {}
+    for row in connection.execute(query, (known.folded_upto,)):
+        id, stream, idx, chunk, offset, *_ = last[row[1]] = row
+        recent.add(stream, Spot(id, idx, chunk, offset))
+    for found in load_by_number(connection, list(last)):
+        id, _, idx, chunk, offset, size, kind, published_ms = last[found.number]
+        name, next_index = found.head.stream, idx + (kind != Kind.META)
+        head = Head(name, next_index, chunk, offset + size, found.head.subscribers, id, published_ms)
+        known.add(name, Known(found.number, head))

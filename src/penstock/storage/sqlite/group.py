@@ -1,0 +1,144 @@
+"""One group commit: what the jobs that waited together want to write."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.stamp import Stamped, stamp
+from penstock.storage.sqlite import rows
+from penstock.storage.sqlite.keys import Keys
+from penstock.storage.sqlite.known import Known, KnownStreams
+from penstock.storage.sqlite.recent import Recent, Spot
+from penstock.values import Appended, Batch, Entry, Head, Kind
+
+
+class Group:
+    """Stamps batches one after the other, each against the heads that the earlier ones left.
+
+    Nothing outside it changes until `settle`, so a group whose commit fails is simply forgotten.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        known: KnownStreams,
+        *,
+        next_id: int,
+        next_number: int,
+        now_ms: int,
+        server: str,
+    ) -> None:
+        self._connection, self._known = connection, known
+        self.next_id, self.next_number = next_id, next_number
+        self._now_ms, self._server = now_ms, server
+        self._heads: dict[str, Head] = {}
+        self._absent: set[str] = set()  # these were looked for in the file
+        self._numbers: dict[str, int] = {}
+        self._new: list[tuple[int, str]] = []
+        self._subscribers: dict[int, tuple[str, ...]] = {}
+        self._keys: Keys | None = None
+        self._rows: list[rows.Row] = []
+        self.entries: list[Entry] = []
+
+    def append(self, batch: Batch) -> Appended:
+        """Give *batch* its coordinates, or its first answer if it was here before."""
+        if batch.key or batch.producer:
+            self._keys = self._keys or Keys(self._connection, self._now_ms)
+            if found := self._keys.find(batch):
+                return found
+        stamped = stamp(batch, self._lookup, next_id=self.next_id, now_ms=self._now_ms, server=self._server)
+        self._take(stamped)
+        if self._keys and (batch.key or batch.producer):
+            self._keys.add(batch, stamped.appended)
+        return stamped.appended
+
+    @property
+    def is_one_statement(self) -> bool:
+        """Only entries, and few enough: the INSERT is a transaction by itself."""
+        return not (self._new or self._subscribers or self._keys) and len(rows.counts(len(self._rows))) <= 1
+
+    def write(self) -> None:
+        """Write everything, within the caller's transaction."""
+        execute = self._connection.execute
+        for number, name in self._new:
+            execute("INSERT INTO streams (number, name) VALUES (?, ?)", (number, name))
+        for number, subscribers in self._subscribers.items():
+            encoded = msgspec.json.encode(subscribers).decode()
+            execute("UPDATE streams SET subscribers = ? WHERE number = ?", (encoded, number))
+        if self._keys:
+            self._keys.write()
+        rows.insert(self._connection, self._rows)
+
+    def settle(self, recent: Recent) -> None:
+        """After the commit: let everyone know the new heads and spots."""
+        for row in self._rows:
+            recent.add(row[1], Spot(row[0], row[2], row[3], row[4]))
+        for name, head in self._heads.items():
+            if known := self._known.get(name):
+                known.head = head
+            else:
+                self._known.add(name, Known(self._numbers[name], head))
+
+    def prepare(self, batches: Sequence[Batch]) -> None:
+        """Read the heads of all streams that *batches* name, with one query at most."""
+        names = {draft.stream for batch in batches for draft in batch.drafts}
+        missing = [name for name in names if not self._remember(name)]
+        if missing:
+            self._known.load(self._connection, missing)
+            self._absent.update(name for name in missing if not self._remember(name))
+
+    def _lookup(self, name: str) -> Head | None:
+        head = self._heads.get(name)
+        if head is None and name not in self._absent and not self._remember(name):
+            self._known.load(self._connection, (name,))
+            if not self._remember(name):
+                self._absent.add(name)
+        return head or self._heads.get(name)
+
+    def _remember(self, name: str) -> bool:
+        """Copy a known stream into the group: it may be forgotten out there before we are through."""
+        if known := self._known.get(name):
+            self._heads[name], self._numbers[name] = known.head, known.number
+        return known is not None
+
+    def _take(self, stamped: Stamped) -> None:
+        """Add a stamped batch. From here on it will be stored, unless the whole group fails."""
+        entries = stamped.entries
+        next_indexes: dict[str, int] = {}
+        for entry in entries:
+            idx = entry.index
+            if idx is None:
+                idx = self._next_index(entry.stream, next_indexes) - (entry.kind is Kind.PART)
+            else:
+                next_indexes[entry.stream] = idx + 1
+            row = (
+                entry.id, self._number(entry.stream), idx, entry.chunk, entry.offset, entry.size, entry.kind,
+                entry.type, entry.published_ms, entry.expires_ms, entry.attributes, entry.body,
+            )  # fmt: skip
+            self._rows.append(row)
+        for name, head in stamped.heads.items():
+            before = self._lookup(name)
+            if head.subscribers != (before.subscribers if before else ()):
+                self._subscribers[self._number(name)] = head.subscribers
+        self._heads.update(stamped.heads)
+        self.entries += entries
+        self.next_id += len(entries)
+
+    def _next_index(self, stream: str, next_indexes: dict[str, int]) -> int:
+        """The index of the stream's next data entry, in the middle of a batch."""
+        found = next_indexes.get(stream)
+        if found is None:
+            head = self._lookup(stream)
+            found = head.next_index if head else 0
+        return found
+
+    def _number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = self.next_number
+            self.next_number += 1
+            self._new.append((number, name))
+        return number

@@ -1,0 +1,108 @@
+"""Idempotency keys and producers: the first answer, kept for whoever asks again."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+import msgspec
+
+from penstock.errors import KeyReused
+from penstock.limits import KEY_COUNT, KEY_SECONDS
+from penstock.values import Appended, Batch, Key, Producer
+
+PRUNE_EVERY: Final = 1_000
+"""Keys after which the oldest are looked at."""
+_Address = tuple[str, str, str]
+_answers = msgspec.msgpack.Decoder(Appended)
+
+
+class Keys:
+    """The keys of one group, in front of those in the file. Only for the writer thread.
+
+    The answers of a producer are kept as keys without a stream; its last sequence is kept for ever.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, now_ms: int) -> None:
+        self._connection, self._now_ms = connection, now_ms
+        self._new: dict[_Address, tuple[bytes, Appended]] = {}
+        self._sequences: dict[str, tuple[int, Appended]] = {}
+
+    def find(self, batch: Batch) -> Appended | None:
+        """The first answer if *batch* is a repeat; `KeyReused` if its key stands for another one."""
+        if batch.key and (found := self._find_key(batch.key)):
+            return found
+        if batch.producer:
+            return self._find_sequence(batch.producer)
+        return None
+
+    def add(self, batch: Batch, appended: Appended) -> None:
+        """Remember the answer to a batch that is stored in this group."""
+        if batch.key:
+            self._new[_address(batch.key)] = (batch.key.digest, appended)
+        if batch.producer:
+            self._new[_address_of(batch.producer)] = (b"", appended)
+            self._sequences[batch.producer.name] = (batch.producer.sequence, appended)
+
+    def write(self) -> None:
+        """Store what was added, in the caller's transaction, and drop some of what is too old."""
+        if not self._new:
+            return
+        execute = self._connection.execute
+        for address, (digest, appended) in self._new.items():
+            execute(
+                "INSERT OR REPLACE INTO keys (subject, stream, key, digest, answer, made_ms) VALUES (?, ?, ?, ?, ?, ?)",
+                (*address, digest, _encoded(appended), self._now_ms),
+            )
+        for name, (sequence, appended) in self._sequences.items():
+            execute("INSERT OR REPLACE INTO producers VALUES (?, ?, ?)", (name, sequence, _encoded(appended)))
+        newest: int = execute("SELECT max(number) FROM keys").fetchone()[0]
+        if newest // PRUNE_EVERY != (newest - len(self._new)) // PRUNE_EVERY:
+            self._prune(newest)
+
+    def _find_key(self, key: Key) -> Appended | None:
+        digest, answer = self._get(_address(key))
+        if answer and digest != key.digest:
+            raise KeyReused(key.key)
+        return answer
+
+    def _find_sequence(self, producer: Producer) -> Appended | None:
+        sequence, last = self._sequences.get(producer.name) or self._load_sequence(producer.name)
+        if last is None or producer.sequence > sequence:
+            return None
+        # The answer may be pruned, or the number was left out: then the last one says enough.
+        return self._get(_address_of(producer))[1] or msgspec.structs.replace(last, repeated=True)
+
+    def _get(self, address: _Address) -> tuple[bytes, Appended | None]:
+        """A remembered answer, marked as a repeat."""
+        if known := self._new.get(address):
+            return known[0], msgspec.structs.replace(known[1], repeated=True)
+        row = self._connection.execute(
+            "SELECT digest, answer FROM keys WHERE subject = ? AND stream = ? AND key = ? AND made_ms > ?",
+            (*address, self._now_ms - KEY_SECONDS * 1000),
+        ).fetchone()
+        return (row[0], _answers.decode(row[1])) if row else (b"", None)
+
+    def _load_sequence(self, name: str) -> tuple[int, Appended | None]:
+        row = self._connection.execute("SELECT sequence, answer FROM producers WHERE name = ?", (name,)).fetchone()
+        return (row[0], _answers.decode(row[1])) if row else (0, None)
+
+    def _prune(self, newest: int) -> None:
+        """Drop up to two thousand of the oldest keys: at least as fast as they come."""
+        self._connection.execute(
+            "DELETE FROM keys WHERE number IN (SELECT number FROM keys WHERE number <= ? OR made_ms <= ? "
+            "ORDER BY number LIMIT ?)",
+            (newest - KEY_COUNT, self._now_ms - KEY_SECONDS * 1000, 2 * PRUNE_EVERY),
+        )
+
+
+def _address(key: Key) -> _Address:
+    return (key.subject, key.stream, key.key)
+
+
+def _address_of(producer: Producer) -> _Address:
+    return (producer.name, "", str(producer.sequence))
+
+
+def _encoded(appended: Appended) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(appended, repeated=True))

@@ -1,0 +1,197 @@
+"""The log on SQLite: the event loop's side. Appends go to the writer, reads to the readers' threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from penstock.core.clock import Clock
+from penstock.core.log import Follower
+from penstock.core.names import check_pattern, is_exact
+from penstock.core.stamp import check_batch
+from penstock.errors import CallerError, NotFound, Trimmed
+from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
+from penstock.storage.sqlite import pages, retention
+from penstock.storage.sqlite.known import Known, KnownStreams, load_by_name
+from penstock.storage.sqlite.pages import Source
+from penstock.storage.sqlite.reader import Look
+from penstock.storage.sqlite.readers import Readers
+from penstock.storage.sqlite.recent import Recent
+from penstock.storage.sqlite.writer import Writer
+from penstock.values import Appended, Batch, Entry, Head, Page
+
+EXACT_STREAMS = 64
+"""Streams that a read by id follows one by one; for more of them, or for patterns, it scans the log."""
+
+
+class SqliteLog:
+    """`core.log.Log` over one file."""
+
+    def __init__(
+        self, *, writer: Writer, readers: Readers, known: KnownStreams, recent: Recent, trimmed_upto: int, clock: Clock,
+        server: str, durability: str,
+    ) -> None:  # fmt: skip
+        self.durability, self.server = durability, server
+        self._writer, self._readers, self._known, self._recent = writer, readers, known, recent
+        self._clock, self._trimmed_upto = clock, trimmed_upto
+
+    @property
+    def followed(self) -> int:
+        return self._writer.followed
+
+    @property
+    def trimmed_upto(self) -> int:
+        return self._trimmed_upto
+
+    def append(self, batch: Batch) -> asyncio.Future[Appended]:
+        try:
+            weight = check_batch(batch)
+        except CallerError as error:
+            return self._writer.refuse(error)
+        return self._writer.submit_batch(batch, weight)
+
+    def follow(self, follower: Follower) -> None:
+        self._writer.followers.append(follower)
+
+    # ── heads ──────────────────────────────────────────────────────────────────────────────────
+
+    async def head(self, stream: str) -> Head | None:
+        known = await self._find(stream)
+        return known.head if known else None
+
+    async def heads(self, pattern: str, *, after: str = "", limit: int = PAGE_ENTRIES) -> list[Head]:
+        check_pattern(pattern)
+        folded = await self._readers.run(lambda reader: reader.heads(pattern, after, limit))
+        current = [known.head if (known := self._known.peek(head.stream)) else head for head in folded]
+        await self._wait_until_followed(max((head.last_id for head in current), default=0))
+        # A stream without any entry was committed a moment ago, and is not known here yet.
+        return [head for head in current if head.last_id]
+
+    async def _find(self, stream: str) -> Known | None:
+        """A copy of the stream's number and head; it lies within what was followed."""
+        known = self._known.peek(stream)
+        if known is None:
+            loaded = await self._readers.run(lambda reader: load_by_name(reader.connection, [stream]))
+            known = self._known.peek(stream) or next((found for found in loaded if found.head.last_id), None)
+        if known is None:
+            return None
+        copy = Known(known.number, known.head)
+        await self._wait_until_followed(copy.head.last_id)
+        return copy
+
+    async def _wait_until_followed(self, id: int) -> None:
+        # The writer has committed it and its call to this loop is on the way, or already waits.
+        while id > self._writer.followed:  # noqa: ASYNC110 - an event would cost every append
+            await asyncio.sleep(0)
+
+    async def _source(self, stream: str) -> Source:
+        known = await self._find(stream)
+        if known is None:
+            raise NotFound("stream", stream, code="stream_missing")
+        return Source(known.number, known.head, self._recent.of(known.number, self.followed), self._trimmed_upto)
+
+    # ── reads ──────────────────────────────────────────────────────────────────────────────────
+
+    async def entry(self, id: int) -> Entry | None:
+        look = self._look(1, PAGE_BYTES, True)
+        if not self._trimmed_upto < id <= look.upto:
+            return None
+        entries, _ = await self._readers.run(lambda reader: reader.entries([id], look))
+        return entries[0] if entries and id > self._trimmed_upto else None
+
+    async def read_index(
+        self, stream: str, index: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES, meta: bool = False
+    ) -> Page:
+        async def read() -> Page:
+            source, look = await self._source(stream), self._look(limit, limit_bytes, meta)
+            return await self._readers.run(lambda reader: pages.by_index(reader, source, index, look))
+
+        return await self._steadily(read)
+
+    async def read_cursor(
+        self, stream: str, chunk: int, offset: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES
+    ) -> Page:
+        async def read() -> Page:
+            source, look = await self._source(stream), self._look(limit, limit_bytes, True)
+            return await self._readers.run(lambda reader: pages.by_cursor(reader, source, chunk, offset, look))
+
+        return await self._steadily(read)
+
+    async def read_after(
+        self,
+        patterns: Sequence[str],
+        after: int,
+        *,
+        limit: int = PAGE_ENTRIES,
+        limit_bytes: int = PAGE_BYTES,
+        meta: bool = False,
+    ) -> Page:
+        wanted = tuple(check_pattern(pattern) for pattern in patterns)
+        few = len(wanted) <= EXACT_STREAMS and all(is_exact(pattern) for pattern in wanted)
+
+        async def read() -> Page:
+            if after < self._trimmed_upto:
+                raise Trimmed(after, self._trimmed_upto)
+            sources = await self._sources(wanted) if few else []
+            look = self._look(limit, limit_bytes, meta)
+            if after >= look.upto:
+                return Page((), after, more=False)
+            if few:
+                return await self._readers.run(lambda reader: pages.by_ids(reader, sources, after, look))
+            return await self._readers.run(lambda reader: pages.by_scan(reader, wanted, after, look))
+
+        return await self._steadily(read)
+
+    async def id_before(self, ms: int) -> int:
+        upto = self.followed
+        found = await self._readers.run(lambda reader: reader.id_before(ms, upto))
+        return self._trimmed_upto if found is None else found
+
+    async def _sources(self, streams: Sequence[str]) -> list[Source]:
+        """Those of *streams* that exist."""
+        found = [known for stream in dict.fromkeys(streams) if (known := await self._find(stream))]
+        upto = self.followed
+        return [Source(k.number, k.head, self._recent.of(k.number, upto), self._trimmed_upto) for k in found]
+
+    def _look(self, limit: int, limit_bytes: int, meta: bool) -> Look:
+        return Look(self.followed, min(limit, PAGE_ENTRIES), min(limit_bytes, PAGE_BYTES), meta, self._clock.now_ms())
+
+    async def _steadily(self, read: Callable[[], Awaitable[Page]]) -> Page:
+        """Read, and once more if the log was trimmed meanwhile: the page might have a hole."""
+        while True:
+            trimmed_upto = self._trimmed_upto
+            page = await read()
+            if trimmed_upto == self._trimmed_upto:
+                return page
+
+    # ── retention ──────────────────────────────────────────────────────────────────────────────
+
+    async def trim(self, upto: int) -> int:
+        upto = min(upto, self.followed)
+        if upto <= self._trimmed_upto:
+            return 0
+        await self._writer.fold_now()  # a head that is not folded is read from its stream's last entry
+        before, self._trimmed_upto = self._trimmed_upto, upto  # first, so that no read meets a hole unaware
+        try:
+            gone = await self._trim_slice(upto)
+        except BaseException:
+            self._trimmed_upto = before
+            raise
+        total = gone
+        while gone:
+            gone = await self._trim_slice(upto)
+            total += gone
+        return total
+
+    async def _trim_slice(self, upto: int) -> int:
+        return await self._writer.run(lambda connection: retention.trim_slice(connection, upto))
+
+    async def erase(self, ids: Sequence[int]) -> int:
+        return await self._writer.run(lambda connection: retention.erase(connection, ids))
+
+    async def expire(self, limit: int = 10_000) -> int:
+        now_ms = self._clock.now_ms()
+        return await self._writer.run(lambda connection: retention.expire(connection, now_ms, limit))
+
+    async def stored_bytes(self) -> int:
+        return await self._readers.run(lambda reader: retention.stored_bytes(reader.connection))

@@ -1,0 +1,282 @@
+"""Reads entries. Lives in a reader's thread; every call is a few statements of one row each.
+
+SQLite's calls release the interpreter lock, and beside a busy event loop every row fetched may wait for
+a switch interval: a page of a thousand rows then takes half a second. So a page is put together
+inside SQLite, as one JSON text and one blob with all bodies, and comes over with one call.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.core.names import matches
+from penstock.storage.sqlite.recent import Spot
+from penstock.values import Entry, Head, Kind
+
+SCAN_ROWS: Final = 32_768
+"""Entries that one `scan` looks at when nothing matches: some ten milliseconds."""
+NAMES: Final = 200_000
+"""Stream names and pattern decisions held in memory. Over it: they are read anew."""
+PATTERN_SETS: Final = 64
+"""Sets of patterns whose decisions are held in memory."""
+
+_PAGE = """
+SELECT json_group_array(json_array(
+           id, stream, idx, chunk, offset, size, kind, type, published_ms, expires_ms, attributes, length(body)
+       )),
+       group_concat(CAST(body AS TEXT), '')
+FROM (SELECT * FROM entries WHERE {which} ORDER BY id LIMIT :limit)
+"""
+_LIVE = "kind IN (0, 2) AND (expires_ms IS NULL OR expires_ms > :now)"
+_IDS = "id IN (SELECT value FROM json_each(:ids))"
+_RANGE = "id > :after AND id <= :upto"
+_STREAMS = "stream IN (SELECT value FROM json_each(:streams))"
+# How many of the first entries have bodies that fit; one always does.
+_FITTING = """
+SELECT sum(total <= :limit_bytes OR number = 1), count(*) FROM (
+    SELECT sum(bytes) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) AS total, row_number() OVER (ORDER BY id) AS number
+    FROM (SELECT id, length(body) AS bytes FROM entries WHERE {which} ORDER BY id LIMIT :limit)
+)
+"""
+# What lies in the next rows: the last id, the bytes of all bodies, and which streams.
+_SURVEY = """
+SELECT max(id), count(*), sum(length(body)), json_group_array(DISTINCT stream)
+FROM (SELECT id, stream, body FROM entries WHERE id > ? AND id <= ? ORDER BY id LIMIT ?)
+"""
+# Along a stream nothing ever falls, so the first place with a property is found by leaps over the ids,
+# each half as long as the one before, that stop short of it.
+_FIRST = """
+WITH RECURSIVE leaps(id, leap) AS (
+    VALUES (0, :leap)
+    UNION ALL
+    SELECT leaps.id + iif(ifnull((
+        SELECT {reached} FROM places WHERE stream = :stream AND places.id >= leaps.id + leap ORDER BY places.id LIMIT 1
+    ), 1), 0, leap), leap / 2 FROM leaps WHERE leap > 0
+)
+SELECT id + 1 FROM leaps WHERE leap = 0
+"""
+_PLACES = """
+SELECT json_group_array(json_array(id, idx, chunk, offset))
+FROM (SELECT * FROM places WHERE stream = ? AND id >= ? AND id <= ? ORDER BY id LIMIT ?)
+"""
+_NAMES = """
+SELECT json_group_array(json_array(number, name)) FROM streams WHERE number IN (SELECT value FROM json_each(?))
+"""
+# The same leaps over the whole log: how far it goes below a time.
+_ID_BEFORE = """
+WITH RECURSIVE leaps(id, leap) AS (
+    VALUES (0, :leap)
+    UNION ALL
+    SELECT leaps.id + iif(ifnull((
+        SELECT published_ms >= :ms FROM entries WHERE entries.id >= leaps.id + leap AND entries.id <= :upto
+        ORDER BY entries.id LIMIT 1
+    ), 1), 0, leap), leap / 2 FROM leaps WHERE leap > 0
+)
+SELECT id FROM leaps WHERE leap = 0
+"""
+_HEADS = """
+SELECT s.name, ifnull(h.next_index, 0), ifnull(h.chunk, 0), ifnull(h.offset, 0), s.subscribers,
+       ifnull(h.last_id, 0), ifnull(h.last_ms, 0)
+FROM streams s LEFT JOIN heads h ON h.stream = s.number
+WHERE s.name > ? AND s.name >= ? AND s.name < CAST(? || x'ff' AS TEXT) ORDER BY s.name LIMIT ?
+"""
+_HEADS_ROWS: Final = 1_000
+_KINDS: Final = tuple(Kind)
+_spots = msgspec.json.Decoder(list[Spot])
+_numbers = msgspec.json.Decoder(list[int])
+_Row = tuple[int, int, int, int, int, int, int, str, int, int | None, str, int]
+_rows = msgspec.json.Decoder(list[_Row])
+
+
+class Look(NamedTuple):
+    """How a page is to be read."""
+
+    upto: int  # an id: nothing beyond it
+    limit: int
+    limit_bytes: int
+    meta: bool  # meta entries and tombstones, too
+    now_ms: int
+
+
+class Where(NamedTuple):
+    """A property that holds from some entry of a stream on: in SQL, and of a spot."""
+
+    sql: str
+    values: dict[str, int]
+    value: int | tuple[int, int]
+    key: Callable[[Spot], int | tuple[int, int]]
+
+
+def from_id(id: int) -> Where:
+    """Entries with this id or a higher one."""
+    return Where("id >= :a", {"a": id}, id, lambda spot: spot.id)
+
+
+def from_index(index: int) -> Where:
+    """Entries that stand at this index or a higher one."""
+    return Where("idx >= :a", {"a": index}, index, lambda spot: spot.idx)
+
+
+def from_cursor(chunk: int, offset: int) -> Where:
+    """Entries whose lines begin at this byte or a later one."""
+    values = {"a": chunk, "b": offset}
+    return Where("(chunk, offset) >= (:a, :b)", values, (chunk, offset), lambda spot: (spot.chunk, spot.offset))
+
+
+class Names:
+    """Stream names by number, and which patterns cover them. Shared by the readers."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._decisions: dict[tuple[str, ...], dict[int, bool]] = {}
+
+    def load(self, connection: sqlite3.Connection, numbers: Collection[int]) -> dict[int, str]:
+        """Names by number, for at least these *numbers*."""
+        names = self._names
+        missing = [number for number in numbers if number not in names]
+        if missing:
+            if len(names) + len(missing) > NAMES:
+                names = self._names = {}
+                missing = list(numbers)
+            names.update(_load_names(connection, missing))
+        return names
+
+    def matching(self, connection: sqlite3.Connection, patterns: tuple[str, ...], numbers: Sequence[int]) -> list[int]:
+        """Those of *numbers* whose streams any of *patterns* covers."""
+        if len(self._decisions) > PATTERN_SETS:
+            self._decisions = {}
+        decisions = self._decisions.setdefault(patterns, {})
+        if len(decisions) > NAMES:
+            decisions = self._decisions[patterns] = {}
+        unknown = [number for number in numbers if number not in decisions]
+        if unknown:
+            names = self.load(connection, unknown)
+            for number in unknown:
+                decisions[number] = any(matches(pattern, names[number]) for pattern in patterns)
+        return [number for number in numbers if decisions[number]]
+
+
+def _load_names(connection: sqlite3.Connection, numbers: Collection[int]) -> dict[int, str]:
+    text = connection.execute(_NAMES, (msgspec.json.encode(numbers).decode(),)).fetchone()[0]
+    return dict(msgspec.json.decode(text, type=list[tuple[int, str]]))
+
+
+class Reader:
+    """One reading connection. Never looks beyond the id it is given."""
+
+    def __init__(self, connection: sqlite3.Connection, names: Names) -> None:
+        self.connection, self._names = connection, names
+
+    def spots(self, stream: int, recent: list[Spot], where: Where, upto: int, limit: int) -> list[Spot]:
+        """The stream's first spots with a property. *recent* must have been taken before this call."""
+        low = self._first(stream, where, upto)
+        text = self.connection.execute(_PLACES, (stream, low, upto, limit)).fetchone()[0]
+        begin = bisect_left(recent, where.value, key=where.key)
+        found = {spot.id: spot for spot in _spots.decode(text)}
+        found |= {spot.id: spot for spot in recent[begin : begin + limit]}
+        return [found[id] for id in sorted(found)[:limit]]
+
+    def before(self, stream: int, recent: list[Spot], id: int) -> Spot | None:
+        """The stream's last spot below *id*."""
+        query = "SELECT id, idx, chunk, offset FROM places WHERE stream = ? AND id < ? ORDER BY id DESC LIMIT 1"
+        row = self.connection.execute(query, (stream, id)).fetchone()
+        found = [Spot(*row)] if row else []
+        found += [spot for spot in recent if spot.id < id][-1:]
+        return max(found) if found else None
+
+    def _first(self, stream: int, where: Where, upto: int) -> int:
+        if where.sql == "id >= :a":
+            return where.values["a"]
+        query = _FIRST.format(reached=where.sql)
+        values = {"leap": 1 << upto.bit_length(), "stream": stream, **where.values}
+        return int(self.connection.execute(query, values).fetchone()[0])
+
+    def entries(self, ids: Sequence[int], look: Look) -> tuple[list[Entry], bool]:
+        """The entries of these ids as far as their bodies fit (the first always does), and whether all did."""
+        values = {"ids": msgspec.json.encode(ids).decode(), "now": look.now_ms, "limit": len(ids)}
+        return self._page(_IDS if look.meta else f"{_IDS} AND {_LIVE}", values, look)
+
+    def scan(self, patterns: tuple[str, ...], after: int, look: Look) -> tuple[list[Entry], int]:
+        """Matching entries after an id, and the id up to which was looked."""
+        looked = 0
+        while after < look.upto and looked < SCAN_ROWS:
+            entries, after, rows = self._scan(patterns, after, max(look.limit, looked), look)
+            looked += rows
+            if entries:
+                return entries, after
+        return [], after
+
+    def _scan(self, patterns: tuple[str, ...], after: int, rows: int, look: Look) -> tuple[list[Entry], int, int]:
+        """Look at the next *rows* entries."""
+        last, count, size, text = self.connection.execute(_SURVEY, (after, look.upto, rows)).fetchone()
+        if count < rows:
+            last = look.upto
+        streams = self._names.matching(self.connection, patterns, _numbers.decode(text))
+        if not streams:
+            return [], last, count
+        which = f"{_RANGE} AND {_STREAMS}" if look.meta else f"{_RANGE} AND {_STREAMS} AND {_LIVE}"
+        values = {
+            "after": after, "upto": last, "streams": msgspec.json.encode(streams).decode(), "now": look.now_ms,
+            "limit": look.limit,
+        }  # fmt: skip
+        if size > look.limit_bytes:
+            entries, whole = self._page(which, values, look)
+        else:
+            entries, whole = self._fetch(which, values, look), True
+        if entries and (not whole or len(entries) == look.limit):
+            last = entries[-1].id
+        return entries, last, count
+
+    def _page(self, which: str, values: dict[str, object], look: Look) -> tuple[list[Entry], bool]:
+        """Entries as far as their bodies fit, and whether all did."""
+        query = _FITTING.format(which=which)
+        fitting, count = self.connection.execute(query, {**values, "limit_bytes": look.limit_bytes}).fetchone()
+        if not count:
+            return [], True
+        return self._fetch(which, {**values, "limit": fitting}, look), fitting == count
+
+    def _fetch(self, which: str, values: dict[str, object], look: Look) -> list[Entry]:
+        text, bodies = self.connection.execute(_PAGE.format(which=which), values).fetchone()
+        rows = _rows.decode(text)
+        names = self._names.load(self.connection, {row[1] for row in rows})
+        entries: list[Entry] = []
+        begin = 0
+        for id, stream, idx, chunk, offset, size, kind, type, published_ms, expires_ms, attributes, length in rows:
+            end = begin + length
+            index = None if kind == Kind.META or not size else idx
+            if expires_ms is not None and expires_ms <= look.now_ms and kind in (Kind.DATA, Kind.PART):
+                kind, type, attributes, length = Kind.EXPIRED, "", "", 0
+            entry = Entry(
+                id, names[stream], index, chunk, offset, size, _KINDS[kind], type, published_ms, expires_ms, attributes,
+                bodies[begin : begin + length],
+            )  # fmt: skip
+            entries.append(entry)
+            begin = end
+        return entries
+
+    def id_before(self, ms: int, upto: int) -> int | None:
+        """The highest id published before a time, 0 if there is none; None if no entry is left at all."""
+        if self.connection.execute("SELECT 1 FROM entries LIMIT 1").fetchone() is None:
+            return None
+        values = {"leap": 1 << upto.bit_length(), "ms": ms, "upto": upto}
+        return int(self.connection.execute(_ID_BEFORE, values).fetchone()[0])
+
+    def heads(self, pattern: str, after: str, limit: int) -> list[Head]:
+        """Heads of matching streams in order of their names, as they were folded last."""
+        prefix = pattern.partition("*")[0].partition(">")[0]
+        found: list[Head] = []
+        while len(found) < limit:
+            rows = self.connection.execute(_HEADS, (after, prefix, prefix, _HEADS_ROWS)).fetchall()
+            for name, next_index, chunk, offset, subscribers, last_id, last_ms in rows:
+                after = name.decode()
+                if matches(pattern, after):
+                    who = msgspec.json.decode(subscribers, type=tuple[str, ...])
+                    found.append(Head(after, next_index, chunk, offset, who, last_id, last_ms))
+            if len(rows) < _HEADS_ROWS:
+                break
+        return found[:limit]

@@ -1,0 +1,55 @@
+"""Where the entries are that are not folded yet, stream by stream, in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+
+class Spot(NamedTuple):
+    """One entry's coordinates. Along a stream none of them ever falls."""
+
+    id: int
+    idx: int
+    chunk: int
+    offset: int
+
+
+class Recent:
+    """Spots of unfolded entries by stream number, in order of id.
+
+    The writer thread adds what it has committed and drops what it has folded; both are one
+    list operation under the interpreter lock. A reader first takes a copy here, then asks the
+    file: what is dropped in between has been folded before, so it is found there.
+    """
+
+    def __init__(self) -> None:
+        self._spots: dict[int, list[Spot]] = {}
+        self.count = 0
+
+    def add(self, stream: int, spot: Spot) -> None:
+        spots = self._spots.get(stream)
+        if spots is None:
+            self._spots[stream] = [spot]
+        else:
+            spots.append(spot)
+        self.count += 1
+
+    def of(self, stream: int, upto: int) -> list[Spot]:
+        """A copy of one stream's spots with ids up to *upto*."""
+        spots = self._spots.get(stream, [])[:]
+        return spots[: bisect_right(spots, upto, key=_id)]
+
+    def drop(self, upto: int) -> None:
+        """Forget what has been folded."""
+        for stream, spots in list(self._spots.items()):
+            gone = bisect_right(spots, upto, key=_id)
+            self.count -= gone
+            if gone == len(spots):
+                del self._spots[stream]
+            elif gone:
+                self._spots[stream] = spots[gone:]
+
+
+def _id(spot: Spot) -> int:
+    return spot.id

@@ -1,0 +1,314 @@
+"""The one thread that writes: takes all that waits, stores it in one transaction, then answers.
+
+    event loop                         writer thread
+    submit(job) ──── queue ──────────▶ group of jobs: run each, write, COMMIT (fsync)
+    followers, then futures ◀───────── one call_soon_threadsafe for the whole group
+
+While one group is being stored the next gathers, so the slower the disk, the larger the groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.core.clock import Clock
+from penstock.core.log import Follower
+from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
+from penstock.storage.sqlite import fold, schema
+from penstock.storage.sqlite.connection import translated
+from penstock.storage.sqlite.faults import Faults
+from penstock.storage.sqlite.group import Group
+from penstock.storage.sqlite.known import KnownStreams
+from penstock.storage.sqlite.recent import Recent
+from penstock.values import Appended, Batch, Entry
+
+QUEUE_JOBS: Final = 20_000
+"""Jobs that wait or are being written. Over it: `Busy`. At 20,000 a second that is one second."""
+QUEUE_BYTES: Final = 64 * 1024 * 1024
+"""Body bytes of those jobs. Over it: `Busy`."""
+GROUP_JOBS: Final = 1_024
+GROUP_BYTES: Final = 8 * 1024 * 1024
+"""What one transaction takes at most: a long one would delay every answer in it."""
+
+T = TypeVar("T")
+
+
+class Job:
+    """Something to store: a batch, or a function of the connection."""
+
+    __slots__ = ("batch", "error", "function", "future", "result", "weight")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        weight: int,
+        batch: Batch | None = None,
+        function: Callable[[sqlite3.Connection], Any] | None = None,
+    ) -> None:
+        self.future, self.weight, self.batch, self.function = future, weight, batch, function
+        self.result: Any = None
+        self.error: Exception | None = None
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The writer's measures; tests make them small."""
+
+    queue_jobs: int = QUEUE_JOBS
+    queue_bytes: int = QUEUE_BYTES
+    group_jobs: int = GROUP_JOBS
+    group_bytes: int = GROUP_BYTES
+    fold_entries: int = fold.FOLD_ENTRIES
+    fold_rows: int = fold.FOLD_ROWS
+
+
+class Writer:
+    """Owns the writing connection, the numbering, and what the followers have been given."""
+
+    def __init__(
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        *,
+        known: KnownStreams,
+        recent: Recent,
+        next_id: int,
+        next_number: int,
+        clock: Clock,
+        server: str,
+        faults: Faults | None = None,
+        limits: Limits,
+    ) -> None:
+        self._path, self._connection, self._clock, self._server = path, connection, clock, server
+        self._known, self._recent = known, recent
+        self._next_id, self._next_number = next_id, next_number
+        self._faults, self._limits = faults, limits
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._queued = self._queued_bytes = 0
+        self._closed = self._ending = False
+        self._fold: fold.Fold | None = None
+        self._fold_wanted = False
+        self.followed = next_id - 1
+        self.followers: list[Follower] = []
+        self._thread = threading.Thread(target=self._work, name="penstock-writer", daemon=True)
+
+    # ── on the event loop ──────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        fold.Fold.prepare(self._connection)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Store what waits, fold, and mark the file as cleanly closed."""
+        if not self._closed:
+            self._closed = True
+            self._queue.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+
+    def refuse(self, error: Exception) -> asyncio.Future[Any]:
+        """A future that has failed already."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        future.set_exception(error)
+        return future
+
+    def submit_batch(self, batch: Batch, weight: int) -> asyncio.Future[Appended]:
+        """Store *batch* with the next group."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        self._submit(Job(future, weight, batch=batch))
+        return future
+
+    async def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> T:
+        """Call *function* with the connection, inside the next group's transaction.
+
+        It must raise a `CallerError` before it writes, or not at all.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._submit(Job(future, weight, function=function))
+        return await future
+
+    async def fold_now(self) -> None:
+        """Return when everything that is followed now has been folded."""
+        target = self.followed
+        while self._known.folded_upto < target:
+            self._fold_wanted = True
+            await self.run(lambda _: None)
+
+    def _submit(self, job: Job) -> None:
+        if self._closed:
+            job.future.set_exception(EngineGone("the engine is closed"))
+        elif self._queued >= self._limits.queue_jobs:
+            job.future.set_exception(Busy("storage.queue", self._limits.queue_jobs))
+        elif self._queued_bytes + job.weight > self._limits.queue_bytes and self._queued:
+            job.future.set_exception(Busy("storage.queue_bytes", self._limits.queue_bytes))
+        else:
+            self._queued += 1
+            self._queued_bytes += job.weight
+            self._queue.put(job)
+
+    def _answer(self, jobs: Sequence[Job], entries: Sequence[Entry]) -> None:
+        """Give the group's entries to the followers, then its answers to the callers."""
+        if entries:
+            for follower in self.followers:
+                try:
+                    follower(entries)
+                except Exception as error:  # noqa: BLE001 - a follower's defect must not leave callers waiting
+                    self._loop.call_exception_handler({"message": "a follower raised", "exception": error})
+            self.followed = entries[-1].id
+        self._queued -= len(jobs)
+        for job in jobs:
+            self._queued_bytes -= job.weight
+            if job.future.done():
+                continue  # cancelled: it was stored all the same
+            if job.error is None:
+                job.future.set_result(job.result)
+            else:
+                job.future.set_exception(job.error)
+
+    # ── in the writer thread ───────────────────────────────────────────────────────────────────
+
+    def _work(self) -> None:
+        while not self._ending:
+            jobs = self._take()
+            if jobs or self._fold:
+                self._try(jobs)
+        self._finish()
+
+    def _take(self) -> list[Job]:
+        """All that waits, up to a group's size. Waits for the first, unless a fold is to be gone on with."""
+        jobs: list[Job] = []
+        weight = 0
+        try:
+            job = self._queue.get(block=self._fold is None)
+            while job is not None:
+                jobs.append(job)
+                weight += job.weight
+                if len(jobs) >= self._limits.group_jobs or weight >= self._limits.group_bytes:
+                    return jobs
+                job = self._queue.get_nowait()
+            self._ending = True
+        except Empty:
+            pass
+        return jobs
+
+    def _try(self, jobs: list[Job]) -> None:
+        try:
+            self._store(jobs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, callers must hear of it and the thread must live
+            self._fail(jobs, error)
+
+    def _store(self, jobs: list[Job]) -> None:
+        """One transaction, then one call to the loop."""
+        group = Group(
+            self._connection, self._known, next_id=self._next_id, next_number=self._next_number,
+            now_ms=self._clock.now_ms(), server=self._server,
+        )  # fmt: skip
+        self._run_jobs(jobs, group)
+        self._commit(group)
+        self._settle(group)
+        self._acknowledge(jobs, group.entries)
+
+    def _run_jobs(self, jobs: list[Job], group: Group) -> None:
+        batches = [job.batch for job in jobs if job.batch is not None]
+        group.prepare(batches)
+        if len(batches) < len(jobs):
+            self._begin()
+        for job in jobs:
+            changes = self._connection.total_changes
+            try:
+                job.result = group.append(job.batch) if job.batch else job.function(self._connection)  # type: ignore[misc]
+            except sqlite3.Error:
+                raise
+            except Exception as error:  # one job's mistake or defect must not fail the others
+                if self._connection.total_changes != changes:
+                    raise
+                job.error = error
+
+    def _commit(self, group: Group) -> None:
+        if self._fold is None and (self._fold_wanted or self._recent.count >= self._limits.fold_entries):
+            self._fold_wanted = False
+            self._fold = fold.Fold(self._known.folded_upto, self._next_id - 1, self._limits.fold_rows)
+        # A statement by itself is a transaction by itself, and two calls cheaper.
+        if self._fold or self._faults or not group.is_one_statement:
+            self._begin()
+        group.write()
+        if self._fold:
+            self._at("in fold")
+            self._fold.step(self._connection)
+        self._at("before commit")
+        if self._connection.in_transaction:
+            self._connection.execute("COMMIT")
+        self._at("after commit")
+
+    def _begin(self) -> None:
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN")
+
+    def _at(self, point: str) -> None:
+        if self._faults:
+            self._faults.at(point)
+
+    def _settle(self, group: Group) -> None:
+        """The group is durable: go on from it."""
+        self._next_id, self._next_number = group.next_id, group.next_number
+        group.settle(self._recent)
+        if self._fold and self._fold.done:
+            self._known.folded_upto = self._fold.upto
+            self._recent.drop(self._fold.upto)
+            self._fold = None
+
+    def _acknowledge(self, jobs: Sequence[Job], entries: Sequence[Entry]) -> None:
+        if jobs:
+            self._at("before acknowledge")
+            self._loop.call_soon_threadsafe(self._answer, jobs, entries)
+
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        """Nothing of this group was stored: say so, and be ready for the next one."""
+        self._fold = None
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # SQLite has rolled back by itself already
+        for job in jobs:
+            job.error = job.error or self._meaning(error)
+        self._loop.call_soon_threadsafe(self._answer, jobs, ())
+
+    def _meaning(self, error: Exception) -> PenstockError:
+        if isinstance(error, PenstockError):
+            return error
+        if isinstance(error, sqlite3.Error):
+            return translated(error, self._path)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return DiskFull(f"no space left for {self._path}")
+        return EngineGone(f"{self._path}: {error!r}")
+
+    def _finish(self) -> None:
+        """Fold the rest and say in the file that it was closed well; if that fails, the next start looks."""
+        try:
+            self.fold_all()
+            schema.set_fact(self._connection, "clean", 1)
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error:
+            pass
+        self._connection.close()
+
+    def fold_all(self) -> None:
+        """Fold everything now. Only for the writer thread, outside a transaction."""
+        self._fold = None
+        whole = fold.Fold(self._known.folded_upto, self._next_id - 1)
+        while self._recent.count and not whole.done:
+            self._connection.execute("BEGIN")
+            whole.step(self._connection)
+            self._connection.execute("COMMIT")
+        if whole.done:
+            self._known.folded_upto = whole.upto
+            self._recent.drop(whole.upto)

@@ -1,0 +1,21 @@
+"""For tests against a real server: yours, and ours.
+
+    with start_server(tmp_path / "data", server_linger_ms=5) as server:
+        wait_until(lambda: healthy(server.url))
+
+Nothing here is imported by the server.
+"""
+
+from penstock.testing.programs import require_program
+from penstock.testing.servers import RunningServer, ServerFailed, start_server
+from penstock.testing.waiting import TooLate, wait_until, wait_until_async
+
+__all__ = [
+    "RunningServer",
+    "ServerFailed",
+    "TooLate",
+    "require_program",
+    "start_server",
+    "wait_until",
+    "wait_until_async",
+]

@@ -1,0 +1,103 @@
+"""A real server in a process of its own, on a free port of the loopback address."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.testing.waiting import TooLate, wait_until
+
+_READY = re.compile(
+    r"^penstock ready on (?P<url>\w+://\S+:(?P<port>\d+)) durability=(?P<durability>\S+)$", re.MULTILINE
+)
+
+
+class ServerFailed(AssertionError):
+    """The server ended, or was not ready in time."""
+
+
+class RunningServer:
+    """One server process and how to reach it.
+
+    What it writes to standard error is in `log`, beside the data directory, over all restarts.
+    """
+
+    def __init__(self, data: Path, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self.data, self.arguments = data, arguments
+        self.admin_token = secrets.token_hex(16)
+        self.log = data.with_name(data.name + ".log")
+        self.url, self.port, self.durability = "", 0, ""
+        self._output = data.with_name(data.name + ".out")
+        self._environment = {**os.environ, "PENSTOCK_AUTH_ADMIN_TOKEN": self.admin_token, **environment}
+        self.process = self._start()
+
+    def stop(self, within: float = 15) -> int:
+        """Ask it to end, and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerFailed(f"did not stop within {within:g} s\n{self.log_text()}") from None
+
+    def kill(self) -> None:
+        """End it without a chance to finish anything."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Start it again on the same port, after stopping it if it still runs."""
+        if self.process.poll() is None:
+            self.stop()
+        self.process = self._start()
+
+    def log_text(self) -> str:
+        """What it has written to standard error so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        listen = f"127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "penstock", "serve", "--data", str(self.data), "--listen", listen]
+        with self.log.open("ab") as log, self._output.open("wb") as output:
+            process = subprocess.Popen([*command, *self.arguments], stdout=output, stderr=log, env=self._environment)
+        try:
+            wait_until(lambda: self._is_ready() or process.poll() is not None, within=20)
+            if not self._is_ready():
+                raise ServerFailed(f"ended with {process.returncode} before it was ready\n{self.log_text()}")
+        except BaseException as error:
+            process.kill()
+            process.wait()
+            if isinstance(error, TooLate):
+                raise ServerFailed(f"was not ready within 20 s\n{self.log_text()}") from None
+            raise
+        return process
+
+    def _is_ready(self) -> bool:
+        found = _READY.search(self._output.read_text())
+        if found:
+            self.url, self.port, self.durability = found["url"], int(found["port"]), found["durability"]
+        return found is not None
+
+
+@contextmanager
+def start_server(
+    data: Path, *arguments: str, environment: Mapping[str, str] | None = None, **settings: object
+) -> Iterator[RunningServer]:
+    """Run `penstock serve` on *data* until the block ends; ready when it begins.
+
+    *settings* are named with an underscore for the dot: `server_linger_ms=5`.
+    """
+    pairs = [f"--set={name.replace('_', '.', 1)}={value}" for name, value in settings.items()]
+    server = RunningServer(data, (*arguments, *pairs), environment or {})
+    try:
+        yield server
+    finally:
+        server.stop()

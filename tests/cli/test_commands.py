@@ -1,0 +1,237 @@
+"""The commands against a real server, each as a process of its own, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.client.api import ApiError, Client, Unreachable
+from penstock.testing import RunningServer, start_server, wait_until
+
+
+@pytest.fixture
+def environment(shared_server: RunningServer) -> dict[str, str]:
+    return {**os.environ, "PENSTOCK_URL": shared_server.url, "PENSTOCK_TOKEN": shared_server.admin_token}
+
+
+def penstock(environment: dict[str, str], *arguments: str, input: str = "", cwd: Path | None = None) -> str:
+    command = [sys.executable, "-m", "penstock", *arguments]
+    done = subprocess.run(
+        command, env=environment, input=input, capture_output=True, text=True, cwd=cwd, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def started(
+    command: list[str], environment: dict[str, str], cwd: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A command that does not end by itself, and the file it writes to."""
+    output = cwd / "command.out"
+    with output.open("wb") as out, (cwd / "command.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=log, cwd=cwd)
+    try:
+        yield process, output
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+def test_publish_takes_an_argument_or_standard_input(environment: dict[str, str]) -> None:
+    said = penstock(environment, "publish", "/cli/one", "hello", "--type", "greeting")
+    assert said.startswith("published /cli/one index 0, id ")
+    place = json.loads(penstock(environment, "publish", "/cli/one", "-", "--json", input="from a pipe"))
+    assert (place["stream"], place["index"]) == ("/cli/one", 1)
+
+    with Client(environment["PENSTOCK_URL"], environment["PENSTOCK_TOKEN"]) as client:
+        assert [(e.body, e.type) for e in client.read("/cli/one").entries] == [
+            (b"hello", "greeting"),
+            (b"from a pipe", ""),
+        ]
+
+
+def test_publish_takes_the_lines_of_a_file(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "orders.ndjson"
+    file.write_text('{"a":1}\n\n{"a":2}\r\n{"a":3}')
+
+    first = json.loads(penstock(environment, "publish", "/cli/file", "--ndjson", str(file), "--key", "f", "--json"))
+    again = json.loads(penstock(environment, "publish", "/cli/file", "--ndjson", str(file), "--key", "f", "--json"))
+
+    assert first["count"] == again["count"] == 3
+    assert first["last"] == again["last"]
+    with Client(environment["PENSTOCK_URL"], environment["PENSTOCK_TOKEN"]) as client:
+        assert [e.body for e in client.read("/cli/file").entries] == [b'{"a":1}', b'{"a":2}', b'{"a":3}']
+
+
+def test_streams_lists_them(environment: dict[str, str]) -> None:
+    penstock(environment, "publish", "/cli/listed/a", "x")
+    penstock(environment, "publish", "/cli/listed/b", "x")
+
+    shown = penstock(environment, "streams", "/cli/listed/*")
+    listed = [json.loads(line) for line in penstock(environment, "streams", "/cli/listed/*", "--json").splitlines()]
+
+    assert [line.split()[-1] for line in shown.splitlines()[1:]] == ["/cli/listed/a", "/cli/listed/b"]
+    assert [(one["stream"], one["next_index"]) for one in listed] == [("/cli/listed/a", 1), ("/cli/listed/b", 1)]
+
+
+def test_tail_shows_what_was_and_what_comes(environment: dict[str, str], tmp_path: Path) -> None:
+    penstock(environment, "publish", "/cli/tail", "first")
+    command = [sys.executable, "-m", "penstock", "tail", "/cli/tail", "--from-start"]
+    with started(command, environment, tmp_path) as (_, output):
+        wait_until(lambda: output.read_text().endswith("first\n"), within=15)
+        penstock(environment, "publish", "/cli/tail", "second", "--type", "t")
+
+        wait_until(lambda: output.read_text().endswith("/cli/tail[1] t second\n"), within=15)
+
+
+def test_tail_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data") as server:
+        environment = {**os.environ, "PENSTOCK_URL": server.url, "PENSTOCK_TOKEN": server.admin_token}
+        penstock(environment, "publish", "/a", "before")
+        command = [sys.executable, "-m", "penstock", "tail", "/a", "--from-start", "--json"]
+        with started(command, environment, tmp_path) as (_, output):
+            wait_until(lambda: "before" in output.read_text(), within=15)
+            server.kill()
+            server.restart()
+            penstock(environment, "publish", "/a", "after")
+
+            wait_until(lambda: "after" in output.read_text(), within=15)
+            assert [json.loads(line)["index"] for line in output.read_text().splitlines()] == [0, 1]
+
+
+def test_why_tells_what_became_of_it(environment: dict[str, str]) -> None:
+    place = json.loads(penstock(environment, "publish", "/cli/why", "x", "--json"))
+
+    assert penstock(environment, "why", str(place["id"]), "nobody").startswith("no_record: accepted and stored at ")
+
+
+def test_a_refusal_of_the_server_is_one_line_with_its_remedy(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "penstock", "publish", "not-a-name", "x"]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: stream_name_invalid: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_token_may_do_what_it_says_and_nothing_else(shared_server: RunningServer) -> None:
+    environment = {**os.environ, "PENSTOCK_URL": shared_server.url}
+    arguments = ["--sub", "shop", "--publish", "/cli/shop/*", "--ttl", "1h"]
+    token = penstock(environment, "token", "--data", str(shared_server.data), *arguments).strip()
+    environment["PENSTOCK_TOKEN"] = token
+
+    penstock(environment, "publish", "/cli/shop/boots", "x")
+    refused = subprocess.run(
+        [sys.executable, "-m", "penstock", "publish", "/cli/other", "x"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("penstock: forbidden: 'shop' may not publish '/cli/other'")
+    assert token not in refused.stderr
+
+
+def test_without_options_the_token_in_the_folder_is_used(tmp_path: Path) -> None:
+    with start_server(tmp_path / "penstock-data", environment={"PENSTOCK_AUTH_ADMIN_TOKEN": ""}) as server:
+        assert (tmp_path / "penstock-data" / "admin.token").stat().st_mode & 0o777 == 0o600
+        environment = {**os.environ, "PENSTOCK_URL": server.url}
+
+        assert penstock(environment, "publish", "/a", "x", cwd=tmp_path).startswith("published /a")
+
+
+def test_up_prints_two_curl_lines_that_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-system"]
+    with started(command, dict(os.environ), tmp_path) as (process, output):
+        wait_until(lambda: "-d 'hello'" in output.read_text() or process.poll() is not None, within=20)
+        listen, publish = (shlex.split(line) for line in re.findall(r"^  (curl .*)$", output.read_text(), re.MULTILINE))
+
+        with (tmp_path / "heard").open("wb") as out, subprocess.Popen([*listen, "-s"], stdout=out) as listener:
+            try:
+                # Publishing again until it is heard: when the listener is connected, only it knows
+                wait_until(
+                    lambda: _publish(publish) and '"data":"hello"' in (tmp_path / "heard").read_text(), within=15
+                )
+            finally:
+                listener.kill()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert (tmp_path / "penstock-data").is_dir()
+
+
+def _publish(command: list[str]) -> bool:
+    done = subprocess.run([*command, "-s"], capture_output=True, text=True, check=True)
+    return '"index":' in done.stdout
+
+
+def test_up_does_not_leave_a_server_behind_when_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-pipeline"]
+    with started(command, dict(os.environ), tmp_path) as (process, output):
+        wait_until(lambda: "-d 'hello'" in output.read_text() or process.poll() is not None, within=20)
+        found = re.search(r"ready on (\S+)", output.read_text())
+        assert found
+        process.kill()
+
+        wait_until(lambda: not answers(found[1]), within=15)
+
+
+def answers(url: str) -> bool:
+    try:
+        with Client(url) as client:
+            client.health()
+    except Unreachable:
+        return False
+    return True
+
+
+def test_serve_says_that_its_directory_is_taken(server: RunningServer) -> None:
+    command = [sys.executable, "-m", "penstock", "serve", "--data", str(server.data), "--listen", "127.0.0.1:0"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("penstock: data_locked: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_says_that_its_port_is_taken(server: RunningServer, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "serve",
+        "--data",
+        str(tmp_path / "b"),
+        "--listen",
+        f"127.0.0.1:{server.port}",
+    ]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("penstock: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_no_log_line_holds_a_token(tmp_path: Path) -> None:
+    with (
+        start_server(tmp_path / "data", logs_level="debug") as server,
+        Client(server.url, server.admin_token) as client,
+    ):
+        client.publish("/a", b"x")
+        with pytest.raises(ApiError):
+            client.call("GET", "/nowhere", {"access_token": "hidden-thing", "token": server.admin_token})
+
+    assert server.admin_token not in server.log_text()
+    assert "hidden-thing" not in server.log_text()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import suite
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "rest"),
+    [
+        ([], [], []),
+        (["fast", "faults"], ["fast", "faults"], []),
+        (["check", "fast", "-k", "fast"], ["check", "fast"], ["-k", "fast"]),
+        (["tests/test_config.py", "fast"], [], ["tests/test_config.py", "fast"]),
+    ],
+)
+def test_leading_names_are_groups_and_the_rest_is_for_pytest(
+    arguments: list[str], names: list[str], rest: list[str]
+) -> None:
+    assert suite.split(arguments) == (names, rest)
+
+
+def test_a_group_is_there_when_its_directory_or_its_marker_is(tmp_path: Path) -> None:
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "test_disk.py").touch()
+    (tmp_path / "test_other.py").write_text("@pytest.mark.cluster\ndef test(): ...")
+    (tmp_path / "browser").mkdir()
+
+    found = {group.name for group in suite.GROUPS if suite.has_tests(group, tmp_path)}
+
+    assert found == {"fast", "faults", "cluster"}
+
+
+def run_suite(tests: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", "test", *arguments, "--", "-p", "tests.conftest", str(tests)]
+    environment = {**os.environ, "PYTHONPATH": str(suite.ROOT), "PENSTOCK_NO_SYSTEM": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_one_failure_fails_the_run_and_keeps_the_servers_log(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(tmp_path):\n"
+        "    (tmp_path / 'data.log').write_text('what the server said')\n"
+        "    raise AssertionError\n"
+        "def test_skipped(): pytest.skip('no such program')\n"
+        "@pytest.mark.long\n"
+        "def test_too_long(): raise AssertionError\n"
+        "@pytest.mark.faults\n"
+        "def test_of_another_group(): raise AssertionError\n"
+    )
+
+    done = run_suite(tmp_path, "fast")
+
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
+    assert "what the server said" in done.stdout
+    assert "no such program" in done.stdout
+    assert "--hypothesis-seed=" in done.stdout
+
+
+def test_a_run_without_failures_passes_and_leaves_out_empty_groups(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text("def test_good(): pass\n")
+
+    done = run_suite(tmp_path, "fast", "faults")
+
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+    assert [line.split()[0] for line in done.stdout.splitlines()[-2:-1]] == ["fast"]
+
+
+def test_tests_that_cannot_be_collected_fail_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text("import nothing_of_that_name\n")
+
+    assert run_suite(tmp_path, "fast").returncode == 1
+
+
+def test_an_unknown_marker_fails_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text("import pytest\n@pytest.mark.fsat\ndef test_good(): pass\n")
+
+    assert run_suite(tmp_path, "fast").returncode == 1

@@ -1,0 +1,97 @@
+"""Sorts tests into groups, starts servers for them, and keeps a failed one's server log and seed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from penstock.cli.suite import BY_NAME, TESTS
+from penstock.testing import RunningServer, start_server
+
+LOG_TAIL = 20_000  # characters of a server's log that go into a report
+
+# Times vary on two shared cores, so no deadline per example; a failure prints how to repeat it.
+settings.register_profile("penstock", deadline=None, print_blob=True, derandomize=False)
+settings.load_profile("penstock")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--group", choices=sorted(BY_NAME), help="only the tests of this group")
+    parser.addoption("--long", action="store_true", help="the tests marked long, too")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the directories of other groups: importing them may need what is not installed."""
+    wanted = config.getoption("--group")
+    home = directory_group(collection_path)
+    return True if wanted and home not in (None, wanted) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted, long = config.getoption("--group"), config.getoption("--long")
+    dropped = []
+    for item in items:
+        group = next((name for name in BY_NAME if item.get_closest_marker(name)), None)
+        if group is None:
+            group = directory_group(item.path) or "fast"
+            item.add_marker(group)
+        if (wanted and group != wanted) or (not long and item.get_closest_marker("long")):
+            dropped.append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that are coroutines, each in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
+    asyncio.run(pyfuncitem.obj(**arguments))
+    return True
+
+
+def directory_group(path: Path) -> str | None:
+    """The group whose directory *path* is in, if any."""
+    inside = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
+    return inside[0] if inside and inside[0] in BY_NAME and path != TESTS else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if report.failed:
+        report.sections += [
+            (f"log of {log.name}", log.read_text(errors="replace")[-LOG_TAIL:]) for log in logs_of(item)
+        ]
+    return report
+
+
+def logs_of(item: pytest.Item) -> list[Path]:
+    """Logs of the servers that the test used: its fixtures', and those it started in tmp_path."""
+    used = getattr(item, "funcargs", {}).values()
+    servers = [value.log for value in used if isinstance(value, RunningServer)]
+    folders = [value for value in used if isinstance(value, Path) and value.is_dir()]
+    found = {*servers, *(log for folder in folders for log in folder.glob("*.log"))}
+    return sorted(log for log in found if log.exists())
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    """A server of the test's own, on an empty data directory."""
+    with start_server(tmp_path / "data") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One server for all tests that do not disturb each other: use streams of your own."""
+    with start_server(tmp_path_factory.mktemp("shared") / "data") as running:
+        yield running

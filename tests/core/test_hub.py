@@ -1,0 +1,226 @@
+"""The seam between replay and live: no gap, no duplicate, order kept, memory bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.feed import Feed
+from penstock.core.hub import Hub
+from penstock.core.ledger import Recipient, recipient
+from penstock.core.names import matches
+from penstock.storage.memory import MemoryEngine
+from penstock.values import Batch, Draft, Entry, Kind
+
+STREAMS = ("/a", "/b", "/c/d")
+
+
+class Reader:
+    """A sink that takes what it is given until it is told to be full."""
+
+    def __init__(self, who: Recipient | None = None) -> None:
+        self.got: list[Entry] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.full = False
+        self.most = 0
+        self.who = who or recipient("test", "reader")
+
+    def deliver(self, entries: Sequence[Entry]) -> None:
+        self.most = max(self.most, len(entries))
+        self.got += entries
+
+    def gap(self, after: int, upto: int) -> None:
+        self.gaps.append((after, upto))
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+    @property
+    def ids(self) -> list[int]:
+        return [entry.id for entry in self.got]
+
+
+async def publish(engine: MemoryEngine, *streams: str) -> None:
+    await engine.log.append(Batch(tuple(Draft(stream, b"x") for stream in streams)))
+
+
+async def expected(engine: MemoryEngine, patterns: tuple[str, ...], after: int) -> list[int]:
+    page = await engine.log.read_after((">",), 0, limit=100_000)
+    return [e.id for e in page.entries if e.id > after and any(matches(p, e.stream) for p in patterns)]
+
+
+async def settle(feed: Feed) -> None:
+    """Let the hub work until the feed is live, or its sink is full."""
+    for _ in range(10_000):
+        if not feed.can_step:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("the feed never came to rest")
+
+
+async def test_a_reader_gets_what_it_missed_and_then_what_comes() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        await publish(engine, "/a", "/b", "/a")
+        reader = Reader()
+        feed = hub.start(reader, ("/a",), after=0)
+        await settle(feed)
+        await publish(engine, "/b", "/a")
+
+        assert reader.ids == await expected(engine, ("/a",), 0)
+        assert feed.lag == 0
+
+
+async def test_a_reader_that_asks_for_nothing_old_gets_only_what_comes() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        await publish(engine, "/a")
+        reader = Reader()
+        hub.start(reader, ("/a",))
+        await publish(engine, "/a")
+
+        assert [entry.index for entry in reader.got] == [1]
+
+
+async def test_one_entry_comes_once_however_many_patterns_match() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        reader = Reader()
+        hub.start(reader, ("/a", "/*", ">"), after=0)
+        await publish(engine, "/a")
+
+        assert [entry.stream for entry in reader.got] == ["/a"]
+
+
+async def test_meta_entries_come_only_to_those_who_ask() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        plain, curious = Reader(), Reader()
+        hub.start(plain, ("/a",))
+        hub.start(curious, ("/a",), meta=True)
+        await publish(engine, "/a")
+
+        assert [e.kind for e in plain.got] == [Kind.DATA]
+        assert [e.kind for e in curious.got] == [Kind.META, Kind.DATA]
+
+
+async def test_a_slow_reader_goes_behind_and_catches_up_from_the_log() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, recent=10, tail=5) as hub:
+        reader = Reader()
+        feed = hub.start(reader, ("/a",))
+        await publish(engine, "/a")
+        reader.full = True
+        for _ in range(50):
+            await publish(engine, "/a")
+
+        assert feed.behind
+        assert hub.went_behind == 1
+        assert feed.lag == 50
+
+        reader.full = False
+        feed.resume()
+        await settle(feed)
+
+        assert [entry.index for entry in reader.got] == list(range(51))
+
+
+async def test_a_stopped_reader_gets_nothing_more() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        reader = Reader()
+        feed = hub.start(reader, ("/a",))
+        feed.stop()
+        await publish(engine, "/a")
+
+        assert reader.got == []
+        assert hub.feeds == ()
+
+
+async def test_what_was_trimmed_is_announced_as_a_gap() -> None:
+    async with MemoryEngine() as engine:
+        for _ in range(5):
+            await publish(engine, "/a")
+        cut = (await expected(engine, ("/a",), 0))[2]
+        await engine.log.trim(cut)
+        async with Hub(engine.log) as hub:
+            reader = Reader()
+            feed = hub.start(reader, ("/a",), after=0)
+            await settle(feed)
+
+            assert reader.gaps == [(0, cut)]
+            assert [entry.index for entry in reader.got] == [3, 4]
+
+
+async def test_changing_the_patterns_takes_effect_at_once() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        reader = Reader()
+        feed = hub.start(reader, ("/a",))
+        feed.change(("/b", "/c/*"))
+        await publish(engine, "/a", "/b", "/c/d")
+
+        assert [entry.stream for entry in reader.got] == ["/b", "/c/d"]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.lists(st.sampled_from(STREAMS), min_size=1, max_size=4)),
+        st.tuples(st.just("start"), st.tuples(st.sampled_from([("/a",), ("/a", "/b"), (">",), ("/c/*",)]), st.integers(0, 30))),
+        st.tuples(st.just("full"), st.integers(0, 3)),
+        st.tuples(st.just("resume"), st.integers(0, 3)),
+        st.tuples(st.just("turn"), st.integers(1, 5)),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps, st.integers(1, 6), st.integers(1, 12))
+def test_no_interleaving_makes_a_gap_or_a_duplicate(script: list[tuple[str, object]], tail: int, recent: int) -> None:
+    asyncio.run(_play(script, tail, recent, Hub))
+
+
+async def _play(script: list[tuple[str, object]], tail: int, recent: int, make_hub: type[Hub]) -> None:
+    async with MemoryEngine() as engine, make_hub(engine.log, tail=tail, recent=recent) as hub:
+        readers: list[tuple[Reader, Feed, tuple[str, ...], int]] = []
+        for step, argument in script:
+            await _do(step, argument, engine, hub, readers)
+        for reader, feed, patterns, after in readers:
+            reader.full = False
+            feed.resume()
+            await settle(feed)
+            feed.flush()
+            assert reader.ids == await expected(engine, patterns, after)
+            assert reader.most <= max(tail, 1000)
+
+
+async def _do(step: str, argument: object, engine: MemoryEngine, hub: Hub, readers: list) -> None:  # type: ignore[type-arg]
+    match step, argument:
+        case "publish", list(streams):
+            await publish(engine, *streams)
+        case "start", (patterns, int(after)):
+            reader = Reader()
+            after = min(after, hub.position)
+            readers.append((reader, hub.start(reader, patterns, after=after), patterns, after))
+        case "full", int(number) if number < len(readers):
+            readers[number][0].full = True
+        case "resume", int(number) if number < len(readers):
+            readers[number][0].full = False
+            readers[number][1].resume()
+        case "turn", int(turns):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+
+class GappyHub(Hub):
+    """The sabotage: a feed goes live as if nothing had come while its page was read."""
+
+    def _join(self, feed: Feed) -> bool:
+        if not feed.can_step:
+            return False
+        feed.join([], self.position)
+        return True
+
+
+def test_the_property_finds_a_hub_with_a_gap_in_its_seam() -> None:
+    script = [("publish", ["/a", "/a"]), ("start", (("/a",), 0)), ("publish", ["/a"])]
+    with pytest.raises(AssertionError):
+        asyncio.run(_play(script, 2, 2, GappyHub))

@@ -1,0 +1,113 @@
+"""Which names and patterns are allowed, and what matches what."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.matching import Interest
+from penstock.core.names import announces_children, check_name, check_pattern, covers, is_exact, matches, parent
+from penstock.errors import NameInvalid
+
+levels = st.sampled_from(["a", "b", "_sub", "users"])
+names = st.lists(levels, min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
+patterns = st.one_of(
+    st.just(">"),
+    st.builds(
+        lambda parts, rest: "/" + "/".join(parts + rest),
+        st.lists(st.one_of(levels, st.just("*")), min_size=1, max_size=3),
+        st.sampled_from([[], [">"]]),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["/", "/orders", "/orders/eu", "/_sub/billing", "/é/日本", "/a.b/c", '/q"uote', "/" + "x" * 128])
+def test_these_are_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "orders", "//", "/a/", "/a//b", "/./a", "/a/..", "/a:b", "/a,b", "/a b", "/a\tb", "/a\u00a0b", "/a\u2028b", "/*", "/>",
+     "/a\x00", "/" + "x" * 129, "/a" * 17, "/" + "/".join(["x" * 100] * 6), "/\ud800"],
+)  # fmt: skip
+def test_these_are_not(name: str) -> None:
+    with pytest.raises(NameInvalid):
+        check_name(name)
+
+
+@pytest.mark.parametrize("pattern", [">", "/*", "/>", "/orders/*", "/shop/>", "/*/x/>", "/orders"])
+def test_these_are_patterns(pattern: str) -> None:
+    assert check_pattern(pattern) == pattern
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "/a*", "/>/a", "/a>", "a/*", "/a/ *"])
+def test_these_are_no_patterns(pattern: str) -> None:
+    with pytest.raises(NameInvalid):
+        check_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        (">", "/", True),
+        (">", "/a/b", True),
+        (">", "/_ledger", False),
+        (">", "/a/_b", False),
+        ("/*", "/a", True),
+        ("/*", "/a/b", False),
+        ("/*", "/_ledger", False),
+        ("/*", "/", False),
+        ("/>", "/a/b", True),
+        ("/>", "/", False),
+        ("/shop/>", "/shop", False),
+        ("/shop/>", "/shop/a/b", True),
+        ("/shop/>", "/shop/_a", False),
+        ("/_sub/>", "/_sub/a", True),
+        ("/_sub/*", "/_sub/a", True),
+        ("/*/a", "/_sub/a", False),
+    ],
+)
+def test_a_pattern_matches_by_levels_and_never_a_hidden_one(pattern: str, name: str, expected: bool) -> None:
+    assert matches(pattern, name) is expected
+
+
+@given(st.lists(patterns | names, max_size=6), names)
+def test_the_tree_of_patterns_finds_what_matching_one_by_one_finds(asked: list[str], name: str) -> None:
+    interest: Interest[int] = Interest()
+    for member, pattern in enumerate(asked):
+        interest.add(pattern, member)
+
+    assert set(interest.find(name)) == {m for m, pattern in enumerate(asked) if matches(pattern, name)}
+
+
+@given(st.lists(patterns | names, min_size=1, max_size=6), names, st.data())
+def test_what_was_removed_is_not_found(asked: list[str], name: str, data: st.DataObject) -> None:
+    interest: Interest[int] = Interest()
+    for member, pattern in enumerate(asked):
+        interest.add(pattern, member)
+    gone = data.draw(st.integers(0, len(asked) - 1))
+
+    interest.remove(asked[gone], gone)
+    interest.remove(asked[gone], gone)
+
+    assert set(interest.find(name)) == {m for m, p in enumerate(asked) if m != gone and matches(p, name)}
+
+
+@given(patterns | names, patterns | names, names)
+def test_a_grant_that_covers_a_pattern_matches_all_that_the_pattern_matches(grant: str, asked: str, name: str) -> None:
+    if covers(grant, asked) and matches(asked, name):
+        assert matches(grant, name)
+
+
+@given(patterns)
+def test_every_pattern_covers_itself_unless_it_spells_a_hidden_level_under_a_wildcard(pattern: str) -> None:
+    assert covers(pattern, pattern)
+
+
+def test_parents() -> None:
+    assert [parent(n) for n in ("/a/b", "/a", "/")] == ["/a", "/", "/"]
+    assert is_exact("/a")
+    assert not announces_children("/users/42")
+    assert announces_children("/orders")

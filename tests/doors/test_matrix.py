@@ -1,0 +1,47 @@
+"""Any stream, any door: what was published through one can be read through each other one.
+
+A door joins by adding its way to write and its way to read to the two tables.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from penstock.testing import RunningServer
+from tests.server.api import Tail, ask, publish
+
+Write = Callable[[RunningServer, str, list[bytes]], None]
+Read = Callable[[RunningServer, str, int], list[bytes]]
+
+
+def write_v1(server: RunningServer, stream: str, bodies: list[bytes]) -> None:
+    for body in bodies:
+        assert publish(server, stream, body).status == 201
+
+
+def read_v1_pages(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    page = ask(server, "GET", "/v1/read", stream=stream, limit=count).json
+    return [entry["data"].encode() for entry in page["entries"]]
+
+
+def read_v1_tail(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    with Tail(server, stream, after=0) as tail:
+        return [line["data"].encode() for line in tail.lines(count)]
+
+
+WRITERS: dict[str, Write] = {"v1": write_v1}
+READERS: dict[str, Read] = {"v1 pages": read_v1_pages, "v1 tail": read_v1_tail}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_one_door_writes_every_door_reads(shared_server: RunningServer, writer: str, reader: str) -> None:
+    stream = f"/matrix/{uuid.uuid4().hex}"
+    bodies = [b'{"n":%d,"text":"\xc3\xa9 <&>"}' % number for number in range(5)]
+
+    WRITERS[writer](shared_server, stream, bodies)
+
+    assert READERS[reader](shared_server, stream, len(bodies)) == bodies

@@ -1,0 +1,160 @@
+"""The SQLite log equals the memory log, whatever is done to both, and however small its folds are."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.clock import ManualClock
+from penstock.errors import PenstockError
+from penstock.storage.memory import MemoryEngine
+from penstock.storage.sqlite.engine import Options, SqliteEngine, open_sqlite
+from penstock.storage.sqlite.writer import Limits
+from penstock.values import Batch, Draft, Expect, Key, Kind, Producer
+from penstock.wire import eventhorizon
+
+STREAMS = ["/", "/a", "/a/b", "/c", "/users/1", "/users/2", "/_sub/x"]
+PATTERNS = [[">"], ["/a"], ["/a", "/users/2"], ["/users/*"], ["/a/>", "/_sub/x"], ["/none"], ["/*"]]
+SUBSCRIBED = eventhorizon.subscribed("/_sub/x", eventhorizon.timestamp(0))
+
+streams = st.sampled_from(STREAMS)
+limits = {"limit": st.integers(1, 6), "limit_bytes": st.sampled_from([1, 40, 10**6])}
+indexes = st.integers(0, 12)
+
+
+@st.composite
+def batches(draw) -> Batch:
+    drafts = []
+    for _ in range(draw(st.integers(1, 4))):
+        stream = draw(streams)
+        kind = draw(st.sampled_from([Kind.DATA] * 6 + [Kind.PART, Kind.META]))
+        if kind is Kind.META:
+            drafts.append(Draft(stream, SUBSCRIBED, draw(st.sampled_from(["Subscribed", "Unsubscribed"])), kind=kind))
+            continue
+        if kind is Kind.PART:  # belongs to an entry before it in the same batch
+            drafts.append(Draft(stream, b"first"))
+        body = draw(st.sampled_from([b"", b"x", b"\xff\n\x00", b"y" * 30]))
+        expires_ms = draw(st.sampled_from([None] * 4 + [ManualClock().now_ms() + 5000]))
+        drafts.append(Draft(stream, body, draw(st.sampled_from(["", "t"])), "", expires_ms, kind))
+    return Batch(
+        tuple(drafts),
+        make_missing=draw(st.sampled_from([True] * 5 + [False])),
+        expect=draw(st.none() | st.builds(Expect, st.just(drafts[0].stream), index=st.integers(0, 3))),
+        key=draw(st.none() | st.builds(Key, st.just("me"), streams, st.sampled_from("kl"), st.sampled_from([b"1", b"2"]))),
+        producer=draw(st.none() | st.builds(Producer, st.sampled_from("pq"), st.integers(1, 5))),
+    )
+
+
+changes = st.one_of(
+    st.tuples(st.just("append"), st.lists(batches(), min_size=1, max_size=8)),
+    st.tuples(st.just("create"), streams),
+    st.tuples(st.just("trim"), st.integers(0, 40)),
+    st.tuples(st.just("erase"), st.lists(st.integers(1, 40), max_size=4)),
+    st.tuples(st.just("expire"), st.integers(1, 3)),
+    st.tuples(st.just("advance"), st.sampled_from([1.0, 6.0, 90_000.0])),
+    st.tuples(st.just("reopen"), st.booleans()),
+)
+reads = st.one_of(
+    st.tuples(st.just("read_index"), st.fixed_dictionaries({"stream": streams, "index": indexes, "meta": st.booleans(), **limits})),
+    st.tuples(st.just("read_line"), st.fixed_dictionaries({"stream": streams, "line": indexes, "shift": st.sampled_from([0, 0, 0, 1]), **limits})),
+    st.tuples(st.just("read_after"), st.fixed_dictionaries({"patterns": st.sampled_from(PATTERNS), "after": st.integers(0, 40), "meta": st.booleans(), **limits})),
+    st.tuples(st.just("heads"), st.fixed_dictionaries({"pattern": st.sampled_from([">", "/a", "/users/*"]), "limit": st.integers(1, 5)})),
+    st.tuples(st.just("entry"), st.fixed_dictionaries({"id": st.integers(0, 40)})),
+    st.tuples(st.just("id_before"), st.fixed_dictionaries({"ms": st.integers(0, 100_000).map(lambda s: ManualClock().now_ms() + s)})),
+)  # fmt: skip
+options = st.builds(
+    Options,
+    limits=st.builds(Limits, fold_entries=st.sampled_from([1, 2, 5, 10**6]), fold_rows=st.sampled_from([1, 2, 1000])),
+    known_streams=st.sampled_from([1, 2, 1000]),
+    synchronous=st.just("OFF"),  # this is not about durability, and thousands of commits are made
+)
+
+
+class Pair:
+    """The model and the engine, given the same calls."""
+
+    def __init__(self, directory: Path, options: Options) -> None:
+        self.clock = ManualClock()
+        self.model = MemoryEngine(clock=self.clock)
+        self._directory, self._options, self._copies = directory, options, 0
+        self.engine = self._open()
+
+    def _open(self) -> SqliteEngine:
+        return open_sqlite(self._directory, node="n", clock=self.clock, options=self._options)
+
+    async def __aenter__(self) -> Pair:
+        await self.engine.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.engine.__aexit__(None, None, None)
+
+    async def change(self, name: str, value) -> None:
+        if name == "advance":
+            self.clock.advance(value)
+        elif name == "reopen":
+            await self._reopen(cleanly=value)
+        elif name == "append":
+            await self._both(lambda engine: answers([engine.log.append(batch) for batch in value]))
+        elif name == "create":
+            await self._both(lambda engine: answers([engine.log.append(Batch(create=value))]))
+        else:
+            await self._both(lambda engine: answers([getattr(engine.log, name)(value)]))
+        assert self.model.log.followed == self.engine.log.followed
+        assert self.model.log.trimmed_upto == self.engine.log.trimmed_upto
+
+    async def read(self, name: str, values: dict) -> None:
+        if name == "read_line":
+            await self._read_line(**values)
+        else:
+            await self._both(lambda engine: answers([getattr(engine.log, name)(**values)]))
+
+    async def _read_line(self, stream: str, line: int, shift: int, **values) -> None:
+        """Read from the beginning of some line, or from a byte beside it."""
+        lines = [entry for entry in self.model.log._entries if entry.stream == stream and entry.size]
+        offset = (lines[line % len(lines)].offset if lines else 0) + shift
+        await self._both(lambda engine: answers([engine.log.read_cursor(stream, 0, offset, **values)]))
+
+    async def _both(self, call) -> None:
+        expected, found = await call(self.model), await call(self.engine)
+        assert found == expected
+
+    async def _reopen(self, *, cleanly: bool) -> None:
+        """Close and open again; or go on from what a crash would have left."""
+        if not cleanly:
+            self._copies += 1
+            crashed = self._directory.with_name(f"crashed {self._copies}")
+            shutil.copytree(self._directory, crashed, ignore=shutil.ignore_patterns("*-shm"))
+            self._directory = crashed
+        await self.engine.__aexit__(None, None, None)
+        self.engine = self._open()
+        await self.engine.__aenter__()
+
+
+async def answers(calls: list) -> list:
+    """Results and the kinds of errors, comparable between engines."""
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    return [type(answer) if isinstance(answer, PenstockError) else answer for answer in found]
+
+
+@given(options=options, steps=st.lists(st.one_of(changes, changes, reads), max_size=25), last=st.lists(reads, max_size=8))
+@settings(max_examples=150)
+def test_the_log_on_sqlite_equals_the_model(options, steps, last):
+    async def run(directory: Path) -> None:
+        async with Pair(directory, options) as pair:
+            for name, value in steps:
+                if isinstance(value, dict):
+                    await pair.read(name, value)
+                else:
+                    await pair.change(name, value)
+            for name, value in last:
+                await pair.read(name, value)
+
+    with tempfile.TemporaryDirectory() as directory:
+        (home := Path(directory, "data")).mkdir()
+        asyncio.run(run(home))

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import append, fanout, idle, latency, replay, start, streams
+from bench.rig.bare_disk import bare_syncs
+from bench.rig.child import Child, ChildFailed
+from bench.rig.machine import cpu_seconds, memory_kb
+from bench.rig.report import Figure
+from bench.rig.requests import EVENT_BYTES, MARK, event, load, save, tail
+from penstock.cli.app import run
+
+KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "machine", "date"}
+EVERY = {
+    "append": (append, [], 4),
+    "fanout": (fanout, [], 1),
+    "fanout with a linger": (fanout, ["--linger"], 1),
+    "idle": (idle, [], 4),
+    "latency": (latency, [], 3),
+    "replay": (replay, [], 1),
+    "start": (start, [], 2),
+    "streams": (streams, [], 1),
+}
+
+
+@pytest.mark.doors
+@pytest.mark.parametrize("name", EVERY)
+def test_every_benchmark_prints_its_figures_with_their_floors(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench, options, least = EVERY[name]
+
+    assert bench.main(["--quick", "--json", "--dir", str(tmp_path), *options]) == 0
+
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(figures) >= least
+    for figure in figures:
+        assert figure.keys() >= KEYS
+        assert figure["value"] > 0
+        assert figure["met"] in ("must", "aim", "no", None)
+        # nchan is a peer that may be missing; every other figure has its floor in the same run
+        assert (figure["floor"] and figure["ratio"]) or figure["floor_of"] == "nginx with nchan"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.doors
+def test_without_json_there_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "replay", "--quick", "--dir", str(tmp_path)]) == 0
+
+    shown = capsys.readouterr().out
+    assert "replay to one reader" in shown
+    assert "must" in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "higher", "met"),
+    [(0.9, False, "aim"), (1.2, False, "must"), (1.4, False, "no"), (1.4, True, "aim"), (1.1, True, "no")],
+)
+def test_a_figure_is_judged_by_its_two_lines(value: float, higher: bool, met: str) -> None:
+    must, aim = (1.2, 1.3) if higher else (1.35, 1.0)
+
+    assert Figure("x", value, "s", must=must, aim=aim, higher_is_better=higher).met == met
+
+
+def test_a_ratio_is_judged_instead_of_the_value_where_that_is_promised() -> None:
+    assert Figure("x", 30.0, "µs", floor=20.0, must=1.6, aim=1.2, judged="ratio").met == "must"
+    assert Figure("x", 30.0, "µs", floor=None, must=1.6, aim=1.2, judged="ratio").met is None
+    assert Figure("x", 30.0, "ms", aim=5.0).met == "must"
+    assert Figure("x", 30.0, "ms").met is None
+
+
+def test_an_event_has_its_size_and_one_mark() -> None:
+    assert len(event()) == EVENT_BYTES
+    assert event().count(MARK) == 1
+    assert json.loads(event())["pad"]
+
+
+def test_requests_survive_the_file(tmp_path: Path) -> None:
+    requests = [tail("/bench", "secret", after=0), bytes(range(256))]
+
+    assert load(save(tmp_path / "requests", *requests)) == requests
+
+
+def test_the_disk_is_measured(tmp_path: Path) -> None:
+    syncs = bare_syncs(tmp_path, 4, 200, 0.01)
+
+    assert syncs.rate > 0
+    assert syncs.p50_ms > 0
+
+
+def test_a_child_is_measured_and_its_end_is_noticed() -> None:
+    with Child("bare_listener") as child:
+        assert child.answer()["port"] > 0
+        assert child.cpu == pytest.approx(cpu_seconds(child.pid), abs=1)
+        assert memory_kb(child.pid) > 1000
+        child.process.terminate()
+        with pytest.raises(ChildFailed, match="bare_listener"):
+            child.answer()

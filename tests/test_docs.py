@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_limits_is_current() -> None:
+    assert (DOCS / "limits.md").read_text() == generator().limits_page()
+
+
+def test_the_settings_in_operations_are_current() -> None:
+    current = (DOCS / "operations.md").read_text()
+
+    assert current == generator().operations_page(current)
+
+
+def test_a_limit_without_a_reason_is_refused() -> None:
+    source = "# ── a heading ──\nA: Final = 1\nB: Final = 2\n"
+
+    with pytest.raises(ValueError, match="has no reason"):
+        generator()._limits(source)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_the_source_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|bench|docs|requirements|\.ci)/[\w./-]*\w/?)`", page.read_text())
+
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_every_command_in_the_pages_exists() -> None:
+    shown = {name for page in PAGES for name in re.findall(r"\./penstock ([a-z]+)", page.read_text())}
+    help_text = subprocess.run(
+        [sys.executable, "-m", "penstock", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert "up" in shown
+    assert {name for name in shown - {"install"} if not re.search(rf"^\W*{name}\b", help_text, re.MULTILINE)} == set()
+
+
+def test_every_dependency_has_its_reason() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = [project["project"]["dependencies"], *project["dependency-groups"].values()]
+    names = {re.split(r"[=<>~!\[; ]", line)[0] for group in groups for line in group}
+    reasons = (DOCS / "decisions" / "0001-dependencies.md").read_text()
+
+    assert {name for name in names if f"| {name} |" not in reasons} == set()
+
+
+def test_every_dependency_is_pinned_with_hashes_and_no_place_is_named() -> None:
+    for lock in (ROOT / "requirements").glob("*.lock"):
+        lines = lock.read_text().splitlines()
+        pins = [line for line in lines if line and not line.startswith((" ", "#"))]
+        assert pins
+        assert [pin for pin in pins if not re.match(r"[a-z0-9-]+==\S+ (;.* )?\\$", pin)] == []
+        assert "://" not in lock.read_text()

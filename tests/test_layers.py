@@ -1,0 +1,183 @@
+"""The layers of DESIGN, as a test: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.testing import wait_until
+
+SOURCE = Path(__file__).parents[1] / "src"
+
+IMPURE = frozenset(
+    {"asyncio", "socket", "time", "random", "secrets", "uuid", "logging", "threading", "os", "subprocess"}
+)
+"""What a pure protocol has no use for: it neither waits, nor talks, nor asks the clock."""
+
+PURE_LIBRARIES = ("msgspec", "httptools", "websockets.utils")
+"""Others' code that takes and gives bytes, and does nothing else."""
+
+BASE = ("penstock.values", "penstock.limits", "penstock.errors")
+DOOR_SIDE = tuple(f"penstock.server.{name}" for name in ("exchange", "context", "door", "live", "routing"))
+"""The side that the server turns towards its doors: requests and answers, the parts of a node, routes."""
+
+MAY_IMPORT = {
+    "penstock.wire": (*BASE, "penstock.wire"),
+    "penstock.core": (*BASE, "penstock.wire", "penstock.core"),
+    "penstock.storage": (*BASE, "penstock.wire", "penstock.core", "penstock.storage"),
+    "penstock.doors": (*BASE, "penstock.config", "penstock.wire", "penstock.core", *DOOR_SIDE),
+    "penstock.client": (*BASE, "penstock.wire", "penstock.client"),
+}
+"""What of Penstock a layer may import; a layer that is not listed may import any but the ones below."""
+
+MAY_NOT_IMPORT = {
+    "penstock.server": ("penstock.pipeline", "penstock.cli", "penstock.testing", "penstock.client"),
+    "penstock.pipeline": ("penstock.server", "penstock.storage", "penstock.doors"),
+}
+ONLY_IN = {"nats": "penstock.storage.jetstream", "pyspark": "penstock.pipeline", "py4j": "penstock.pipeline"}
+
+
+def is_in(module: str, layer: str) -> bool:
+    return module == layer or module.startswith(layer + ".")
+
+
+def imports_of(file: Path, module: str) -> Iterator[tuple[int, str]]:
+    """Every module that *file* imports anywhere, with its line; a name imported from a package counts as one."""
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def why_not(module: str, imported: str) -> str | None:
+    """The rule that forbids *module* to import *imported*, if there is one."""
+    top = imported.partition(".")[0]
+    if top in ONLY_IN and not is_in(module, ONLY_IN[top]):
+        return f"only {ONLY_IN[top]} imports {top}"
+    if is_in(module, "penstock.wire") and top != "penstock":
+        if top in IMPURE:
+            return f"wire is pure: no {top}"
+        if top not in sys.stdlib_module_names and not any(is_in(imported, pure) for pure in PURE_LIBRARIES):
+            return f"wire imports nothing but the standard library and {', '.join(PURE_LIBRARIES)}"
+    if top != "penstock":
+        return None
+    for layer, allowed in MAY_IMPORT.items():
+        own = ".".join(module.split(".")[:3]) if layer == "penstock.doors" else layer
+        if is_in(module, layer) and not any(is_in(imported, other) for other in (*allowed, own)):
+            return f"{layer} may import {', '.join(allowed)} only"
+    for layer, refused in MAY_NOT_IMPORT.items():
+        if is_in(module, layer) and any(is_in(imported, other) for other in refused):
+            return f"{layer} may not import {', '.join(refused)}"
+    return None
+
+
+def violations(source: Path) -> list[str]:
+    found = []
+    for file in sorted(source.rglob("*.py")):
+        module = ".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        for line, imported in imports_of(file, module):
+            if reason := why_not(module, imported):
+                found.append(f"{file.relative_to(source)}:{line}: imports {imported}; {reason}")
+    return found
+
+
+def test_no_layer_reaches_where_it_may_not() -> None:
+    assert violations(SOURCE) == []
+
+
+PLANTED = [
+    ("wire/sps.py", "import asyncio"),
+    ("wire/sps.py", "from time import time"),
+    ("wire/sps.py", "import websockets.asyncio.server"),
+    ("wire/sps.py", "from penstock.core import hub"),
+    ("wire/sps.py", "def late():\n    import socket"),
+    ("core/hub.py", "from penstock.server.exchange import Request"),
+    ("core/hub.py", "from penstock import storage"),
+    ("core/hub.py", "from ..storage import memory"),
+    ("core/hub.py", "import penstock.doors.sps"),
+    ("storage/memory.py", "from penstock.server import auth"),
+    ("storage/memory.py", "import nats"),
+    ("doors/sps.py", "from penstock.doors import trickle"),
+    ("doors/sps.py", "from penstock.doors.trickle import anything"),
+    ("doors/sps.py", "from . import trickle"),
+    ("doors/sps/wires.py", "from penstock.doors.trickle import anything"),
+    ("doors/sps.py", "from penstock.server.auth import Gate"),
+    ("doors/sps.py", "from penstock.storage.sqlite import open_sqlite"),
+    ("server/app.py", "from penstock.pipeline.jobs import archive"),
+    ("server/app.py", "from pyspark.sql import SparkSession"),
+    ("server/app.py", "if True:\n    from penstock.testing import start_server"),
+    ("pipeline/source.py", "from penstock.server import auth"),
+]
+ALLOWED = [
+    ("wire/sps.py", "import re\nimport msgspec\nfrom penstock.values import Entry\nfrom penstock.wire import http"),
+    ("core/hub.py", "import asyncio\nfrom penstock.core.log import Log\nfrom . import names"),
+    ("storage/jetstream.py", "import nats\nfrom penstock.core import stamp"),
+    ("doors/sps/wires.py", "from penstock.doors.sps import rooms\nfrom penstock.server.exchange import Request"),
+    ("server/app.py", "from penstock.doors import sps\nfrom penstock.storage import sqlite"),
+    ("pipeline/source.py", "import pyspark\nfrom penstock.client import api"),
+]
+
+
+@pytest.mark.parametrize(("file", "code"), PLANTED)
+def test_a_planted_violation_is_found(tmp_path: Path, file: str, code: str) -> None:
+    plant(tmp_path, file, code)
+
+    assert len(violations(tmp_path)) >= 1
+
+
+@pytest.mark.parametrize(("file", "code"), ALLOWED)
+def test_what_is_allowed_is_not(tmp_path: Path, file: str, code: str) -> None:
+    plant(tmp_path, file, code)
+
+    assert violations(tmp_path) == []
+
+
+def plant(source: Path, file: str, code: str) -> None:
+    path = source / "penstock" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+
+
+WITHOUT_SPARK = """
+import sys
+for name in ("pyspark", "py4j", "pandas", "numpy", "nats", "pytest", "hypothesis"):
+    sys.modules[name] = None  # importing it now raises ImportError
+from penstock.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_the_server_starts_without_spark_and_java(tmp_path: Path) -> None:
+    output = tmp_path / "server.out"
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_SPARK,
+        "serve",
+        "--data",
+        str(tmp_path / "data"),
+        "--listen",
+        "127.0.0.1:0",
+    ]
+    environment = {**os.environ, "PATH": "/nonexistent", "JAVA_HOME": "/nonexistent"}
+    with output.open("wb") as out, (tmp_path / "server.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=out, stderr=log, env=environment)
+    try:
+        wait_until(lambda: output.read_text() or server.poll() is not None, within=20)
+        assert output.read_text().startswith("penstock ready on http://127.0.0.1:")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(15) == 0
+    finally:
+        server.kill()
+        server.wait()
