@@ -148,3 +148,7 @@ def test_every_setting_says_what_it_is_and_takes_its_own_default(about) -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().server.listen = "x"  # type: ignore[misc]
+
+
+def test_a_secret_is_not_shown_with_the_rest() -> None:
+    assert "hidden-thing" not in repr(load(given=["auth.admin_token=hidden-thing"]))

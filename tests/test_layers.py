@@ -25,8 +25,9 @@ PURE_LIBRARIES = ("msgspec", "httptools", "websockets.utils")
 """Others' code that takes and gives bytes, and does nothing else."""
 
 BASE = ("penstock.values", "penstock.limits", "penstock.errors")
-DOOR_SIDE = tuple(f"penstock.server.{name}" for name in ("exchange", "context", "door", "live", "routing"))
-"""The side that the server turns towards its doors: requests and answers, the parts of a node, routes."""
+FACING_DOORS = ("exchange", "context", "door", "live", "routing", "auth", "flush", "wheel", "outgoing")
+DOOR_SIDE = tuple(f"penstock.server.{name}" for name in FACING_DOORS)
+"""The side that the server turns towards its doors. Never its listener, its connections or another API."""
 
 MAY_IMPORT = {
     "penstock.wire": (*BASE, "penstock.wire"),
@@ -112,7 +113,9 @@ PLANTED = [
     ("doors/sps.py", "from penstock.doors.trickle import anything"),
     ("doors/sps.py", "from . import trickle"),
     ("doors/sps/wires.py", "from penstock.doors.trickle import anything"),
-    ("doors/sps.py", "from penstock.server.auth import Gate"),
+    ("doors/sps.py", "from penstock.server.listener import Listener"),
+    ("doors/sps.py", "from penstock.server import connection"),
+    ("doors/sps.py", "from penstock.server.v1.shown import Shown"),
     ("doors/sps.py", "from penstock.storage.sqlite import open_sqlite"),
     ("server/app.py", "from penstock.pipeline.jobs import archive"),
     ("server/app.py", "from pyspark.sql import SparkSession"),

@@ -34,7 +34,7 @@ def setting(
 ) -> T:
     """Declare one setting of a section."""
     about = {"description": description, "unit": unit, "choices": choices, "secret": secret}
-    declared: T = field(default=default, metadata={**about, "least": least, "most": most})
+    declared: T = field(default=default, metadata={**about, "least": least, "most": most}, repr=not secret)
     return declared
 
 
@@ -122,7 +122,9 @@ class EventHorizonSettings:
     activity_interval: float = setting(
         5.0, "Between two announcements of what moved in subscribed streams.", unit="s", least=0.01
     )
-    push_timeout: float = setting(30.0, "For an app to answer a push. Over it: tried again later.", unit="s", least=0.01)
+    push_timeout: float = setting(
+        30.0, "For an app to answer a push. Over it: tried again later.", unit="s", least=0.01
+    )
     push_retry: float = setting(1.0, "Until the first retry; doubled for each further one.", unit="s", least=0.01)
     push_retry_longest: float = setting(60.0, "Between retries at most.", unit="s", least=0.01)
     push_repeat: float = setting(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from penstock import __version__
-from penstock.cli import operations, serving, streams
+from penstock.cli import eventhorizon, operations, serving, streams
 from penstock.errors import CallerError, ConfigInvalid, PenstockError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for add in (serving.add_to, streams.add_to, operations.add_to):
+for add in (serving.add_to, streams.add_to, eventhorizon.add_to, operations.add_to):
     add(app)
 
 

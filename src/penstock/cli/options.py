@@ -34,11 +34,17 @@ def connect(url: str, token: str) -> Client:
     """A client of the server that the options, or the environment, name."""
     from penstock.client.api import Client
 
-    return Client(url or os.environ.get("PENSTOCK_URL", "") or URL, token or _token())
+    return Client(server_url(url), token_of(token))
 
 
-def _token() -> str:
-    if given := os.environ.get("PENSTOCK_TOKEN"):
+def server_url(given: str) -> str:
+    """The server that the option, or the environment, names."""
+    return given or os.environ.get("PENSTOCK_URL", "") or URL
+
+
+def token_of(given: str) -> str:
+    """The token that the option, the environment, or a data directory here holds."""
+    if given := given or os.environ.get("PENSTOCK_TOKEN", ""):
         return given
     kept = DATA / "admin.token"
     return kept.read_text().strip() if kept.is_file() else ""

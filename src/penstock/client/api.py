@@ -232,6 +232,13 @@ class Client:
         """Any other call that answers with a JSON object."""
         return self._call(dict[str, Any], method, path, query or {}, body)
 
+    def send(self, method: str, path: str, query: dict[str, Any] | None = None, body: bytes = b"") -> bytes:
+        """Any other call, whatever it answers with."""
+        status, answer = self._exchange(method, self._target(path, query or {}), body, self._headers({}))
+        if status >= 300:
+            raise _refusal(status, answer)
+        return answer
+
     def _call(
         self,
         type: type[S],

@@ -93,18 +93,23 @@ class Answering(Pipe):
                 self._service.wheel.arm(self, timeout)
             answer.add_done_callback(self._future_done)
         else:
-            work = self._run(request, cast(Coroutine[Any, Any, Response | None], answer), timeout)
+            work = self._run(request, cast("Coroutine[Any, Any, Response | None]", answer), timeout)
             self._work = self._service.crew.start(work)
 
     def _future_done(self, future: asyncio.Future[Any]) -> None:
-        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        response = self._outcome(future)
         if self._work is future and self._request is not None:
             self._work = None
-            self._completed(self._request, error_response(error) if error else self._rendered(future.result()))
+            self._completed(self._request, response)
             self._go_on()
 
-    def _rendered(self, result: Any) -> Response:
-        return cast(Response, result) if self._render is None else self._render(result)
+    def _outcome(self, future: asyncio.Future[Any]) -> Response:
+        render = self._render
+        try:
+            result = future.result()
+            return cast("Response", result) if render is None else render(result)
+        except (Exception, asyncio.CancelledError) as error:
+            return error_response(error)
 
     async def _run(
         self, request: Request, work: Coroutine[Any, Any, Response | None], timeout: float | None
@@ -144,7 +149,7 @@ class Answering(Pipe):
 
     def _answer(self, response: Response) -> None:
         keep_alive = self._keep_alive = self._keep_alive and not self._service.draining
-        request = cast(Request, self._request)
+        request = cast("Request", self._request)
         self.write(answers.encode(self._service, request, response, keep_alive=keep_alive))
         self._finished()
 
@@ -187,14 +192,14 @@ class Answering(Pipe):
         return outlet
 
     def accept(
-        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers
+        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
     ) -> WebSocket:
         self._check_unanswered(request)
-        head = cast(http.Head, self._head)
+        head = cast("http.Head", self._head)
         if not head.upgrade or head.has_body or request.method != "GET":
             raise PeerError(426, "a WebSocket handshake is required here")
         self.write(answers.handshake(self._service, request, subprotocol, headers))
-        socket = WebSocket(self, owner, self._service.readers)
+        socket = WebSocket(self, owner, self._service.readers, watch=watch)
         self._become(Phase.SOCKET, request, socket)
         if self._buffer:
             self._service.loop.call_soon(self._go_on)  # not before the handler has returned
@@ -224,14 +229,15 @@ class Answering(Pipe):
             self._head = None
         self._arm_for_phase()
 
-    def _tap_gone(self) -> None:
+    def _uncount_live(self) -> None:
         self._service.counters.live[self._door] -= 1
-        self.tap = None
 
     def tap_closed(self) -> None:
         """An outlet was closed by its owner: on with the next request."""
         if self.tap is not None and self.phase is Phase.LIVE:
-            self._tap_gone()
+            self._uncount_live()
+            if not self.tap.notify:
+                self.tap = None  # else it stays until its last bytes are written
             self.phase = Phase.BUSY
             self._finished()
             self.flusher = self._service.prompt_flusher

@@ -53,12 +53,21 @@ DOORS: dict[str, MakeDoor] = {"eventhorizon": EventHorizon, "sps": Sps}
 class Engine(Protocol):
     """A storage engine: the four contracts in one."""
 
-    log: Log
-    mailbox: Mailbox
-    registry: Registry
-    bus: Bus
-    export: Export
-    trouble: str  # why it should get no requests now; empty when all is well
+    @property
+    def log(self) -> Log: ...
+    @property
+    def mailbox(self) -> Mailbox: ...
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def bus(self) -> Bus: ...
+    @property
+    def export(self) -> Export: ...
+
+    @property
+    def trouble(self) -> str:
+        """Why it should get no requests now; empty when all is well."""
+        ...
 
     @property
     def queued(self) -> int:

@@ -31,18 +31,18 @@ class Intake:
 
         Raises `PeerError` for broken framing and `TooLarge` over the limit.
         """
-        if self._decoder is None:
-            pieces, rest = self._cut(data)
-        else:
-            pieces, rest = self._decoder.feed(data)
-        for piece in pieces:
-            self._take(piece)
-        return rest
+        pieces: list[bytes] = []
+        try:
+            return self._cut(data, pieces) if self._decoder is None else self._decoder.feed(data, pieces)
+        finally:
+            for piece in pieces:
+                self._take(piece)
 
-    def _cut(self, data: bytes) -> tuple[list[bytes], bytes | None]:
+    def _cut(self, data: bytes, pieces: list[bytes]) -> bytes | None:
         piece = data[: self._left]
+        pieces.append(piece)
         self._left -= len(piece)
-        return [piece], None if self._left else data[len(piece) :]
+        return None if self._left else data[len(piece) :]
 
     def _take(self, piece: bytes) -> None:
         self.received += len(piece)

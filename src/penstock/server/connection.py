@@ -52,7 +52,7 @@ class Connection(Answering, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         service = self._service
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = cast("asyncio.Transport", transport)
         self._peer = address = _peer_address(transport)
         self._trusted = address in service.trusted
         # Behind a proxy everybody has its address: the cap is then on the clients it names.
@@ -74,6 +74,7 @@ class Connection(Answering, asyncio.Protocol):
         service.wheel.arm(self, service.settings.head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        live = self.phase is _LIVE or self.phase is _SOCKET
         self.phase, self.fd, self.out, self.queued, self.stuck = _CLOSED, -1, None, 0, False
         self._buffer = b""
         self._head = self._request = None
@@ -85,9 +86,9 @@ class Connection(Answering, asyncio.Protocol):
         if self._intake is not None and self._intake.stream is not None:
             self._intake.stream.end(PeerError(400, "the peer left in the middle of the body"))
         self._intake = None
-        tap = self.tap
-        if tap is not None:
-            self._tap_gone()
+        tap, self.tap = self.tap, None
+        if live and tap is not None:
+            self._uncount_live()
             tap.broken()
 
     def _turn_away(self, limit: str) -> None:
@@ -110,7 +111,7 @@ class Connection(Answering, asyncio.Protocol):
         self._service.counters.bytes_in += len(data)
         phase = self.phase
         if phase is _SOCKET and not self._buffer:
-            cast(WebSocket, self.tap).receive(data)
+            cast("WebSocket", self.tap).receive(data)
             self._regulate()
             return
         self._buffer = self._buffer + data if self._buffer else data
@@ -152,7 +153,7 @@ class Connection(Answering, asyncio.Protocol):
                     break
             elif phase is _SOCKET:
                 data, self._buffer = self._buffer, b""
-                cast(WebSocket, self.tap).receive(data)
+                cast("WebSocket", self.tap).receive(data)
             elif phase is not _PROXY or not self._take_proxy_header():
                 break
         self._regulate()
@@ -175,7 +176,7 @@ class Connection(Answering, asyncio.Protocol):
     def _stand_for(self, address: str) -> bool:
         """From here on this is the connection of *address*."""
         caps = self._service.caps
-        caps.release(cast(str, self._address))
+        caps.release(cast("str", self._address))
         limit = caps.admit(address)
         if limit:
             caps.admit("")
@@ -207,6 +208,7 @@ class Connection(Answering, asyncio.Protocol):
             return False
         service.counters.requests += 1
         self.phase = _BUSY
+        self.due = 0  # what was waited for is here
         self._begin(head)
         return True
 
@@ -255,7 +257,7 @@ class Connection(Answering, asyncio.Protocol):
 
     def _answer_early(self, response: Response) -> None:
         """Answer before the body was read: a small one is read and dropped, before a large one we hang up."""
-        head = cast(http.Head, self._head)
+        head = cast("http.Head", self._head)
         if head.has_body:
             intake = self._intake = Intake(head, UNREAD_BODY_BYTES, self._service.settings.body_timeout)
             intake.dropped = True
@@ -301,7 +303,7 @@ class Connection(Answering, asyncio.Protocol):
 
     def _take_body(self) -> None:
         """Feed the body from the buffer; at its end go on with whoever waits for it."""
-        intake = cast(Intake, self._intake)
+        intake = cast("Intake", self._intake)
         data, self._buffer = self._buffer, b""
         try:
             rest = intake.feed(data)
@@ -317,9 +319,9 @@ class Connection(Answering, asyncio.Protocol):
         if self._head is None:  # answered already: the body was only read to get past it
             self._ready_for_next()
         elif intake.stream is None:
-            request = cast(Request, self._request)
+            request = cast("Request", self._request)
             request.body = b"".join(intake.pieces)
-            self._call(cast(Route, intake.route), request)
+            self._call(cast("Route", intake.route), request)
         else:
             self._arm_for_phase()
 
@@ -423,7 +425,7 @@ class Connection(Answering, asyncio.Protocol):
 
     def drain(self) -> None:
         """The server is about to stop: finish what was begun, begin nothing."""
-        if self.tap is not None:
+        if self.tap is not None and (self.phase is _LIVE or self.phase is _SOCKET):
             self.tap.draining()
         elif self.phase is _IDLE or self.phase is _PROXY:
             self.end()

@@ -84,7 +84,7 @@ class Carrier(Protocol):
 
     def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet: ...
     def accept(
-        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers
+        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
     ) -> WebSocket: ...
     def interim(self, request: Request, status: int, headers: Headers) -> None: ...
 
@@ -156,10 +156,10 @@ class Request:
         return self._carrier.open(self, status, headers, owner, watch=watch)
 
     def accept_websocket(
-        self, owner: WebSocketOwner, subprotocol: str | None = None, headers: Headers = ()
+        self, owner: WebSocketOwner, subprotocol: str | None = None, headers: Headers = (), *, watch: bool = False
     ) -> WebSocket:
         """Answer the handshake. Raises `InputInvalid` or `Forbidden` if the request does not allow it."""
-        return self._carrier.accept(self, owner, subprotocol, headers)
+        return self._carrier.accept(self, owner, subprotocol, headers, watch=watch)
 
     def interim(self, status: int = 100, headers: Headers = ()) -> None:
         """Send an interim response (1xx) at once. HTTP/1.0 clients know none: nothing is sent to them."""

@@ -14,6 +14,7 @@ bytes never overtake each other.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
@@ -23,6 +24,8 @@ from penstock.wire.http import LAST_CHUNK
 
 if TYPE_CHECKING:
     from penstock.server.exchange import Owner
+
+log = logging.getLogger("penstock.server")
 
 SLICE = 512
 """Connections that are written to before the loop may do something else: about 6 ms."""
@@ -61,7 +64,11 @@ class Flusher:
             del ready[SLICE:]
             self._loop.call_soon(self.run)
         for pipe in ready:
-            pipe.flush()
+            try:
+                pipe.flush()
+            except Exception:  # an owner failed at what it heard: that is no reason to leave the others waiting
+                log.exception("flush.failed")
+                pipe.cut()
 
 
 class Listening(Protocol):
@@ -197,7 +204,7 @@ class Pipe(Timed):
         self.ending = False  # close when everything is written
         self.fd = -1  # of a plain socket; -1 is "use the transport" (TLS, or closed)
         self.tap: Tap | None = None
-        self.transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self.transport: asyncio.Transport = cast("asyncio.Transport", None)
 
     @property
     def pending(self) -> int:
@@ -235,8 +242,8 @@ class Pipe(Timed):
             self.flusher.bytes_out += sent
             if sent == len(data):
                 if self.tap is not None and self.tap.notify:
-                    self.tap.emptied()
-                if self.ending:
+                    self._emptied(self.tap)
+                if self.ending and self.out is None:
                     self.ended()
                 return
             data = data[sent:]
@@ -249,7 +256,12 @@ class Pipe(Timed):
         if self.ending:
             self.ended()
         elif not self.stuck and self.tap is not None and self.tap.notify:
-            self.tap.emptied()
+            self._emptied(self.tap)
+
+    def _emptied(self, tap: Tap) -> None:
+        tap.emptied()
+        if not tap.open:  # it was closed with bytes on the way, and stayed for this
+            self.tap = None
 
     def unstick(self) -> None:
         """The transport has written everything."""
@@ -257,7 +269,7 @@ class Pipe(Timed):
         if self.out is not None:
             self.flush()
         elif self.tap is not None and self.tap.notify:
-            self.tap.emptied()
+            self._emptied(self.tap)
 
     def end(self) -> None:
         """Close the connection once everything is written."""

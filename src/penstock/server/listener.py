@@ -50,10 +50,10 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
+        self._socket = _bind(self.settings)
         await self._group.__aenter__()
         wheel = self._wheel or Wheel(loop)
         self._service = Service(self._router, self.settings, self.caps, self._clock, self._group, wheel)
-        self._socket = _bind(self.settings)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         context = self._certificates.context if self._certificates else None
         self._server = await loop.create_server(
@@ -69,7 +69,8 @@ class Listener:
             await self.drain()
         finally:
             self._service.wheel.close()
-            await self._group.__aexit__(kind, error, trace)
+            # The block's own error is not the group's: it goes on as it is.
+            await self._group.__aexit__(None, None, None)
 
     @property
     def url(self) -> str:

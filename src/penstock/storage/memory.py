@@ -10,6 +10,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 
 from penstock.core.bus import LocalBus
 from penstock.core.clock import Clock, WallClock
+from penstock.core.export import LogExport
 from penstock.core.log import Follower
 from penstock.core.names import check_pattern, matches
 from penstock.core.registry import NEW
@@ -39,6 +41,13 @@ class MemoryEngine:
         self.mailbox = MemoryMailbox(clock)
         self.registry = MemoryRegistry(clock)
         self.bus = LocalBus(node)
+        self.export = LogExport(self.log)
+        self.queued = 0
+        self.trouble = ""
+
+    async def backup(self, directory: Path) -> object:
+        """There is nothing to copy: it lives as long as the process."""
+        raise InputInvalid("backup", "the memory engine keeps nothing that could be copied")
 
     async def __aenter__(self) -> Self:
         return self
@@ -144,11 +153,11 @@ class MemoryLog:
         self, stream: str, index: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES, meta: bool = False
     ) -> Page:
         head = self._existing(stream)
-        found = [entry for idx, entry in self._indexed(head) if idx >= index]
-        begins_well = bool(found) and (found[0].kind is Kind.META or found[0].index == index)
-        if index < head.next_index and not begins_well:
+        found = [(at, entry) for at, entry in self._indexed(head) if at >= index]
+        begins_there = bool(found) and found[0][0] == index and found[0][1].size > 0
+        if index < head.next_index and not begins_there:
             raise Trimmed(self._trimmed_upto - 1, self._trimmed_upto)
-        return self._page(self._shown(found, meta=meta), limit, limit_bytes)
+        return self._page(self._shown([entry for _, entry in found], meta=meta), limit, limit_bytes)
 
     async def read_cursor(
         self, stream: str, chunk: int, offset: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES

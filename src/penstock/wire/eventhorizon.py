@@ -213,8 +213,8 @@ def lines_of(entries: Sequence[Entry], server: str) -> list[Line]:
             lines.append(_data_line(entry, f"{prefix}{entry.offset + entry.size}{suffix}"))
         elif kind is Kind.META:
             lines.append(_meta_line(entry.type, entry.body, f"{prefix}{entry.end}{suffix}"))
-        elif kind is not Kind.PART:
-            gone += 1
+        else:
+            gone += entry.size > 0  # a part has no line of its own
             continue
         gone = 0
     if gone:

@@ -107,6 +107,8 @@ class HeadParser:
         path, query, authority = _target(method, target)
         head = Head(method, path, query, http10, headers)
         _apply_fields(head, authority)
+        if not head.keep_alive:
+            self._renew()  # llhttp takes nothing after such a head, but the next one is another connection's
         if len(raw) <= KNOWN_HEAD_BYTES and not head.expects_continue and not head.upgrade:
             self._remember(raw, head)
         return head
@@ -263,11 +265,13 @@ class ChunkDecoder:
         self._step = self._size
         self._trailer = 0
 
-    def feed(self, data: bytes) -> tuple[list[bytes], bytes | None]:
-        """Return pieces of the body, and what follows it once it has ended (None before that)."""
+    def feed(self, data: bytes, pieces: list[bytes]) -> bytes | None:
+        """Add pieces of the body to *pieces*; return what follows it once it has ended (None before that).
+
+        Broken framing raises `PeerError`; what came before it is in *pieces* all the same.
+        """
         if self._held:
             data, self._held = self._held + data, b""
-        pieces: list[bytes] = []
         at = 0
         while at < len(data):
             after = self._step(data, at, pieces)
@@ -276,8 +280,8 @@ class ChunkDecoder:
                 break
             at = after
             if self._step == self._ended:
-                return pieces, data[at:]
-        return pieces, None
+                return data[at:]
+        return None
 
     # Each step takes one thing from *data* at *at*, returns where it ended, or -1 if it is not all there.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -21,10 +22,10 @@ from penstock.server.routing import WHOLE, Route
 class Sps:
     """The simple push server."""
 
-    def __init__(self, context: Context, settings: Settings) -> None:
+    def __init__(self, context: Context, settings: Settings, time: Callable[[], float] | None = None) -> None:
         self._context, self._settings = context, settings.sps
         self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence)
-        self._wires = Wires(context, settings.sps, self._presence)
+        self._wires = Wires(context, settings.sps, self._presence, time)
 
     async def __aenter__(self) -> Self:
         await self._presence.__aenter__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock.config import SpsSettings
 from penstock.core.ledger import Recipient, recipient
@@ -35,9 +35,12 @@ class Wires:
     step: there is no moment with two wires, or with none.
     """
 
-    def __init__(self, context: Context, settings: SpsSettings, presence: Presence) -> None:
+    def __init__(
+        self, context: Context, settings: SpsSettings, presence: Presence, time: Callable[[], float] | None = None
+    ) -> None:
+        """*time* is the wheel's, which is the loop's."""
         self.hub, self.ledger, self.wheel = context.hub, context.ledger, context.wheel
-        self.time, self.now_ms = asyncio.get_running_loop().time, context.clock.now_ms
+        self.time, self.now_ms = time or asyncio.get_running_loop().time, context.clock.now_ms
         self._presence = presence
         self.targets = Targets()
         self.no_spans: list[Span] = []  # shared by all wires that have sent nothing; never added to

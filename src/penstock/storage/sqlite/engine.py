@@ -15,6 +15,7 @@ from penstock.core.clock import Clock, WallClock
 from penstock.storage.sqlite import schema
 from penstock.storage.sqlite.check import FileCheck
 from penstock.storage.sqlite.connection import open_writer
+from penstock.storage.sqlite.export import SqliteExport
 from penstock.storage.sqlite.faults import Faults
 from penstock.storage.sqlite.known import KNOWN_STREAMS, Known, KnownStreams, load_by_number
 from penstock.storage.sqlite.lock import DirectoryLock
@@ -56,6 +57,7 @@ class SqliteEngine:
     log: SqliteLog
     mailbox: SqliteMailbox
     registry: SqliteRegistry
+    export: SqliteExport
     check: FileCheck
 
     def __init__(
@@ -80,9 +82,26 @@ class SqliteEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.check.stop()
+        await self.export.close()
         await self._writer.close()
         await self._readers.close()
         self._lock.release()
+
+    async def backup(self, directory: Path) -> object:
+        """Copy the file into *directory* while it is in use; returns the manifest."""
+        from penstock.storage.sqlite.backup import backup
+
+        return await asyncio.to_thread(backup, self.path, directory)
+
+    @property
+    def queued(self) -> int:
+        """Jobs that wait for the writer."""
+        return self._writer.queued
+
+    @property
+    def trouble(self) -> str:
+        """Why this engine should get no requests now; empty when all is well."""
+        return f"the data file is damaged: {self.check.detail}" if self.check.state == "damaged" else ""
 
     def _open(self, connection: sqlite3.Connection) -> None:
         options, clock = self._options, self._clock
@@ -103,6 +122,7 @@ class SqliteEngine:
         )  # fmt: skip
         self.mailbox = SqliteMailbox(self._writer, self._readers, clock)
         self.registry = SqliteRegistry(self._writer, self._readers, clock)
+        self.export = SqliteExport(self.path, self.log, clock)
         self._writer.start()
         self.check.start()
 

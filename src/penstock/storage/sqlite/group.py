@@ -85,17 +85,12 @@ class Group:
     def prepare(self, batches: Sequence[Batch]) -> None:
         """Read the heads of all streams that *batches* name, with one query at most."""
         names = {draft.stream for batch in batches for draft in batch.drafts}
-        missing = [name for name in names if not self._remember(name)]
-        if missing:
-            self._known.load(self._connection, missing)
-            self._absent.update(name for name in missing if not self._remember(name))
+        self._load([name for name in names if not self._remember(name)])
 
     def _lookup(self, name: str) -> Head | None:
         head = self._heads.get(name)
         if head is None and name not in self._absent and not self._remember(name):
-            self._known.load(self._connection, (name,))
-            if not self._remember(name):
-                self._absent.add(name)
+            self._load([name])
         return head or self._heads.get(name)
 
     def _remember(self, name: str) -> bool:
@@ -103,6 +98,14 @@ class Group:
         if known := self._known.get(name):
             self._heads[name], self._numbers[name] = known.head, known.number
         return known is not None
+
+    def _load(self, names: list[str]) -> None:
+        if names:
+            self._absent.update(names)
+            for known in self._known.load(self._connection, names):
+                name = known.head.stream
+                self._heads[name], self._numbers[name] = known.head, known.number
+                self._absent.discard(name)
 
     def _take(self, stamped: Stamped) -> None:
         """Add a stamped batch. From here on it will be stored, unless the whole group fails."""

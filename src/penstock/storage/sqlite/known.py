@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -66,12 +65,12 @@ class KnownStreams:
             folded = self.folded_upto
             self._generations = ({n: k for n, k in old.items() if k.head.last_id > folded}, young)
 
-    def load(self, connection: sqlite3.Connection, names: Iterable[str]) -> None:
-        """Read from the file those of *names* that are not in memory."""
-        missing = [name for name in names if self.get(name) is None]
-        if missing:
-            for known in load_by_name(connection, missing):
-                self.add(known.head.stream, known)
+    def load(self, connection: sqlite3.Connection, names: list[str]) -> list[Known]:
+        """Read streams that are not in memory from the file; return those that exist."""
+        found = load_by_name(connection, names)
+        for known in found:
+            self.add(known.head.stream, known)
+        return found
 
 
 def load_by_name(connection: sqlite3.Connection, names: list[str]) -> list[Known]:

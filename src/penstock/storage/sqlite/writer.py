@@ -142,6 +142,11 @@ class Writer:
             self._fold_wanted = True
             await self.run(lambda _: None)
 
+    @property
+    def queued(self) -> int:
+        """Jobs that wait or are being written."""
+        return self._queued
+
     def _submit(self, job: Job) -> None:
         if self._closed:
             job.future.set_exception(EngineGone("the engine is closed"))

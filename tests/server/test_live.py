@@ -1,0 +1,300 @@
+"""Live answers: outlets, flushes, slow readers, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from penstock.server import flush
+from penstock.server.exchange import LIVE, Request, Response
+from penstock.server.routing import STREAM, Route
+from penstock.testing import wait_until_async
+from penstock.wire.http import chunk
+from tests.server.wires import Wire, live_route, on_uvloop, request, site
+
+HIGH = 64 * 1024
+
+
+@on_uvloop
+async def test_chunks_arrive_and_the_connection_goes_on_after_the_last() -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires)]) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/live") + request("GET", "/hello"))
+        status, headers = await peer.head()
+        wires[0].outlet.send(chunk(b"one"))
+        assert (status, headers["transfer-encoding"], await peer.chunk()) == (200, "chunked", b"one")
+        wires[0].outlet.send(chunk(b"two"))
+        wires[0].outlet.close()
+        wires[0].outlet.send(chunk(b"too late"))
+
+        assert [piece async for piece in peer.chunks()] == [b"two"]
+        assert (await peer.answer()).body == b'{"hello":"world"}'
+        assert place.listener.counters.live == {"": 0}
+    assert wires[0].heard == []
+
+
+@on_uvloop
+async def test_http_1_0_gets_bytes_up_to_the_end_of_the_connection() -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires)]) as place:
+        peer = await place.connect()
+        peer.send(b"GET /live HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        _, headers = await peer.head()
+        assert (wires[0].outlet.chunked, headers["connection"]) == (False, "close")
+        wires[0].outlet.send(b"plain")
+        wires[0].outlet.close()
+
+        assert await peer.rest() == b"plain"
+
+
+@on_uvloop
+async def test_head_of_a_live_route_has_no_body() -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires)]) as place:
+        peer = await place.connect()
+        peer.send(request("HEAD", "/live") + request("GET", "/hello"))
+        assert (await peer.answer(method="HEAD")).headers["transfer-encoding"] == "chunked"
+        assert (await peer.answer()).status == 200
+        assert not wires[0].outlet.open
+    assert wires[0].heard == ["lost"]
+
+
+@on_uvloop
+async def test_the_owner_hears_once_that_its_peer_is_gone() -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires)]) as place:
+        leaving, aborted, finishing = [await place.connect() for _ in range(3)]
+        for peer in (leaving, aborted, finishing):
+            peer.send(request("GET", "/live"))
+            await peer.head()
+        leaving.leave()
+        wires[1].outlet.abort()
+        finishing.writer.write_eof()
+        await place.connections_are(0)
+        for wire in wires:
+            wire.outlet.send(b"nobody")
+            wire.outlet.abort()
+            wire.outlet.close()
+            assert (wire.heard, wire.outlet.open, wire.outlet.pending, wire.outlet.full) == (["lost"], False, 0, False)
+
+
+@on_uvloop
+async def test_what_is_sent_in_one_turn_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a connection whose system calls are noted
+    wires: list[Wire] = []
+    written: list[bytes] = []
+
+    class Noted:
+        @staticmethod
+        def write(fd: int, data: bytes) -> int:
+            written.append(data)
+            return os.write(fd, data)
+
+    async with site([live_route(wires)]) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/live"))
+        await peer.head()
+        monkeypatch.setattr(flush, "os", Noted)
+        # When three pieces are sent in one turn, and one in the next
+        for piece in (b"a", b"b", b"c"):
+            wires[0].outlet.send(chunk(piece))
+        assert [await peer.chunk() for _ in range(3)] == [b"a", b"b", b"c"]
+        wires[0].outlet.send(chunk(b"d"))
+        assert await peer.chunk() == b"d"
+    # Then each turn is one write
+    assert written[:2] == [chunk(b"a") + chunk(b"b") + chunk(b"c"), chunk(b"d")]
+
+
+@on_uvloop
+async def test_the_linger_collects_what_comes_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires, watch=True)], linger_ms=20) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/live"))
+        await peer.head()
+        await wait_until_async(lambda: wires[0].heard == ["flushed"])
+        for piece in (b"a", b"b"):
+            wires[0].outlet.send(chunk(piece))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert [await peer.chunk(), await peer.chunk()] == [b"a", b"b"]
+        await wait_until_async(lambda: len(wires[0].heard) >= 2)
+        # Turns of the loop passed between the two, and still they went out together.
+        assert wires[0].heard == ["flushed", "flushed"]
+        assert (await place.connect()) is not None
+
+
+@on_uvloop
+async def test_a_slow_reader_fills_its_outlet_and_drains_it() -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires)], high_water=HIGH) as place:
+        peer = await place.connect(limit=1024)
+        peer.send(request("GET", "/live"))
+        await peer.head()
+        outlet = wires[0].outlet
+        # When more is sent than the kernel takes
+        piece = chunk(b"x" * 50_000)
+        sent = 0
+        while sent < 40_000_000 and not (outlet.full and outlet._pipe.stuck):
+            outlet.send(piece)
+            sent += len(piece)
+            await asyncio.sleep(0)
+        assert outlet.full
+        assert outlet.pending > HIGH
+        assert "drained" not in wires[0].heard[-1:]
+        told = len(wires[0].heard)
+        # and then the peer reads
+        received = 0
+        while received < sent:
+            received += len(await peer.reader.read(1_000_000))
+        # Then nothing is missing, the owner hears it, and there is room again
+        await wait_until_async(lambda: len(wires[0].heard) > told)
+        assert wires[0].heard[told] == "drained"
+        assert (received, outlet.full, outlet.pending) == (sent, False, 0)
+
+
+@on_uvloop
+async def test_bytes_never_overtake_each_other_when_the_socket_is_full() -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires)]) as place:
+        peer = await place.connect(limit=1024)
+        peer.send(b"GET /live HTTP/1.0\r\n\r\n")
+        await peer.head()
+        outlet = wires[0].outlet
+        expected = bytearray()
+        number = 0
+        while len(expected) < 12_000_000:
+            line = b"%d:" % number + b"x" * (number * 7919 % 60_000) + b"\n"
+            outlet.send(line)
+            expected += line
+            number += 1
+            if number % 5 == 0:
+                await asyncio.sleep(0)
+            if number % 40 == 0:
+                await asyncio.wait_for(peer.reader.read(100), 5)
+                del expected[:0]
+        outlet.close()
+        received = await peer.rest()
+
+    assert len(received) > 10_000_000
+    assert bytes(expected).endswith(received)
+
+
+@on_uvloop
+async def test_who_watches_hears_of_every_flush_the_last_one_too() -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires, watch=True)]) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/live"))
+        await peer.head()
+        await wait_until_async(lambda: wires[0].heard == ["flushed"])  # the head
+        wires[0].outlet.send(chunk(b"one"))
+        await wait_until_async(lambda: wires[0].heard == ["flushed"] * 2)
+        wires[0].outlet.send(chunk(b"two"))
+        wires[0].outlet.close()
+        await wait_until_async(lambda: wires[0].heard == ["flushed"] * 3)
+        for _ in range(2):
+            assert await peer.chunk()
+        assert await peer.chunk() == b""
+        assert (await peer.get("/hello")).status == 200
+        assert wires[0].heard == ["flushed"] * 3
+
+
+@on_uvloop
+async def test_an_owner_that_fails_takes_only_itself_down(caplog: pytest.LogCaptureFixture) -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires, watch=True)]) as place:
+        peers = [await place.connect() for _ in range(3)]
+        for peer in peers:
+            peer.send(request("GET", "/live"))
+            await peer.head()
+
+        def fail() -> None:
+            raise RuntimeError("broken owner")
+
+        wires[0].flushed = fail  # type: ignore[method-assign]
+        for wire in wires:
+            wire.outlet.send(chunk(b"x"))
+        assert [await peer.chunk() for peer in peers[1:]] == [b"x", b"x"]
+        await wait_until_async(lambda: wires[0].heard == ["lost"] or "lost" in wires[0].heard)
+
+
+@on_uvloop
+async def test_a_live_answer_may_begin_while_the_body_comes_in() -> None:
+    async def echo(request: Request) -> None:
+        wire = Wire()
+        outlet = request.open(200, owner=wire)
+        async for piece in request.body_chunks:
+            outlet.send(chunk(piece))
+        outlet.close()
+
+    async with site([Route("POST", "/echo", echo, STREAM(1000), timeout=None)]) as place:
+        peer = await place.connect()
+        peer.send(request("POST", "/echo", "Transfer-Encoding: chunked"))
+        await peer.head()
+        for piece in (b"one", b"two"):
+            peer.send(chunk(piece))
+            assert await peer.chunk() == piece
+        peer.send(b"0\r\n\r\n")
+        assert await peer.chunk() == b""
+        assert (await peer.get("/hello")).status == 200
+
+
+@on_uvloop
+async def test_a_handler_that_fails_after_it_began_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    wires: list[Wire] = []
+
+    async def broken(request: Request) -> None:
+        wires.append(Wire())
+        request.open(200, owner=wires[0])
+        raise RuntimeError("too late for an answer")
+
+    async with site([Route("GET", "/broken", broken)]) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/broken"))
+        assert b"0\r\n\r\n" not in await peer.rest()
+        await place.connections_are(0)
+    assert wires[0].heard == ["lost"]
+
+
+@on_uvloop
+async def test_an_answer_is_given_only_once() -> None:
+    refused: list[str] = []
+
+    def twice(request: Request) -> Response:
+        request.open(200, owner=Wire()).close()
+        try:
+            request.open(200, owner=Wire())
+        except Exception as error:
+            refused.append(str(error))
+        return LIVE
+
+    async with site([Route("GET", "/twice", twice)]) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/twice"))
+        assert (await peer.answer()).body == b""
+        assert (await peer.get("/hello")).status == 200
+    assert len(refused) == 1
+
+
+@on_uvloop
+async def test_a_coroutine_is_cancelled_when_its_peer_leaves() -> None:
+    ended: list[str] = []
+
+    async def waiting(request: Request) -> Response:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("ended")
+        return Response(200)
+
+    async with site([Route("GET", "/wait", waiting)]) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/wait"))
+        await place.connections_are(1)
+        await wait_until_async(lambda: place.listener.counters.requests == 1)
+        peer.leave()
+        await wait_until_async(lambda: ended == ["ended"])
