@@ -2,8 +2,9 @@
 
     python -m bench.rig.wires PORT COUNT REQUESTS [tls]
 
-Opens them one after the other and answers `{"open": COUNT}`. Then `total N` is answered when N marks
-have arrived over all wires since the start, with how many of them came on the wire that got the fewest.
+Opens them one after the other, with the requests in turn, and answers `{"open": COUNT}`. Then `total N` is
+answered when N marks have arrived over all wires since the start, with how many of them came on the wire that
+got the fewest.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ def _trusting() -> ssl.SSLContext:
 
 
 def main(port: str, count: str, requests: str, kind: str = "") -> None:
-    [request] = load(Path(requests))
+    asked = load(Path(requests))
     wires = Wires()
-    for _ in range(int(count)):
-        wires.open(int(port), request, tls=kind == "tls")
+    for number in range(int(count)):
+        wires.open(int(port), asked[number % len(asked)], tls=kind == "tls")
     reply(open=int(count))
     wires.run()
 

@@ -17,6 +17,7 @@ from penstock.storage.memory import MemoryEngine
 from penstock.values import Batch, Draft, Entry, Kind
 
 STREAMS = ("/a", "/b", "/c/d")
+PATTERNS = [("/a",), ("/a", "/b"), (">",), ("/c/*",)]
 
 
 class Reader:
@@ -124,6 +125,23 @@ async def test_a_slow_reader_goes_behind_and_catches_up_from_the_log() -> None:
         assert [entry.index for entry in reader.got] == list(range(51))
 
 
+async def test_what_waits_is_never_more_than_the_hub_holds() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, recent=1000, recent_bytes=5_000, tail=1000) as hub:
+        reader = Reader()
+        feed = hub.start(reader, ("/a",))
+        await publish(engine, "/a")
+        reader.full = True
+        for _ in range(20):
+            await engine.log.append(Batch((Draft("/a", b"x" * 1000),)))
+
+        assert feed.behind
+
+        reader.full = False
+        feed.resume()
+        await settle(feed)
+        assert [entry.index for entry in reader.got] == list(range(21))
+
+
 async def test_a_stopped_reader_gets_nothing_more() -> None:
     async with MemoryEngine() as engine, Hub(engine.log) as hub:
         reader = Reader()
@@ -163,7 +181,7 @@ async def test_changing_the_patterns_takes_effect_at_once() -> None:
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.lists(st.sampled_from(STREAMS), min_size=1, max_size=4)),
-        st.tuples(st.just("start"), st.tuples(st.sampled_from([("/a",), ("/a", "/b"), (">",), ("/c/*",)]), st.integers(0, 30))),
+        st.tuples(st.just("start"), st.tuples(st.sampled_from(PATTERNS), st.integers(0, 30))),
         st.tuples(st.just("full"), st.integers(0, 3)),
         st.tuples(st.just("resume"), st.integers(0, 3)),
         st.tuples(st.just("turn"), st.integers(1, 5)),

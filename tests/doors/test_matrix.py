@@ -5,12 +5,14 @@ A door joins by adding its way to write and its way to read to the two tables.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 
 import pytest
 
 from penstock.testing import RunningServer
+from tests.doors.sps_client import Wire, notify
 from tests.server.api import Tail, ask, publish
 
 Write = Callable[[RunningServer, str, list[bytes]], None]
@@ -32,8 +34,36 @@ def read_v1_tail(server: RunningServer, stream: str, count: int) -> list[bytes]:
         return [line["data"].encode() for line in tail.lines(count)]
 
 
-WRITERS: dict[str, Write] = {"v1": write_v1}
-READERS: dict[str, Read] = {"v1 pages": read_v1_pages, "v1 tail": read_v1_tail}
+def write_sps(server: RunningServer, stream: str, bodies: list[bytes]) -> None:
+    for body in bodies:
+        assert notify(server, "room", body, tid=stream).status == 200
+
+
+def read_sps_lines(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    with Wire(server, tid=stream, o=0).opened() as wire:
+        ours = (line for line in iter(wire.line, None) if line.get("tid") == stream)
+        return [
+            json.dumps(next(ours)["data"], separators=(",", ":"), ensure_ascii=False).encode() for _ in range(count)
+        ]
+
+
+def read_sps_raw(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    with Wire(server, tid=stream, o=first_id(server, stream) - 1, format="raw") as wire:
+        return [wire.chunk() for _ in range(count)]
+
+
+def first_id(server: RunningServer, stream: str) -> int:
+    id: int = ask(server, "GET", "/v1/read", stream=stream, limit=1).json["entries"][0]["id"]
+    return id
+
+
+WRITERS: dict[str, Write] = {"v1": write_v1, "sps": write_sps}
+READERS: dict[str, Read] = {
+    "v1 pages": read_v1_pages,
+    "v1 tail": read_v1_tail,
+    "sps lines": read_sps_lines,
+    "sps raw": read_sps_raw,
+}
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -4,97 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from penstock.config import Settings
+import pytest
+
 from penstock.core.clock import ManualClock
-from penstock.core.hub import Hub
-from penstock.core.ledger import Ledger
-from penstock.doors.sps import Sps
-from penstock.server.auth import Gate, open_keys
-from penstock.server.context import Context
-from penstock.server.listener import Listener
-from penstock.server.routing import Router
-from penstock.server.settings import ConnectionSettings
-from penstock.server.wheel import Wheel
+from penstock.core.log import Log
+from penstock.doors.sps.presence import Presence
+from penstock.errors import Busy
 from penstock.storage.memory import MemoryEngine
 from penstock.testing import wait_until_async
-from penstock.values import Batch, Draft
-
-
-class ManualTime:
-    """A loop's time that stands still until it is moved; what is due is called on the way."""
-
-    def __init__(self) -> None:
-        self._now = 1000.0
-        self._booked: list[tuple[float, int, Callable[[], None], asyncio.TimerHandle]] = []
-
-    def time(self) -> float:
-        return self._now
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(self._now + delay, callback, (), asyncio.get_running_loop())
-        heappush(self._booked, (self._now + delay, len(self._booked), callback, handle))
-        return handle
-
-    def advance(self, seconds: float) -> None:
-        end = self._now + seconds
-        while self._booked and self._booked[0][0] <= end:
-            self._now, _, callback, handle = heappop(self._booked)
-            if not handle.cancelled():
-                callback()
-        self._now = end
-
-
-class Place:
-    """The door on the memory engine, behind a real socket."""
-
-    def __init__(self, engine: MemoryEngine, time: ManualTime, gate: Gate) -> None:
-        self.engine, self.time, self.gate = engine, time, gate
-        self.listener: Listener
-
-    async def publish(self, uid: str, body: bytes) -> None:
-        await self.engine.log.append(Batch((Draft(f"/users/{uid}", body),)))
-
-    async def subscribe(self, query: str, token: str = "admin") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection(*self.listener.address)
-        writer.write(f"GET /subscribe?{query} HTTP/1.0\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 200"), head
-        return reader, writer
-
-    async def ask(self, method: str, target: str) -> int:
-        reader, writer = await asyncio.open_connection(*self.listener.address)
-        writer.write(f"{method} {target} HTTP/1.0\r\nAuthorization: Bearer admin\r\n\r\n".encode())
-        status = int((await reader.readline()).split()[1])
-        writer.close()
-        return status
-
-    async def presence(self) -> list[tuple[str, str]]:
-        page = await self.engine.log.read_after(("/_presence",), 0)
-        lines = [json.loads(line) for entry in page.entries for line in entry.body.splitlines()]
-        return [(line["state"], line.get("hid", "")) for line in lines]
-
-
-@asynccontextmanager
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    time = ManualTime()
-    async with MemoryEngine() as engine, Hub(engine.log) as hub:
-        clock, gate = ManualClock(), Gate(open_keys(tmp_path), "admin")
-        ledger = Ledger(engine.log, clock, node="test")
-        await ledger.open(engine.registry)
-        context = Context(
-            engine.log, engine.mailbox, engine.registry, hub, ledger, gate, clock, Wheel(time), 1024 * 1024
-        )  # fmt: skip
-        made = Place(engine, time, gate)
-        async with Sps(context, Settings(), time.time) as door:
-            async with Listener(Router(door.routes()), ConnectionSettings(port=0)) as made.listener:
-                yield made
-        await ledger.close()
+from penstock.values import Appended, Batch
+from tests.doors.sps_place import place
 
 
 async def next_line(reader: asyncio.StreamReader) -> Any:
@@ -200,13 +122,40 @@ async def test_every_coming_and_going_is_in_the_log_and_a_replacement_is_neither
         await wait_until_async(written)
 
 
-async def test_a_storm_of_comings_is_a_few_entries(tmp_path: Path) -> None:
-    async with place(tmp_path) as here:
-        await asyncio.gather(*(here.subscribe(f"uid={number}") for number in range(300)))
+async def test_a_storm_of_comings_is_one_entry() -> None:
+    async with MemoryEngine() as engine:
+        async with Presence(engine.log, ManualClock()) as presence:
+            for number in range(5000):
+                presence.note("online", str(number), "phone")
+        page = await engine.log.read_after(("/_presence",), 0)
 
-        async def all_online() -> bool:
-            return len(await here.presence()) == 301
+    lines = [json.loads(line) for entry in page.entries for line in entry.body.splitlines()]
+    assert len(page.entries) == 1
+    assert [line.get("uid") for line in lines] == [None, *map(str, range(5000))]
 
-        await wait_until_async(all_online)
-        page = await here.engine.log.read_after(("/_presence",), 0)
-        assert len(page.entries) < 150
+
+class Refusing:
+    """A log that takes nothing for a while."""
+
+    def __init__(self, log: Log, times: int) -> None:
+        self._log, self._times = log, times
+
+    def append(self, batch: Batch) -> asyncio.Future[Appended]:
+        self._times -= 1
+        if self._times < 0:
+            return self._log.append(batch)
+        refused: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        refused.set_exception(Busy("log.queue", 1))
+        return refused
+
+
+async def test_comings_wait_for_a_log_that_is_busy_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.doors.sps.presence.RETRY_SECONDS", 0.01)
+    async with MemoryEngine() as engine:
+        async with Presence(cast(Log, Refusing(engine.log, 2)), ManualClock()) as presence:
+            presence.note("online", "7", "")
+            presence.note("offline", "7", "")
+            await wait_until_async(lambda: engine.log.followed > 0)
+        page = await engine.log.read_after(("/_presence",), 0)
+
+    assert [json.loads(entry.body)["state"] for entry in page.entries] == ["reset", "online", "offline"]

@@ -54,9 +54,7 @@ def ask(
 
 def publish(server: RunningServer, stream: str, body: bytes = b"x", **headers: str) -> Reply:
     """Publish one event; headers are given with underscores."""
-    return ask(
-        server, "POST", "/v1/publish", body, {k.replace("_", "-"): v for k, v in headers.items()}, stream=stream
-    )
+    return ask(server, "POST", "/v1/publish", body, {k.replace("_", "-"): v for k, v in headers.items()}, stream=stream)
 
 
 class Tail:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
 
 import pytest
 
-from penstock.server import flush
+from penstock.errors import PeerError
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.routing import STREAM, Route
 from penstock.testing import wait_until_async
 from penstock.wire.http import chunk
-from tests.server.wires import Wire, live_route, on_uvloop, request, site
+from tests.server.wires import Peer, Wire, live_route, on_uvloop, request, site
 
 HIGH = 64 * 1024
 
@@ -82,22 +82,25 @@ async def test_the_owner_hears_once_that_its_peer_is_gone() -> None:
 
 
 @on_uvloop
-async def test_what_is_sent_in_one_turn_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_sent_in_one_turn_is_written_at_once() -> None:
     # Given a connection whose system calls are noted
     wires: list[Wire] = []
     written: list[bytes] = []
 
     class Noted:
-        @staticmethod
-        def write(fd: int, data: bytes) -> int:
+        def __init__(self, sock: socket.SocketType) -> None:
+            self.send_on, self.detach = sock.send, sock.detach
+
+        def send(self, data: bytes) -> int:
             written.append(data)
-            return os.write(fd, data)
+            return self.send_on(data)
 
     async with site([live_route(wires)]) as place:
         peer = await place.connect()
         peer.send(request("GET", "/live"))
         await peer.head()
-        monkeypatch.setattr(flush, "os", Noted)
+        pipe = wires[0].outlet._pipe
+        pipe.sock = Noted(pipe.sock)
         # When three pieces are sent in one turn, and one in the next
         for piece in (b"a", b"b", b"c"):
             wires[0].outlet.send(chunk(piece))
@@ -109,7 +112,7 @@ async def test_what_is_sent_in_one_turn_is_written_at_once(monkeypatch: pytest.M
 
 
 @on_uvloop
-async def test_the_linger_collects_what_comes_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_linger_collects_what_comes_within_it() -> None:
     wires: list[Wire] = []
     async with site([live_route(wires, watch=True)], linger_ms=20) as place:
         peer = await place.connect()
@@ -266,10 +269,9 @@ async def test_an_answer_is_given_only_once() -> None:
 
     def twice(request: Request) -> Response:
         request.open(200, owner=Wire()).close()
-        try:
+        with pytest.raises(PeerError) as caught:
             request.open(200, owner=Wire())
-        except Exception as error:
-            refused.append(str(error))
+        refused.append(str(caught.value))
         return LIVE
 
     async with site([Route("GET", "/twice", twice)]) as place:
@@ -291,10 +293,14 @@ async def test_a_coroutine_is_cancelled_when_its_peer_leaves() -> None:
             ended.append("ended")
         return Response(200)
 
-    async with site([Route("GET", "/wait", waiting)]) as place:
-        peer = await place.connect()
-        peer.send(request("GET", "/wait"))
-        await place.connections_are(1)
-        await wait_until_async(lambda: place.listener.counters.requests == 1)
-        peer.leave()
-        await wait_until_async(lambda: ended == ["ended"])
+    routes = [Route("GET", "/poll", waiting, timeout=None), Route("GET", "/wait", waiting)]
+    async with site(routes) as place:
+        # A long poll ends when its peer says no more; a request with a deadline only when it is surely gone.
+        for path, leave in (("/poll", Peer.leave), ("/wait", Peer.reset)):
+            ended.clear()
+            requests = place.listener.counters.requests
+            peer = await place.connect()
+            peer.send(request("GET", path))
+            await wait_until_async(lambda requests=requests: place.listener.counters.requests == requests + 1)
+            leave(peer)
+            await wait_until_async(lambda: ended == ["ended"])

@@ -356,7 +356,7 @@ async def test_a_streamed_body_comes_as_it_is_sent() -> None:
     async def upload(request: Request) -> Response:
         request.interim(102)
         async for chunk in request.body_chunks:
-            heard.append(chunk)
+            heard.append(chunk)  # noqa: PERF401 - one by one, as they come
         return Response(200, b"".join(heard))
 
     async with site([Route("POST", "/upload", upload, STREAM(1000))]) as place:
@@ -410,7 +410,7 @@ async def test_a_body_that_breaks_off_is_told_to_its_handler() -> None:
     async def upload(request: Request) -> Response:
         try:
             async for _ in request.body_chunks:
-                told.append("chunk")
+                told.append("chunk")  # noqa: PERF401
         except BaseException as error:
             told.append(type(error).__name__)
             raise
@@ -460,3 +460,26 @@ async def test_what_is_sent_ahead_is_bounded() -> None:
         assert (await peer.answer()).status == 204
         for _ in range(count):
             assert (await peer.answer()).status == 200
+
+
+@on_uvloop
+async def test_who_asks_without_reading_is_answered_only_so_far() -> None:
+    # Given answers far larger than their requests
+    asked = 0
+
+    def large(request: Request) -> Response:
+        nonlocal asked
+        asked += 1
+        return Response(200, b"x" * 1_000_000)
+
+    async with site([Route("GET", "/large", large)]) as place:
+        peer = await place.connect(limit=1024)
+        # When a thousand of them are asked for in one go
+        peer.send(request("GET", "/large") * 1000)
+        connection = await wait_until_async(lambda: next(iter(place.listener._service.connections), None))
+        await wait_until_async(lambda: connection.stuck)
+        # Then only as many are made as the sockets hold, and a few more
+        assert asked < 50
+        assert connection.pending < 5_000_000
+        for _ in range(100):
+            assert len((await peer.answer()).body) == 1_000_000

@@ -82,7 +82,9 @@ def test_an_expected_position_guards_an_append(shared_server: RunningServer, str
 
 
 def test_type_attributes_and_expiry_are_kept(shared_server: RunningServer, stream: str) -> None:
-    publish(shared_server, stream, b"a", Event_Type="order.paid", Event_Attributes='{"lang": "\\u00e9"}', Expires_In="600")
+    publish(
+        shared_server, stream, b"a", Event_Type="order.paid", Event_Attributes='{"lang": "\\u00e9"}', Expires_In="600"
+    )
 
     (entry,) = ask(shared_server, "GET", "/v1/read", stream=stream).json["entries"]
 

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from websockets.sync.client import connect
 
-from penstock.testing import RunningServer, wait_until
+from penstock.testing import RunningServer, start_server, wait_until
 from tests.server.api import Tail, ask, publish
 
 
@@ -62,7 +64,8 @@ def test_ids_order_what_several_streams_hold(shared_server: RunningServer, strea
     [
         {}, {"stream": "/a", "cursor": "/a:0:0"}, {"stream": "/a", "from": "-1"}, {"stream": "/a", "from": "1e3"},
         {"stream": "/a", "limit": "0"}, {"stream": "/a", "limit": "1001"}, {"stream": "/a", "meta": "yes"},
-        {"cursor": "/a:x:0"}, {"cursor": "nonsense"}, {"streams": ""}, {"streams": "/a,,/b"}, {"streams": "/a", "after": "x"},
+        {"cursor": "/a:x:0"}, {"cursor": "nonsense"}, {"streams": ""}, {"streams": "/a,,/b"},
+        {"streams": "/a", "after": "x"},
         {"stream": "/a", "after": "9" * 30}, {"stream": "/a", "unknown": "1"}, {"streams": "/a*"},
     ],
 )  # fmt: skip
@@ -100,6 +103,31 @@ def test_a_long_replay_is_complete_and_in_order(shared_server: RunningServer, st
 
     with Tail(shared_server, stream, after=0) as tail:
         assert [int(line["data"]) for line in tail.lines(30_000)] == list(range(30_000))
+
+
+def test_a_tail_over_a_websocket_brings_the_same_lines(shared_server: RunningServer, stream: str) -> None:
+    first = publish(shared_server, stream, b"0").json["id"]
+    publish(shared_server, stream, b"1")
+    url = f"ws://127.0.0.1:{shared_server.port}/v1/tail?streams={stream}&after={first}&consumer=socket{stream}"
+    headers = {"Authorization": f"Bearer {shared_server.admin_token}"}
+    with connect(url, additional_headers=headers) as socket:
+        assert json.loads(socket.recv(timeout=10))["data"] == "1"
+        entry = publish(shared_server, stream, b"2").json["id"]
+        assert json.loads(socket.recv(timeout=10))["id"] == entry
+        answer = ask(shared_server, "GET", "/v1/why", entry=entry, recipient=f"socket{stream}").json
+
+    assert answer["verdict"] == "sent"
+
+
+def test_a_slow_tail_costs_a_position_and_catches_up(tmp_path: Path) -> None:
+    body = b"x" * 20_000
+    with start_server(tmp_path / "data", hub_recent_bytes="1MiB") as server, Tail(server, "/slow") as slow:
+        for _ in range(500):
+            publish(server, "/slow", body)  # 10 MB: more than sockets and tails hold
+        (row,) = ask(server, "GET", "/v1/consumers").json["consumers"]
+        assert row["lag"] > 0
+        assert [line["index"] for line in slow.lines(500)] == list(range(500))
+        assert "penstock_behind_total 0.0" not in ask(server, "GET", "/metrics").body.decode()
 
 
 def test_streams_are_listed_by_name(shared_server: RunningServer, stream: str) -> None:
@@ -217,6 +245,8 @@ def test_a_stop_is_clean_and_loses_nothing(server: RunningServer) -> None:
 
     assert ask(server, "GET", "/v1/read", stream="/a").json["entries"][0]["id"] == place["id"]
     ledger = ask(server, "GET", "/v1/read", streams="/_ledger", limit=1000).json["entries"]
-    marks = [json.loads(entry.get("data", "{}").split("\n")[0] or "{}").get("mark") for entry in ledger if "data" in entry]
+    marks = [
+        json.loads(entry.get("data", "{}").split("\n")[0] or "{}").get("mark") for entry in ledger if "data" in entry
+    ]
     assert marks.count("open") == 2
     assert marks.count("close") == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -131,7 +133,13 @@ class Peer:
         return await self.answer()
 
     def leave(self) -> None:
+        """Close the connection, as a client that ends does."""
         self.writer.transport.abort()
+
+    def reset(self) -> None:
+        """Reset the connection, as a client that crashed or has unread bytes does."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.leave()
 
 
 def request(method: str, path: str, *headers: str, body: bytes = b"") -> bytes:

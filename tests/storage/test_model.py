@@ -15,7 +15,7 @@ from penstock.errors import OperatorError, PenstockError
 from penstock.storage.memory import MemoryEngine
 from penstock.storage.sqlite.engine import Options, SqliteEngine, open_sqlite
 from penstock.storage.sqlite.writer import Limits
-from penstock.values import Batch, Draft, Expect, Key, Kind, Producer
+from penstock.values import Batch, Draft, Expect, Key, Kind, Page, Producer
 from penstock.wire import eventhorizon
 
 STREAMS = ["/", "/a", "/a/b", "/c", "/users/1", "/users/2", "/_sub/x"]
@@ -37,10 +37,10 @@ def batches(draw) -> Batch:
         if kind is Kind.META:
             drafts.append(Draft(stream, SUBSCRIBED, draw(st.sampled_from(["Subscribed", "Unsubscribed"])), kind=kind))
             continue
-        if kind is Kind.PART:  # belongs to an entry before it in the same batch
-            drafts.append(Draft(stream, b"first"))
         body = draw(st.sampled_from([b"", b"x", b"\xff\n\x00", b"y" * 30]))
         expires_ms = draw(st.sampled_from([None] * 4 + [ManualClock().now_ms() + 5000]))
+        if kind is Kind.PART:  # belongs to an entry before it in the same batch, and expires with it
+            drafts.append(Draft(stream, b"first", expires_ms=expires_ms))
         drafts.append(Draft(stream, body, draw(st.sampled_from(["", "t"])), "", expires_ms, kind))
     keys = st.builds(Key, st.just("me"), streams, st.sampled_from("klmn"), st.sampled_from([b"1", b"1", b"2"]))
     return Batch(
@@ -114,9 +114,19 @@ class Pair:
 
     async def read(self, name: str, values: dict) -> None:
         if name == "read_line":
-            await self._read_line(**values)
+            name, values = "read_cursor", self._at_line(**values)
+        wanted = {key: value for key, value in values.items() if key not in ("limit", "limit_bytes")}
+        [whole], [found] = [
+            await answers([getattr(self.model.log, name)(**wanted)]),
+            await answers([getattr(self.engine.log, name)(**values)]),
+        ]
+        if isinstance(whole, Page) and isinstance(found, Page):
+            check_page(found, whole, values.get("limit", 1000), values.get("limit_bytes", 10**9))
+            assert found.entries or not whole.entries or name == "read_after"
+        elif name == "heads":
+            assert found == whole[: values.get("limit")]
         else:
-            await self._both(lambda engine: answers([getattr(engine.log, name)(**values)]))
+            assert found == whole
 
     async def read_all(self) -> None:
         """Read every stream in every way, to its end."""
@@ -128,11 +138,11 @@ class Pair:
             await self.read("heads", {"pattern": stream})
         await self.read("read_after", {"patterns": [">"], "after": self.model.log.trimmed_upto, "meta": True})
 
-    async def _read_line(self, stream: str, line: int, shift: int, **values) -> None:
-        """Read from the beginning of some line, or from a byte beside it."""
+    def _at_line(self, stream: str, line: int, shift: int, **values) -> dict:
+        """The beginning of some line, or a byte beside it."""
         lines = [entry for entry in self.model.log._entries if entry.stream == stream and entry.size]
         offset = (lines[line % len(lines)].offset if lines else 0) + shift
-        await self._both(lambda engine: answers([engine.log.read_cursor(stream, 0, offset, **values)]))
+        return {"stream": stream, "chunk": 0, "offset": offset, **values}
 
     async def _both(self, call) -> None:
         expected, found = await call(self.model), await call(self.engine)
@@ -148,6 +158,20 @@ class Pair:
         await self.engine.__aexit__(None, None, None)
         self.engine = self._open()
         await self.engine.__aenter__()
+
+
+def check_page(page: Page, whole: Page, limit: int, limit_bytes: int) -> None:
+    """The page is a beginning of the whole, within its limits, and does not claim to have seen more."""
+    count = len(page.entries)
+    assert page.entries == whole.entries[:count]
+    pieces = [entry for entry in page.entries if entry.size]  # parts do not count: they stay with their entry
+    assert len(pieces) <= limit
+    assert len(pieces) <= 1 or sum(len(entry.body) for entry in pieces) <= limit_bytes
+    if page.more:
+        beyond = whole.entries[count].id if count < len(whole.entries) else page.upto + 1
+        assert max([0, *(entry.id for entry in page.entries)]) <= page.upto < beyond
+    else:
+        assert (count, page.upto) == (len(whole.entries), whole.upto)
 
 
 async def answers(calls: list) -> list:

@@ -8,13 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from penstock.cli.options import Json, Token, Url, connect, server_url, token_of
 from penstock.errors import InputInvalid
+
+if TYPE_CHECKING:
+    from penstock.doors.eventhorizon.pusher import Pusher
 
 LINES = 1000  # of one append from a file
 _BATCH_BYTES = 3 * 1024 * 1024
@@ -179,6 +182,11 @@ def pusher(
     ] = "",
     token: Token = "",
     secret: Annotated[str, typer.Option(metavar="whsec_…", help="Sign by Standard Webhooks with this secret.")] = "",
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the app to answer.")] = 30.0,
+    retry: Annotated[float, typer.Option(metavar="SECONDS", help="Until the first retry; then twice as long.")] = 1.0,
+    repeat: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Until an app that did not move is tried again.")
+    ] = 5.0,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", help="End when standard input does.")] = False,
 ) -> int:
     """Push a subscription's streams to an app, until SIGTERM.
@@ -190,32 +198,36 @@ def pusher(
     ./penstock pusher 'http://127.0.0.1:9000/_eventhorizon_push?auth=8c382056' --server http://127.0.0.1:8800
     """
     from penstock import logs
-
-    logs.set_up()
-    return asyncio.run(_push(target, server_url(server), token_of(token), secret, stop_on_eof))
-
-
-async def _push(target: str, server: str, token: str, secret: str, stop_on_eof: bool) -> int:
+    from penstock.doors.eventhorizon.pusher import Pusher
     from penstock.cli.remote import RemoteSource
-    from penstock.doors.eventhorizon.pusher import Gone, Pusher
     from penstock.server.outgoing import Target, parse_url
     from penstock.wire.pusher import Pace
     from penstock.wire.webhooks import parse_secret
 
-    app = Target(parse_url(target), allow_private=True)
+    logs.set_up()
     key = parse_secret(secret) if secret else None
-    async with RemoteSource(server, token) as source:
-        running = asyncio.ensure_future(Pusher(app, source, Pace(), secret=key).run())
-        _stop_when_told(running, stop_on_eof)
-        try:
-            await running
-        except Gone:
-            print("penstock: gone: the app answered 410 — it wants no more pushes", file=sys.stderr)
-            return 1
-        except asyncio.CancelledError:
-            return 0
-        finally:
-            app.close()
+    app = Target(parse_url(target), allow_private=True, timeout=timeout)
+    pace = Pace(first_retry=retry, longest_retry=max(retry, 60.0), repeat=repeat)
+
+    async def push() -> int:
+        async with RemoteSource(server_url(server), token_of(token)) as source:
+            return await _run_until_told(Pusher(app, source, pace, secret=key), stop_on_eof)
+
+    return asyncio.run(push())
+
+
+async def _run_until_told(pusher: Pusher, stop_on_eof: bool) -> int:
+    from penstock.doors.eventhorizon.pusher import Gone
+
+    running = asyncio.ensure_future(pusher.run())
+    _stop_when_told(running, stop_on_eof)
+    try:
+        await running
+    except Gone:
+        print("penstock: gone: the app answered 410 — it wants no more pushes", file=sys.stderr)
+        return 1
+    except asyncio.CancelledError:
+        return 0
     return 0
 
 

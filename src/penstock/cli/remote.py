@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.errors import InputInvalid, PenstockError
+from penstock.errors import InputInvalid, OperatorError
 from penstock.server.outgoing import Answer, OutgoingError, Target, parse_url
 from penstock.wire.eventhorizon import Cursor, CursorInvalid, ReadLines, parse_cursor
 
@@ -23,7 +23,7 @@ _READ_BYTES = 64 * 1024 * 1024
 _LONGEST_PAUSE = 5.0
 
 
-class ServerFailed(PenstockError):
+class ServerFailed(OperatorError):
     """The server did not answer, or not with what was asked."""
 
     code = "server_failed"
@@ -81,9 +81,9 @@ class RemoteSource:
         if answer.status == 200:
             return answer
         said = answer.body[:300].decode(errors="replace")
-        if answer.status == 400 and "cursor_invalid" in said:
-            raise InputInvalid("cursor", said)
-        raise ServerFailed(f"the server answered {answer.status}: {said}")
+        if answer.status >= 500:
+            raise ServerFailed(f"the server answered {answer.status}: {said}")
+        raise InputInvalid("request", f"the server answered {answer.status}: {said}")
 
     async def _listen(self, id: str, wake: Wake) -> None:
         """Hand on what the server says, over one connection after the other.

@@ -113,20 +113,29 @@ class Offsets:
         return cursor
 
     def _open(self) -> Connection:
-        if self._connection is not None:
-            return self._connection
-        connection = self._connection = self._connect()
-        _refuse_autocommit(connection)
-        self._marks = _placeholders(connection)
-        try:
+        if self._connection is None:
+            connection = self._connect()
+            _refuse_autocommit(connection)
+            self._connection, self._marks = connection, _placeholders(connection)
+            if not self._succeeds(f"SELECT position FROM {self._table} WHERE 1 = 0"):  # noqa: S608
+                self._make_table()
+        return self.connection
+
+    def _make_table(self) -> None:
+        columns = "stream VARCHAR(512) PRIMARY KEY, position VARCHAR(640) NOT NULL"
+        if not self._succeeds(f"CREATE TABLE {self._table} ({columns})"):
+            # Another process may have made it at the same moment; if not, this says what is wrong.
             self._run(f"SELECT position FROM {self._table} WHERE 1 = 0")  # noqa: S608
-            connection.rollback()
-        except Exception:  # noqa: BLE001 - drivers have no error of their own for a table that is not there
-            connection.rollback()
-            table = f"CREATE TABLE {self._table} (stream VARCHAR(512) PRIMARY KEY, position VARCHAR(640) NOT NULL)"
-            self._run(table)
-            connection.commit()
-        return connection
+
+    def _succeeds(self, statement: str) -> bool:
+        """Run it in a transaction of its own. Drivers have no common error for a table that is not there."""
+        try:
+            self._run(statement)
+            self.connection.commit()
+        except Exception:  # noqa: BLE001
+            self.connection.rollback()
+            return False
+        return True
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

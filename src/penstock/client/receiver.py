@@ -174,7 +174,7 @@ class Receiver:
             return refusal
         try:
             request = _requests.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _text(400, f"not a push: {error}")
         try:
             return Reply(200, self._take(request).encode())

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.values import Entry, Kind
 
 if TYPE_CHECKING:
-    from penstock.core.ledger import Recipient
     from penstock.core.hub import Hub
+    from penstock.core.ledger import Recipient
 
 _META = Kind.META
 
@@ -58,8 +58,9 @@ class Sink(Protocol):
 class Feed:
     """What one live reader has waiting in memory, and its position for when that is not enough.
 
-    At most *limit* entries wait. One more, and what waits is forgotten and the feed is behind: that
-    loses nothing, because the log has it and the feed reads on from its position.
+    At most *limit* entries wait, and only such as the hub has in memory anyway, so a slow reader costs
+    a list of references. Beyond that what waits is forgotten and the feed is behind: that loses nothing,
+    because the log has it and the feed reads on from its position.
     """
 
     __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_waiting", "behind", "meta",
@@ -111,11 +112,26 @@ class Feed:
         waiting = self._waiting
         if not waiting:
             self._hub.woken.append(self)
-        elif len(waiting) >= self._limit:
+        elif len(waiting) >= self._limit or waiting[0].id <= self._hub.forgotten:
             self._fall_behind()
             return
         waiting.append(entry)
         self._offered = entry.id
+
+    def offer_last(self, entry: Entry, alone: tuple[Entry]) -> None:
+        """Take the newest entry, after which nothing more comes for now: hand it on at once if that can be.
+
+        *alone* is the same entry in a tuple, made once for all feeds. This is the path of a fan-out.
+        """
+        if self.behind or entry.id <= self._offered:
+            return
+        if (entry.index is None or self._allow is not None) and not self.wants(entry):
+            return
+        if self._waiting or self._sink.full:
+            self.offer(entry)
+        else:
+            self._offered = self.position = entry.id
+            self._sink.deliver(alone)
 
     def flush(self) -> None:
         """Give what waits to the sink, unless that is full."""

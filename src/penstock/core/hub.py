@@ -42,7 +42,7 @@ class Hub:
         self._tasks: list[asyncio.Task[None]] = []
         self.woken: list[Feed] = []
         self.position = source.followed
-        self.offered = 0  # deliveries asked for, for the metrics
+        self.forgotten = source.followed  # entries up to here are not in memory any more
         self.went_behind = 0
 
     async def __aenter__(self) -> Self:
@@ -114,15 +114,23 @@ class Hub:
     def _follow(self, entries: Sequence[Entry]) -> None:
         """Offer what was just appended; then give each woken feed all of it at once."""
         find = self._interest.find
-        for entry in entries:
-            self._recent.add(entry)
+        *others, last = entries
+        for entry in others:
+            self._remember(entry)
             for feed in find(entry.stream):
                 feed.offer(entry)
-        self.position = entries[-1].id
+        self._remember(last)
+        self.position = last.id
+        alone = (last,)
+        for feed in list(find(last.stream)):  # a copy: a sink may end its feed while it takes an entry
+            feed.offer_last(last, alone)
         woken, self.woken = self.woken, []
-        self.offered += len(woken)
         for feed in woken:
             feed.flush()
+
+    def _remember(self, entry: Entry) -> None:
+        self._recent.add(entry)
+        self.forgotten = self._recent.after
 
     def _join(self, feed: Feed) -> bool:
         """Serve a feed from the recent entries if they reach back to its position. Never awaits."""

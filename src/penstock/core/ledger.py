@@ -33,6 +33,7 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.log import Log
+from penstock.core.names import is_system
 from penstock.core.registry import NEW, Registry
 from penstock.errors import PenstockError
 from penstock.limits import LEDGER_BATCH_BYTES, LEDGER_WAITING
@@ -153,12 +154,14 @@ class Ledger:
     def sent(self, who: Recipient, stream: str, first: int, last: int) -> None:
         """Entries *first* to *last* of *stream* were written to this recipient's wire.
 
+        Deliveries of system streams are not recorded: those of the ledger would beget each other.
+
         Called once per flush and wire. A fan-out calls it with the same interval for one wire after
         another, so the row in hand nearly always fits.
         """
         row = self._row
         if first != row.first or last != row.last or stream != row.stream:
-            if not self.enabled:
+            if not self.enabled or is_system(stream):
                 return
             row = self._begin_row("sent", "", stream, first, last)
         row.who.append(who)

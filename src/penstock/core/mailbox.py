@@ -31,9 +31,7 @@ class Mailbox(Protocol):
         """
         ...
 
-    async def take(
-        self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE
-    ) -> list[Item]:
+    async def take(self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE) -> list[Item]:
         """Pending items with numbers greater than *after*, ascending; expired ones are left out."""
         ...
 

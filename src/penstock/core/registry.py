@@ -22,9 +22,7 @@ class Registry(Protocol):
         """The record, unless there is none or its time has run out."""
         ...
 
-    async def put(
-        self, key: str, value: bytes, *, expect: int | None = None, expires_ms: int | None = None
-    ) -> Record:
+    async def put(self, key: str, value: bytes, *, expect: int | None = None, expires_ms: int | None = None) -> Record:
         """Store durably and return the record with its new version.
 
         With *expect* only if that is its version now (`NEW`: only if there is none); else

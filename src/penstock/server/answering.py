@@ -46,8 +46,8 @@ class Answering(Pipe):
     """A connection as handlers see it (`exchange.Carrier`)."""
 
     __slots__ = (
-        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_render", "_request", "_scope", "_service",
-        "_work", "phase",
+        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_render", "_request",
+        "_scope", "_service", "_work", "phase",
     )  # fmt: skip
 
     def __init__(self, service: Service) -> None:
@@ -75,7 +75,7 @@ class Answering(Pipe):
             request.deadline = self._service.loop.time() + timeout
         try:
             answer = route.handler(request)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its answer
             self._completed(request, error_response(error))
             return
         if type(answer) is Response:
@@ -108,20 +108,18 @@ class Answering(Pipe):
         try:
             result = future.result()
             return cast("Response", result) if render is None else render(result)
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             return error_response(error)
 
-    async def _run(
-        self, request: Request, work: Coroutine[Any, Any, Response | None], timeout: float | None
-    ) -> None:
+    async def _run(self, request: Request, work: Coroutine[Any, Any, Response | None], seconds: float | None) -> None:
         """Run a coroutine handler to its end. Raises nothing but its own cancellation."""
         response: Response | None = None
         try:
-            async with asyncio.timeout(timeout) as scope:
+            async with asyncio.timeout(seconds) as scope:
                 if self._request is request:
                     self._scope = scope
                 response = await work
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             late = isinstance(error, TimeoutError) and scope.expired()
             response = self._timed_out() if late else error_response(error)
         if self._request is request:
@@ -258,7 +256,7 @@ class Answering(Pipe):
             super().ended()
             return
         self._half = False
-        self.fd = -1
+        self.let_go()
         self.phase = Phase.DISCARD if self.phase is not Phase.SOCKET else self.phase
         self._intake = None
         self._buffer = b""

@@ -21,18 +21,18 @@ from penstock.core.ledger import Ledger
 from penstock.core.log import Log, prepare
 from penstock.core.mailbox import Mailbox
 from penstock.core.registry import NEW, Registry
-from penstock.doors.sps import Sps
 from penstock.doors.eventhorizon import EventHorizon
+from penstock.doors.sps import Sps
 from penstock.errors import ConfigInvalid, PenstockError
 from penstock.measures import parse_address, parse_keep
 from penstock.server.auth import Gate, open_admin_token, open_keys
+from penstock.server.context import Context
 from penstock.server.door import MakeDoor
 from penstock.server.housekeeping import Housekeeping
 from penstock.server.listener import Listener
 from penstock.server.metrics import Metrics, Sample
 from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
-from penstock.server.context import Context
 from penstock.server.v1.export import Exporter
 from penstock.server.v1.operations import Operations
 from penstock.server.v1.publish import Publisher
@@ -137,9 +137,7 @@ class Node:
         await _check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
         hub = settings.hub
-        self._hub = await enter(
-            Hub(engine.log, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail)
-        )
+        self._hub = await enter(Hub(engine.log, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail))
         self._ledger = Ledger(
             engine.log, clock, node=NODE, flush_ms=int(settings.ledger.flush_ms), enabled=settings.ledger.enabled
         )
@@ -230,13 +228,17 @@ class Node:
         yield "counter", "cut", "Connections cut because the peer took nothing.", counters.cut, {}
         yield "counter", "received_bytes", "Bytes that came.", counters.bytes_in, {}
         yield "counter", "sent_bytes", "Bytes that went out.", self._listener.bytes_out, {}
-        yield "counter", "deliveries", "Feeds woken by entries.", hub.offered, {}
+        yield "counter", "deliveries", "Deliveries in the ledger.", self._ledger.recorded, {}
         yield "counter", "behind", "Times that a feed fell behind.", hub.went_behind, {}
         yield "gauge", "feeds", "Feeds that are open.", len(hub.feeds), {}
         yield "gauge", "feeds_waiting", "Feeds that wait for a page of the log.", hub.waiting_line, {}
-        yield "gauge", "lag", "Ids between the slowest feed and the log's end.", max(
-            (feed.lag for feed in hub.feeds), default=0
-        ), {}
+        yield (
+            "gauge",
+            "lag",
+            "Ids between the slowest feed and the log's end.",
+            max((feed.lag for feed in hub.feeds), default=0),
+            {},
+        )
         yield "gauge", "log_id", "Highest id that is visible.", hub.position, {}
         yield "gauge", "log_trimmed_id", "Highest id that was trimmed.", self._engine.log.trimmed_upto, {}
         yield "gauge", "log_queue", "Batches that wait for the writer.", self._engine.queued, {}
@@ -244,7 +246,6 @@ class Node:
         yield "gauge", "disk_days_left", "Days until the disk is full at this pace.", house.days_until_full, {}
         yield "counter", "expired", "Entries whose time ran out.", house.expired, {}
         yield "counter", "trimmed", "Entries that log.keep dropped.", house.trimmed, {}
-        yield "counter", "ledger_records", "Records in the ledger.", self._ledger.recorded, {}
         yield "counter", "ledger_lost", "Records that the log did not take in time.", self._ledger.lost, {}
 
 
@@ -253,9 +254,7 @@ def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncC
     if settings.log.engine == "memory":
         return MemoryEngine(node=NODE, server=server, clock=clock)
     log_settings = settings.log
-    limits = Limits(
-        queue_jobs=log_settings.queue, queue_bytes=log_settings.queue_bytes, fold_entries=log_settings.fold
-    )
+    limits = Limits(queue_jobs=log_settings.queue, queue_bytes=log_settings.queue_bytes, fold_entries=log_settings.fold)
     options = Options(limits=limits, readers=log_settings.readers)
     return open_sqlite(data, node=NODE, server=server, clock=clock, options=options)
 

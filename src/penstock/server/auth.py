@@ -155,7 +155,10 @@ class Keys:
                 continue
             try:
                 claims = jwt.decode(
-                    token, key.verifying(), algorithms=[key.alg], options={"require": ["exp", "sub"], "verify_aud": False}
+                    token,
+                    key.verifying(),
+                    algorithms=[key.alg],
+                    options={"require": ["exp", "sub"], "verify_aud": False},
                 )
             except jwt.InvalidSignatureError:
                 continue
@@ -278,8 +281,6 @@ def open_admin_token(data: Path, given: str = "") -> str:
     if not path.exists():
         _write_private(path, secrets.token_urlsafe(24).encode())
     return path.read_text().strip()
-
-
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -68,14 +68,15 @@ class Connection(Answering, asyncio.Protocol):
         # transport pauses at, not above, its mark.)
         self.transport.set_write_buffer_limits(1 if secure else 0, 0)
         if not secure:
-            self.fd = transport.get_extra_info("socket").fileno()
+            self.borrow()
         self.phase = _PROXY if service.settings.proxy_protocol and self._trusted else _IDLE
         # A connection that never says anything is as slow as a slow head.
         service.wheel.arm(self, service.settings.head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         live = self.phase is _LIVE or self.phase is _SOCKET
-        self.phase, self.fd, self.out, self.queued, self.stuck = _CLOSED, -1, None, 0, False
+        self.let_go()
+        self.phase, self.out, self.queued, self.stuck = _CLOSED, None, 0, False
         self._buffer = b""
         self._head = self._request = None
         if self._address is not None:
@@ -122,12 +123,15 @@ class Connection(Answering, asyncio.Protocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        """The peer sends no more. What it has asked for completely is still answered."""
+        """The peer sends no more. What it has asked for completely is still answered, if that has a deadline.
+
+        A peer that left looks just the same, and a long poll would wait for nobody.
+        """
         self._eof = True
-        waits = self.phase is _BUSY and self._intake is None
-        if waits or self.out is not None or self.stuck:
-            if not waits:
-                self.end()
+        if self._request is not None:
+            return self._intake is None and self._request.deadline is not None
+        if self.out is not None or self.stuck:
+            self.end()
             return True
         return False
 
@@ -149,7 +153,7 @@ class Connection(Answering, asyncio.Protocol):
         while self._buffer:
             phase = self.phase
             if phase is _IDLE or phase is _HEAD:
-                if self.ending or not self._take_head():
+                if self.ending or self._must_write_first() or not self._take_head():
                     break
             elif phase is _SOCKET:
                 data, self._buffer = self._buffer, b""
@@ -157,6 +161,14 @@ class Connection(Answering, asyncio.Protocol):
             elif phase is not _PROXY or not self._take_proxy_header():
                 break
         self._regulate()
+
+    def _must_write_first(self) -> bool:
+        """Too much output waits to begin another request: a client may ask faster than it reads."""
+        if self.pending <= INPUT_QUEUE_BYTES:
+            return False
+        if not self.stuck:
+            self._service.loop.call_soon(self._go_on)  # the flush is booked already and comes before it
+        return True
 
     def _take_proxy_header(self) -> bool:
         try:
@@ -238,7 +250,7 @@ class Connection(Answering, asyncio.Protocol):
                 raise TooLarge("request body bytes", head.length, route.body.limit)
             if route.admit is not None:
                 route.admit(request)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
             self._answer_early(error_response(error))
             return
         self._door = route.door

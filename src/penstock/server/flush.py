@@ -1,12 +1,12 @@
 """Output: collected per connection, written once per loop turn.
 
-An event that goes to 5,000 connections is framed once; each connection then costs one append to a list and
-one system call. On plain TCP that call is made here, straight on the socket, as long as the transport holds
-nothing back: it saves uvloop's bookkeeping for each write (docs/connections.md has the figures). What the
-kernel does not take at once goes to the transport, and so does everything after it until that is gone, so
-bytes never overtake each other.
+An event that goes to 5,000 connections is framed once; each connection then costs one note that it has
+output and one system call. On plain TCP that call is made here, straight on the socket, as long as the
+transport holds nothing back: it saves uvloop's bookkeeping for each write (docs/connections.md has the
+figures). What the kernel does not take at once goes to the transport, and so does everything after it until
+that is gone, so bytes never overtake each other.
 
-    Outlet.send ─▶ Pipe.out ─▶ Flusher, once per turn ─▶ os.write ──short write──▶ transport
+    Outlet.send ─▶ Pipe.out ─▶ Flusher, once per turn ─▶ send(2) ──short write──▶ transport
                                                             │                          │ resume_writing
                                                             └──────── emptied ◀────────┘
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -191,7 +191,7 @@ class Outlet(Tap):
 class Pipe(Timed):
     """The outgoing half of a connection."""
 
-    __slots__ = ("ending", "fd", "flusher", "high_water", "out", "queued", "stuck", "tap", "transport")
+    __slots__ = ("ending", "flusher", "high_water", "out", "queued", "sock", "stuck", "tap", "transport")
 
     def __init__(self, flusher: Flusher, high_water: int) -> None:
         super().__init__()
@@ -202,7 +202,8 @@ class Pipe(Timed):
         self.queued = 0  # bytes in `out`
         self.stuck = False  # the transport holds bytes back
         self.ending = False  # close when everything is written
-        self.fd = -1  # of a plain socket; -1 is "use the transport" (TLS, or closed)
+        # The plain socket, borrowed from the transport; None is "use the transport" (TLS, or closed).
+        self.sock: socket.SocketType | None = None
         self.tap: Tap | None = None
         self.transport: asyncio.Transport = cast("asyncio.Transport", None)
 
@@ -231,9 +232,9 @@ class Pipe(Timed):
         data = out if isinstance(out, bytes) else b"".join(out)
         self.out = None
         self.queued = 0
-        if self.fd >= 0:
+        if self.sock is not None:
             try:
-                sent = os.write(self.fd, data)
+                sent = self.sock.send(data)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -251,6 +252,8 @@ class Pipe(Timed):
 
     def _hand_over(self, data: bytes) -> None:
         """Let the transport write *data*: it may have to wait for the peer (`pause_writing`)."""
+        if self.transport.is_closing():
+            return
         self.flusher.bytes_out += len(data)
         self.transport.write(data)
         if self.ending:
@@ -279,13 +282,24 @@ class Pipe(Timed):
 
     def ended(self) -> None:
         """Everything is with the transport: close it."""
-        self.fd = -1
+        self.let_go()
         self.transport.close()
 
     def cut(self) -> None:
         """Close the connection now."""
-        self.fd = -1
+        self.let_go()
         self.transport.abort()
+
+    def borrow(self) -> None:
+        """Write straight to the transport's socket from now on."""
+        shared = self.transport.get_extra_info("socket")
+        self.sock = socket.SocketType(shared.family, shared.type, shared.proto, shared.fileno())
+
+    def let_go(self) -> None:
+        """Give the socket back before the transport closes it: its number may soon be another connection's."""
+        if self.sock is not None:
+            self.sock.detach()
+            self.sock = None
 
     def tap_closed(self) -> None:
         """The live answer was ended properly by its owner."""

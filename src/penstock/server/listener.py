@@ -18,6 +18,7 @@ from penstock.server.service import Counters, Service
 from penstock.server.settings import ConnectionSettings
 from penstock.server.tls import Certificates
 from penstock.server.wheel import Wheel
+from penstock.wire.proxy import Trusted
 
 log = logging.getLogger("penstock.server")
 
@@ -46,6 +47,7 @@ class Listener:
         self._group = asyncio.TaskGroup()
         self._certificates = _certificates(self.settings)
         self.caps = _caps(self.settings)
+        self._trusted = _trusted(self.settings)
         _check(self.settings)
 
     async def __aenter__(self) -> Self:
@@ -53,7 +55,7 @@ class Listener:
         self._socket = _bind(self.settings)
         await self._group.__aenter__()
         wheel = self._wheel or Wheel(loop)
-        self._service = Service(self._router, self.settings, self.caps, self._clock, self._group, wheel)
+        self._service = Service(self._router, self.settings, self.caps, self._trusted, self._clock, self._group, wheel)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         context = self._certificates.context if self._certificates else None
         self._server = await loop.create_server(
@@ -136,13 +138,22 @@ def _check_loopback(host: str) -> None:
         loopback = False
     if not loopback:
         raise ConfigInvalid(
-            "server.host", f"plain HTTP on {host} would send tokens in the clear",
-            remedy="Give server.certificate and server.key, name the TLS proxy in server.trusted_proxies, or use --insecure.",
-        )  # fmt: skip
+            "server.listen",
+            f"plain HTTP on {host} would send tokens in the clear",
+            remedy="Give server.tls_certificate and server.tls_key, name the TLS proxy in server.trusted_proxies, "
+            "or use --insecure.",
+        )
 
 
 def _certificates(settings: ConnectionSettings) -> Certificates | None:
     return Certificates(settings.certificate, settings.key) if settings.certificate else None
+
+
+def _trusted(settings: ConnectionSettings) -> Trusted:
+    try:
+        return Trusted(settings.trusted_proxies)
+    except ValueError as error:
+        raise ConfigInvalid("server.trusted_proxies", str(error)) from None
 
 
 def _caps(settings: ConnectionSettings) -> Caps:
@@ -155,17 +166,29 @@ def _caps(settings: ConnectionSettings) -> Caps:
 
 
 def _bind(settings: ConnectionSettings) -> socket.socket:
-    """Make the listening socket. Accepted sockets inherit what is set here."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # finds peers that vanished in silence
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # output is coalesced here already
+    except OSError as error:
+        raise _cannot_listen(settings, error) from None
+    try:
+        _prepare(listening)
         listening.bind(address)
     except OSError as error:
-        raise ConfigInvalid("server.listen", f"cannot listen on {settings.host}:{settings.port}: {error}") from None
-    listening.setblocking(False)
+        listening.close()
+        raise _cannot_listen(settings, error) from None
     return listening
+
+
+def _prepare(listening: socket.socket) -> None:
+    """Set what accepted sockets inherit."""
+    listening.setblocking(False)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # finds peers that vanished in silence
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # output is coalesced here already
+
+
+def _cannot_listen(settings: ConnectionSettings, error: OSError) -> ConfigInvalid:
+    return ConfigInvalid("server.listen", f"cannot listen on {settings.host}:{settings.port}: {error}")

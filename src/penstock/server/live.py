@@ -7,11 +7,10 @@ ledger what the kernel has taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.core.feed import Feed
 from penstock.core.ledger import Ledger, Recipient
-from penstock.core.names import is_system
 from penstock.server.flush import Tap
 from penstock.values import Entry
 
@@ -19,23 +18,19 @@ from penstock.values import Entry
 class LiveWire:
     """The sink of one feed and the owner of one tap, an outlet or a WebSocket.
 
-    Doors open the tap and say how entries look: `encode`.
+    Doors open the tap, and *encode* says how entries look, framing included.
     """
 
-    __slots__ = ("_first", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
+    __slots__ = ("_encode", "_first", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
 
     feed: Feed
     tap: Tap
 
-    def __init__(self, who: Recipient, ledger: Ledger) -> None:
-        self.who, self._ledger = who, ledger
+    def __init__(self, who: Recipient, ledger: Ledger, encode: Callable[[Sequence[Entry]], bytes]) -> None:
+        self.who, self._ledger, self._encode = who, ledger, encode
         # What was handed to the tap since its last flush: nearly always entries of one stream.
         self._stream, self._first, self._last = "", 0, 0
         self._others: dict[str, tuple[int, int]] | None = None
-
-    def encode(self, entries: Sequence[Entry]) -> bytes:
-        """What goes onto the wire for these entries, framing included."""
-        raise NotImplementedError
 
     # ── as the feed's sink ────────────────────────────────────────────────────────────────────
 
@@ -46,7 +41,7 @@ class LiveWire:
 
     def deliver(self, entries: Sequence[Entry]) -> None:
         """Hand entries to the tap; the ledger hears of them when they are flushed."""
-        self.tap.put(self.encode(entries))
+        self.tap.put(self._encode(entries))
         if len(entries) == 1 and not self._last:  # the path of nearly every delivery
             entry = entries[0]
             self._stream = entry.stream
@@ -79,13 +74,11 @@ class LiveWire:
     def flushed(self) -> None:
         """The kernel has taken everything."""
         if self._last:
-            if not is_system(self._stream):
-                self._ledger.sent(self.who, self._stream, self._first, self._last)
+            self._ledger.sent(self.who, self._stream, self._first, self._last)
             self._last = 0
         if self._others:
             for stream, (first, last) in self._others.items():
-                if not is_system(stream):
-                    self._ledger.sent(self.who, stream, first, last)
+                self._ledger.sent(self.who, stream, first, last)
             self._others = None
 
     def drained(self) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.core.metering import Histogram
-from penstock.server.exchange import Request, Response
 from penstock.server.context import Context
+from penstock.server.exchange import Request, Response
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

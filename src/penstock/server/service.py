@@ -61,20 +61,28 @@ class Service:
 
     __slots__ = (
         "_date", "_date_second", "caps", "clock", "connections", "cors", "counters", "crew", "draining", "emptied",
-        "live_flusher", "loop", "parser", "prompt_flusher", "readers", "router", "scheme", "settings", "trusted", "wheel",
+        "live_flusher", "loop", "parser", "prompt_flusher", "readers", "router", "scheme", "settings", "trusted",
+        "wheel",
     )  # fmt: skip
 
     def __init__(
-        self, router: Router, settings: ConnectionSettings, caps: Caps, clock: Clock, group: asyncio.TaskGroup, wheel: Wheel
+        self,
+        router: Router,
+        settings: ConnectionSettings,
+        caps: Caps,
+        trusted: Trusted,
+        clock: Clock,
+        group: asyncio.TaskGroup,
+        wheel: Wheel,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.router, self.settings, self.caps, self.clock, self.wheel = router, settings, caps, clock, wheel
+        self.router, self.settings, self.caps, self.trusted = router, settings, caps, trusted
+        self.clock, self.wheel = clock, wheel
         self.crew = Crew(group)
         self.cors = Cors(settings)
         self.counters = Counters()
         self.parser = HeadParser()
         self.readers = FrameReaders(settings.websocket_bytes)
-        self.trusted = Trusted(settings.trusted_proxies)
         self.scheme = "https" if settings.certificate else "http"
         self.prompt_flusher = Flusher(self.loop)
         linger = settings.linger_ms / 1000

@@ -26,8 +26,8 @@ class Certificates:
             context.load_cert_chain(self._certificate, self._key or None, password=_no_password)
         except (OSError, ValueError) as error:
             raise ConfigInvalid(
-                "server.certificate", f"{self._certificate} cannot be used: {error}",
-                remedy="Give a PEM chain and its unencrypted private key (server.certificate, server.key).",
+                "server.tls_certificate", f"{self._certificate} cannot be used: {error}",
+                remedy="Give a PEM chain and its unencrypted private key (server.tls_certificate, server.tls_key).",
             ) from None  # fmt: skip
 
 

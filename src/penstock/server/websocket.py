@@ -65,13 +65,14 @@ class FrameReaders:
 class WebSocket(Tap):
     """An open WebSocket. Bytes to a peer that is gone are dropped without a word: `lost` says it."""
 
-    __slots__ = ("_code", "_deaf", "_parts", "_reader", "_readers", "_text", "_unread", "owner")
+    __slots__ = ("_code", "_deaf", "_line", "_parts", "_reader", "_readers", "_text", "_unread", "owner")
 
     owner: WebSocketOwner
 
     def __init__(self, pipe: Pipe, owner: WebSocketOwner, readers: FrameReaders, *, watch: bool = False) -> None:
         super().__init__(pipe, watch)
         self.owner = owner
+        self._line: Pipe | None = pipe  # until it is lost; `_pipe` only until it closes: nothing follows a close frame
         self._readers = readers
         self._reader: ServerProtocol | None = None
         self._unread = 0  # bytes given to the reader that are not accounted for by whole frames
@@ -97,17 +98,17 @@ class WebSocket(Tap):
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Begin the closing handshake. The owner hears `lost` at its end, or when the peer lets it time out."""
-        if self._pipe is None:
+        if self._pipe is None or self._line is None:
             return
         reader = self._borrow()
-        if reader.state is State.OPEN:
-            try:
-                reader.send_close(code, _short(reason))
-            except ProtocolError as error:
-                raise ValueError(f"{code} is no close code: {error}") from None
-            self._code, self._deaf = code, True
-            self._send_waiting(reader)
-            self._pipe.closing()
+        try:
+            reader.send_close(code, _short(reason))
+        except ProtocolError as error:
+            raise ValueError(f"{code} is no close code: {error}") from None
+        self._code, self._deaf = code, True
+        self._send_waiting(reader)
+        self._pipe = None
+        self._line.closing()
 
     # ── for the connection ────────────────────────────────────────────────────────────────────
 
@@ -126,8 +127,8 @@ class WebSocket(Tap):
             self._reader = None
 
     def broken(self) -> None:
-        if self._pipe is not None:
-            self._pipe = None
+        if self._line is not None:
+            self._pipe = self._line = None
             received = self._reader.close_rcvd if self._reader else None
             self.owner.lost(received.code if received else self._code)
 
@@ -148,9 +149,10 @@ class WebSocket(Tap):
         for data in reader.data_to_send():
             if data:
                 self.put(data)
-            elif self._pipe is not None:
+            elif self._line is not None:
                 self._note_failure(reader)
-                self._pipe.hang_up()
+                self._pipe = None
+                self._line.hang_up()
 
     def _note_failure(self, reader: ServerProtocol) -> None:
         if reader.parser_exc is not None and reader.close_sent is not None:
@@ -183,7 +185,7 @@ class WebSocket(Tap):
 
     def _tell(self, reader: ServerProtocol, hear: Callable[..., None], *message: str | bytes) -> None:
         """Let the owner hear something; its failure ends this WebSocket and nothing else."""
-        if self._deaf or self._pipe is None:
+        if self._deaf or self._line is None:
             return
         try:
             hear(*message)

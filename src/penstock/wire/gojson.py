@@ -20,7 +20,7 @@ def decode(body: bytes, type: type[T]) -> T:
     """*body* as a struct of *type*; `InputInvalid` if it is no JSON object of that shape."""
     try:
         found: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = _leniently(body)
     if not isinstance(found, dict):
         raise InputInvalid("body", "is not a JSON object", code="json_invalid")

@@ -119,7 +119,7 @@ def read_answer(body: bytes) -> PushAnswer:
     """What the app said; *AnswerInvalid* if that is no answer of this protocol."""
     try:
         answer = msgspec.json.decode(body, type=PushAnswer)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise AnswerInvalid(f"the answer is no JSON of the protocol: {error}") from None
     if answer.code not in (SUCCESS, INCORRECT_BASE_OFFSET, INCORRECT_SUBSCRIPTION_ID):
         raise AnswerInvalid(f"unknown code {answer.code[:60]!r}")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.errors import InputInvalid, PenstockError
+from penstock.errors import Busy, InputInvalid, OperatorError, PenstockError
 from penstock.server.outgoing import Answer, OutgoingError, Target, Unreachable
 from penstock.wire import webhooks
 from penstock.wire.eventhorizon import (
@@ -263,7 +263,7 @@ class Pusher:
     def _put_off(self, talk: Conversation, flow: Flow, error: Exception) -> None:
         self._note(error)
         self._ahead.pop(flow.stream, None)
-        if isinstance(error, Unreachable) or (isinstance(error, Refused) and error.status in (429, 503)):
+        if _concerns_all(error):
             talk.app_failed(flow, _now() + self._delay(talk.app_failures + 1, error))
             return
         if isinstance(error, InputInvalid):
@@ -289,6 +289,13 @@ class Pusher:
         if self._talk is not None and self.status.state == "failing":
             failing = any(flow.failures for flow in self._talk.flows.values())
             self.status.state = "failing" if failing else "pushing"
+
+
+def _concerns_all(error: Exception) -> bool:
+    """The app, or the log, is out of reach: no other stream would fare better."""
+    if isinstance(error, Refused):
+        return error.status in (429, 503)
+    return isinstance(error, (Unreachable, Busy, OperatorError))
 
 
 def _covered(page: _Page, accepted: Cursor) -> int:

@@ -288,5 +288,5 @@ def _distance(begin: Cursor, end: Cursor) -> int:
 def _decode(body: bytes, type: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputInvalid("body", str(error), code="json_invalid") from None

@@ -22,10 +22,12 @@ from penstock.server.routing import WHOLE, Route
 class Sps:
     """The simple push server."""
 
+    kind: type[Wires] = Wires
+
     def __init__(self, context: Context, settings: Settings, time: Callable[[], float] | None = None) -> None:
         self._context, self._settings = context, settings.sps
         self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence)
-        self._wires = Wires(context, settings.sps, self._presence, time)
+        self._wires = self.kind(context, settings.sps, self._presence, time)
 
     async def __aenter__(self) -> Self:
         await self._presence.__aenter__()

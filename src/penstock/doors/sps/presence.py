@@ -27,7 +27,7 @@ log = logging.getLogger("penstock.sps")
 STREAM: Final = "/_presence"
 GATHER_SECONDS: Final = 0.05
 RETRY_SECONDS: Final = 1.0
-MANY: Final = 100
+MANY: Final = 16
 """Changes at once above which they share an entry."""
 _text = msgspec.json.Encoder().encode
 

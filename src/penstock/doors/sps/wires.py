@@ -35,6 +35,8 @@ class Wires:
     step: there is no moment with two wires, or with none.
     """
 
+    kind: type[Wire] = Wire
+
     def __init__(
         self, context: Context, settings: SpsSettings, presence: Presence, time: Callable[[], float] | None = None
     ) -> None:
@@ -99,7 +101,7 @@ class Wires:
         return wire
 
     def _make(self, asked: Subscribing, who: Recipient) -> Wire:
-        wire = Wire(self, who, user_stream(asked.uid), asked.hid, asked.topics)
+        wire = self.kind(self, who, user_stream(asked.uid), asked.hid, asked.topics)
         wire.anti_idle, wire.patience = asked.anti_idle, asked.patience
         wire.narrow(asked.narrow)
         if asked.expires != NEVER:

@@ -12,8 +12,8 @@ from penstock import __version__
 from penstock.core.why import why
 from penstock.errors import InputInvalid
 from penstock.limits import RECIPIENT_BYTES
-from penstock.server.exchange import Request, Response
 from penstock.server.context import Context, integer, only
+from penstock.server.exchange import Request, Response
 
 _encode = msgspec.json.Encoder().encode
 Backup = Callable[[Path], Awaitable[object]]

@@ -25,9 +25,9 @@ from penstock.limits import (
     TYPE_BYTES,
 )
 from penstock.server.auth import Caller
+from penstock.server.context import Context, only
 from penstock.server.exchange import Later, Request, Response
 from penstock.server.problems import error_response
-from penstock.server.context import Context, only
 from penstock.values import Appended, Batch, Draft, Expect, Key, Place, Producer
 from penstock.wire.eventhorizon import CursorInvalid, parse_cursor
 

@@ -9,8 +9,8 @@ from penstock.core.names import check_name, check_pattern
 from penstock.errors import InputInvalid
 from penstock.limits import PAGE_ENTRIES
 from penstock.server.auth import Caller
-from penstock.server.exchange import Request, Response
 from penstock.server.context import Context, flag, integer, only, readable
+from penstock.server.exchange import Request, Response
 from penstock.server.v1.shown import Shown
 from penstock.values import Page
 from penstock.wire.eventhorizon import CursorInvalid, parse_cursor, timestamp
@@ -68,9 +68,7 @@ class Reader:
     async def _by_index(self, request: Request, caller: Caller, limit: int) -> Page:
         stream = check_name(request.params["stream"])
         caller.check_subscribe(stream)
-        return await self._log.read_index(
-            stream, integer(request, "from", 0), limit=limit, meta=flag(request, "meta")
-        )
+        return await self._log.read_index(stream, integer(request, "from", 0), limit=limit, meta=flag(request, "meta"))
 
     async def _by_cursor(self, request: Request, caller: Caller, limit: int) -> Page:
         try:

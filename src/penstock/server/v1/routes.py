@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.server.context import Context
 from penstock.server.metrics import Metrics
 from penstock.server.routing import WHOLE, Route
-from penstock.server.context import Context
 from penstock.server.v1.export import Exporter
 from penstock.server.v1.openapi import openapi
 from penstock.server.v1.operations import Operations

@@ -8,9 +8,9 @@ from penstock.core.ledger import Ledger, Recipient, recipient
 from penstock.errors import InputInvalid
 from penstock.limits import RECIPIENT_BYTES
 from penstock.server.auth import Caller
+from penstock.server.context import Context, flag, integer, only, readable
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.live import LiveWire
-from penstock.server.context import Context, flag, integer, only, readable
 from penstock.server.v1.shown import Shown
 from penstock.values import Entry
 from penstock.wire.frames import text_frame
@@ -44,11 +44,8 @@ class TailWire(LiveWire):
     __slots__ = ("_lines",)
 
     def __init__(self, who: Recipient, ledger: Ledger, lines: Lines) -> None:
-        super().__init__(who, ledger)
+        super().__init__(who, ledger, lines.encode)
         self._lines = lines
-
-    def encode(self, entries: Sequence[Entry]) -> bytes:
-        return self._lines.encode(entries)
 
     def gap(self, after: int, upto: int) -> None:
         self.tap.put(self._lines.frame(b'{"gap":{"from":%d,"to":%d}}\n' % (after + 1, upto)))

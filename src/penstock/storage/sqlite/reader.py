@@ -48,9 +48,15 @@ _SURVEY = """
 SELECT max(id), count(*), sum(length(body)), json_group_array(DISTINCT stream)
 FROM (SELECT id, stream, body FROM entries WHERE id > ? AND id <= ? ORDER BY id LIMIT ?)
 """
+_PLACES = """
+SELECT json_group_array(json_array(id, idx, chunk, offset))
+FROM (SELECT * FROM places WHERE stream = :stream AND id >= {first} AND id <= :upto ORDER BY id LIMIT :limit)
+"""
 # Along a stream nothing ever falls, so the first place with a property is found by leaps over the ids,
-# each half as long as the one before, that stop short of it.
-_FIRST = """
+# each half as long as the one before, that stop short of it. All in one statement: between two of them
+# a fold might add places.
+_PLACES_WITH = (
+    """
 WITH RECURSIVE leaps(id, leap) AS (
     VALUES (0, :leap)
     UNION ALL
@@ -58,12 +64,9 @@ WITH RECURSIVE leaps(id, leap) AS (
         SELECT {reached} FROM places WHERE stream = :stream AND places.id >= leaps.id + leap ORDER BY places.id LIMIT 1
     ), 1), 0, leap), leap / 2 FROM leaps WHERE leap > 0
 )
-SELECT id + 1 FROM leaps WHERE leap = 0
 """
-_PLACES = """
-SELECT json_group_array(json_array(id, idx, chunk, offset))
-FROM (SELECT * FROM places WHERE stream = ? AND id >= ? AND id <= ? ORDER BY id LIMIT ?)
-"""
+    + _PLACES.format(first="(SELECT id + 1 FROM leaps WHERE leap = 0)")
+)
 _NAMES = """
 SELECT json_group_array(json_array(number, name)) FROM streams WHERE number IN (SELECT value FROM json_each(?))
 """
@@ -104,28 +107,33 @@ class Look(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A property that holds from some entry of a stream on: in SQL, and of a spot."""
+    """A property that holds from some entry of a stream on: as a query for places, and of a spot."""
 
-    sql: str
+    query: str
     values: dict[str, int]
     value: int | tuple[int, int]
     key: Callable[[Spot], int | tuple[int, int]]
 
 
+_BY_ID = _PLACES.format(first=":id")
+_BY_INDEX = _PLACES_WITH.format(reached="idx >= :idx")
+_BY_CURSOR = _PLACES_WITH.format(reached="(chunk, offset) >= (:chunk, :offset)")
+
+
 def from_id(id: int) -> Where:
     """Entries with this id or a higher one."""
-    return Where("id >= :a", {"a": id}, id, lambda spot: spot.id)
+    return Where(_BY_ID, {"id": id}, id, lambda spot: spot.id)
 
 
 def from_index(index: int) -> Where:
     """Entries that stand at this index or a higher one."""
-    return Where("idx >= :a", {"a": index}, index, lambda spot: spot.idx)
+    return Where(_BY_INDEX, {"idx": index}, index, lambda spot: spot.idx)
 
 
 def from_cursor(chunk: int, offset: int) -> Where:
     """Entries whose lines begin at this byte or a later one."""
-    values = {"a": chunk, "b": offset}
-    return Where("(chunk, offset) >= (:a, :b)", values, (chunk, offset), lambda spot: (spot.chunk, spot.offset))
+    values = {"chunk": chunk, "offset": offset}
+    return Where(_BY_CURSOR, values, (chunk, offset), lambda spot: (spot.chunk, spot.offset))
 
 
 class Names:
@@ -174,8 +182,8 @@ class Reader:
 
     def spots(self, stream: int, recent: list[Spot], where: Where, upto: int, limit: int) -> list[Spot]:
         """The stream's first spots with a property. *recent* must have been taken before this call."""
-        low = self._first(stream, where, upto)
-        text = self.connection.execute(_PLACES, (stream, low, upto, limit)).fetchone()[0]
+        values = {"stream": stream, "upto": upto, "limit": limit, "leap": 1 << upto.bit_length(), **where.values}
+        text = self.connection.execute(where.query, values).fetchone()[0]
         begin = bisect_left(recent, where.value, key=where.key)
         found = {spot.id: spot for spot in _spots.decode(text)}
         found |= {spot.id: spot for spot in recent[begin : begin + limit]}
@@ -188,13 +196,6 @@ class Reader:
         found = [Spot(*row)] if row else []
         found += [spot for spot in recent if spot.id < id][-1:]
         return max(found) if found else None
-
-    def _first(self, stream: int, where: Where, upto: int) -> int:
-        if where.sql == "id >= :a":
-            return where.values["a"]
-        query = _FIRST.format(reached=where.sql)
-        values = {"leap": 1 << upto.bit_length(), "stream": stream, **where.values}
-        return int(self.connection.execute(query, values).fetchone()[0])
 
     def entries(self, ids: Sequence[int], look: Look) -> tuple[list[Entry], bool]:
         """The entries of these ids as far as their bodies fit (the first always does), and whether all did."""

@@ -16,7 +16,15 @@ TRIM_ROWS: Final = 2_000
 """Entries that one transaction drops: publishes wait for it."""
 
 _TOMBSTONE = "type = '', attributes = '', body = x''"
-_DUE = "SELECT id FROM entries WHERE expires_ms <= ? AND kind IN (0, 2) ORDER BY expires_ms, id LIMIT ?"
+_DUE = "SELECT id FROM entries WHERE expires_ms <= ? AND kind = 0 ORDER BY expires_ms, id LIMIT ?"
+
+# An entry's parts follow it within the same batch.
+_WITH_PARTS = f"""
+SELECT piece.id FROM entries first JOIN entries piece
+ON piece.id >= first.id AND piece.id < first.id + {BATCH_ENTRIES} AND piece.kind IN (0, 2)
+AND piece.stream = first.stream AND piece.idx = first.idx
+WHERE first.kind = 0 AND first.id IN (SELECT value FROM json_each(?))
+"""
 
 
 def trim_slice(connection: sqlite3.Connection, upto: int) -> int:
@@ -33,9 +41,9 @@ def trim_slice(connection: sqlite3.Connection, upto: int) -> int:
 
 
 def expire(connection: sqlite3.Connection, now_ms: int, limit: int) -> int:
-    """Turn entries whose time has run out into tombstones; return how many data entries."""
-    ids = [row[0] for row in connection.execute(_DUE, (now_ms, limit))]
-    return _bury(connection, Kind.EXPIRED, ids)
+    """Turn entries whose time has run out, and their parts, into tombstones; return how many data entries."""
+    due = [row[0] for row in connection.execute(_DUE, (now_ms, limit))]
+    return _bury(connection, Kind.EXPIRED, due) if due else 0
 
 
 def erase(connection: sqlite3.Connection, ids: Sequence[int]) -> int:
@@ -43,27 +51,20 @@ def erase(connection: sqlite3.Connection, ids: Sequence[int]) -> int:
     # The freed bytes are overwritten, those of whole pages too: somebody wants them gone.
     connection.execute("PRAGMA secure_delete = ON")
     try:
-        return _bury(connection, Kind.ERASED, [*ids, *_parts(connection, ids)])
+        return _bury(connection, Kind.ERASED, ids)
     finally:
         connection.execute("PRAGMA secure_delete = FAST")
 
 
 def _bury(connection: sqlite3.Connection, kind: Kind, ids: Sequence[int]) -> int:
-    chosen = msgspec.json.encode(ids).decode()
+    pieces = _json([row[0] for row in connection.execute(_WITH_PARTS, (_json(ids),))])
     update = f"UPDATE entries SET kind = ?, {_TOMBSTONE} WHERE id IN (SELECT value FROM json_each(?)) AND kind = ?"  # noqa: S608
-    connection.execute(update, (kind, chosen, Kind.PART))
-    return connection.execute(update, (kind, chosen, Kind.DATA)).rowcount
+    connection.execute(update, (kind, pieces, Kind.PART))
+    return connection.execute(update, (kind, pieces, Kind.DATA)).rowcount
 
 
-def _parts(connection: sqlite3.Connection, ids: Sequence[int]) -> list[int]:
-    """The parts of these entries: they follow within the same batch."""
-    query = """
-        SELECT part.id FROM entries first JOIN entries part
-        ON part.id > first.id AND part.id < first.id + ? AND part.kind = 2
-        AND part.stream = first.stream AND part.idx = first.idx
-        WHERE first.kind = 0 AND first.id IN (SELECT value FROM json_each(?))
-    """
-    return [row[0] for row in connection.execute(query, (BATCH_ENTRIES, msgspec.json.encode(ids).decode()))]
+def _json(ids: Sequence[int]) -> str:
+    return msgspec.json.encode(ids).decode()
 
 
 def stored_bytes(connection: sqlite3.Connection) -> int:

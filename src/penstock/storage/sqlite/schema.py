@@ -56,7 +56,7 @@ CREATE TABLE entries (
     attributes TEXT NOT NULL,
     body BLOB NOT NULL                       -- last, so that scans need not read long ones
 );
-CREATE INDEX entries_expiring ON entries (expires_ms) WHERE expires_ms IS NOT NULL AND kind IN (0, 2);
+CREATE INDEX entries_expiring ON entries (expires_ms) WHERE expires_ms IS NOT NULL AND kind = 0;
 
 CREATE TABLE heads (
     stream INTEGER PRIMARY KEY,

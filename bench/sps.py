@@ -1,0 +1,263 @@
+"""sps: memory of a wire, CPU of a delivery, how late an event is, and a storm of reconnects.
+
+Each against its floor in the same run: a bare protocol object, a bare `socket.send` loop, a listener that
+stores nothing, one that answers everybody from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from array import array
+from pathlib import Path
+
+from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
+
+from bench.rig import requests
+from bench.rig.child import Child
+from bench.rig.load import Target
+from bench.rig.machine import cpu_seconds, memory_kb
+from bench.rig.poster import Poster
+from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
+from bench.rig.servers import fill, penstock
+from penstock.testing import RunningServer
+
+ROOM = "bench"
+STREAM = f"/rooms/{ROOM}"
+WARM = 50  # wires before the first look: what is made once is not the wires'
+DELIVERY_BYTES = 280  # about what an event of 200 bytes is as a line in a chunk
+SETTLE = 0.3  # seconds: longer than the ledger waits before it writes
+
+
+class WiresLost(Exception):
+    """Not every wire got everything."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark."""
+    parser = arguments("sps", "Wires, deliveries and storms of the sps door.")
+    parser.add_argument("--wires", type=int, default=5000)
+    parser.add_argument("--held", type=int, default=19_000, help="wires that are held at once")
+    parser.add_argument("--events", type=int, default=20, help="events of a round of fan-out")
+    parser.add_argument("--seconds", type=float, default=4, help="of a round of latency")
+    parser.add_argument("--only", choices=("idle", "fanout", "latency", "storm", "held"), help="one of them alone")
+    given = parser.parse_args(argv)
+    if given.quick:
+        given.wires, given.held, given.events, given.seconds, given.rounds = 60, 100, 3, 0.5, 1
+    parts = {"idle": _idle, "fanout": _fanout, "latency": _latency, "storm": _storm, "held": _held}
+    with reporting("sps", given) as (report, folder):
+        for name, part in parts.items():
+            if given.only in (None, name):
+                (folder / name).mkdir()
+                part(given, report, folder / name)
+    return 0
+
+
+def subscribe(server: RunningServer, user: int, after: int | None = None) -> bytes:
+    """A wire of a user of its own, in the room."""
+    resume = "" if after is None else f"&o={after}"
+    return (
+        f"GET /subscribe?uid={user}&tid={ROOM}{resume} HTTP/1.1\r\nHost: bench\r\n"
+        f"Authorization: Bearer {server.admin_token}\r\n\r\n"
+    ).encode()
+
+
+def _requests(server: RunningServer, folder: Path, first: int, count: int, after: int | None = None) -> Path:
+    made = [subscribe(server, user, after) for user in range(first, first + count)]
+    return requests.save(folder / f"subscribe-{first}-{after}.json", *made)
+
+
+# ── memory ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _idle(given: argparse.Namespace, report: Report, folder: Path) -> None:
+    say("memory of an idle wire")
+    with penstock(folder / "data") as (server, target):
+        ours = _kb_each(target, *(_requests(server, folder, first, n) for first, n in ((1, WARM), (1000, given.wires))))
+    bare_file = requests.save(folder / "bare.json", requests.tail(STREAM, "none"))
+    with Child("bare_listener") as bare:
+        floor = _kb_each(Target(bare.answer()["port"], bare.pid), bare_file, bare_file, given.wires)
+    report.add(
+        Figure(
+            "idle wire", ours, "KB/wire", floor, "bare protocol object on uvloop", 4, 2.5, detail={"wires": given.wires}
+        )
+    )
+
+
+def _kb_each(target: Target, warm: Path, file: Path, count: int | None = None) -> float:
+    count = count or len(requests.load(file))
+    with Child("wires", target.port, WARM, warm) as first:
+        first.answer()
+        before = memory_kb(target.pid)
+        with Child("wires", target.port, count, file) as wires:
+            wires.answer()
+            return (memory_kb(target.pid) - before) / count
+
+
+def _held(given: argparse.Namespace, report: Report, folder: Path) -> None:
+    """Hold as many as the machine lets one process hold, and reach all of them with one event."""
+    say(f"holding {given.held} wires")
+    with penstock(folder / "data", server_connections=given.held + 100) as (server, target):
+        before = memory_kb(target.pid)
+        with Child("wires", server.port, given.held, _requests(server, folder, 1, given.held)) as wires:
+            wires.answer()
+            kb = (memory_kb(target.pid) - before) / given.held
+            with Poster(server.port, requests.publish("/all", requests.event(), server.admin_token)) as poster:
+                poster.post()
+            got = wires.ask(f"total {given.held}")
+    reached = got["total"] if got["fewest"] == 1 else 0
+    report.add(
+        Figure(
+            "wires held and reached", float(reached), "wires", float(given.held), "wires opened", 19_000, 19_000,
+            higher_is_better=True, detail={"kb_each": kb},
+        )
+    )  # fmt: skip
+
+
+# ── fan-out ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fanout(given: argparse.Namespace, report: Report, folder: Path) -> None:
+    """An event is published when the one before has reached all wires: one write for each delivery."""
+    ours: list[float] = []
+    floors: list[float] = []
+    bare_file = requests.save(folder / "bare.json", requests.tail(STREAM, "none"))
+    with penstock(folder / "data") as (server, target), Child("bare_send", given.wires, DELIVERY_BYTES) as bare:
+        with (
+            Child("wires", server.port, given.wires, _requests(server, folder, 1, given.wires)) as wires,
+            Child("wires", bare.answer()["port"], given.wires, bare_file) as bare_wires,
+            Poster(server.port, requests.publish(STREAM, requests.event(), server.admin_token)) as poster,
+        ):
+            wires.answer(), bare_wires.answer(), bare.answer()
+            for number in range(given.rounds):
+                say(f"fan-out, round {number + 1} of {given.rounds}")
+                settle(given)
+                floors.append(_cpu_us(bare.pid, lambda: bare.ask("send"), bare_wires, given, number))
+                ours.append(_cpu_us(target.pid, poster.post, wires, given, number))
+    ratio = median([one / floor for one, floor in zip(ours, floors, strict=True)])
+    report.add(
+        Figure(
+            "fan-out, one write each", median(ours), "CPU µs/delivery", median(floors), "bare socket.send loop",
+            1.35, 1.2, "ratio", ratio=ratio, detail={"wires": given.wires, "rounds": str([round(us, 2) for us in ours])},
+        )
+    )  # fmt: skip
+
+
+def _cpu_us(pid: int, publish: object, wires: Child, given: argparse.Namespace, rounds_before: int) -> float:
+    """CPU µs of one delivery, its ledger included."""
+    before = cpu_seconds(pid)
+    for event in range(given.events):
+        publish()  # type: ignore[operator]
+        sent = rounds_before * given.events + event + 1
+        got = wires.ask(f"total {sent * given.wires}")
+        if got["lost"] or got["fewest"] != sent:
+            raise WiresLost(f"{got} after {sent} events on {given.wires} wires")
+        time.sleep(0.05)
+    time.sleep(SETTLE)
+    return 1e6 * (cpu_seconds(pid) - before) / (given.events * given.wires)
+
+
+# ── latency ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _latency(given: argparse.Namespace, report: Report, folder: Path) -> None:
+    """1,000 events/s to 100 wires, each timed from when it was due to its arrival at one of them."""
+    rate, others = 1000.0, 99
+    ours: list[HdrHistogram] = []
+    floors: list[HdrHistogram] = []
+    with penstock(folder / "data") as (server, target), Child("bare_listener") as bare:
+        bare_port = bare.answer()["port"]
+        publish = requests.save(folder / "publish.json", requests.publish(STREAM, requests.event(), server.admin_token))
+        file = _requests(server, folder, 1, others)
+        with Child("wires", target.port, others, file) as a, Child("wires", bare_port, others, file) as b:
+            a.answer(), b.answer()
+            for number in range(given.rounds):
+                say(f"latency, round {number + 1} of {given.rounds}")
+                settle(given)
+                reader = requests.save(folder / "reader.json", subscribe(server, 1_000_000 + number))
+                floors.append(_late(bare_port, folder, publish, reader, rate, given.seconds))
+                ours.append(_late(target.port, folder, publish, reader, rate, given.seconds))
+    for percentile, must, aim in ((50.0, None, None), (99.0, 10.0, 5.0)):
+        value, floor = (
+            median([one.get_value_at_percentile(percentile) / 1000 for one in many]) for many in (ours, floors)
+        )
+        detail = {"events_per_second": rate, "wires": others + 1}
+        report.add(
+            Figure(f"publish to receive, p{percentile:g}", value, "ms", floor, "listener that stores nothing", must, aim,
+                   detail=detail)
+        )  # fmt: skip
+
+
+def _late(port: int, folder: Path, publish: Path, reader_file: Path, rate: float, seconds: float) -> HdrHistogram:
+    late, events = folder / "late", int(rate * seconds)
+    with (
+        Child("reader", port, reader_file, events, late) as reader,
+        Child("publishers", port, 64, publish, "rate", rate, seconds) as publishers,
+    ):
+        reader.answer(), publishers.answer(), reader.answer()
+    histogram = HdrHistogram(1, 60_000_000, 3)
+    for nanoseconds in array("q", late.read_bytes()):
+        histogram.record_value(nanoseconds // 1000)
+    return histogram
+
+
+# ── the storm ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _storm(given: argparse.Namespace, report: Report, folder: Path) -> None:
+    """All wires break, 100 events come, all come back; somebody publishes all the time."""
+    missed = 100
+    seconds: list[float] = []
+    publish_ms: list[float] = []
+    floors: list[float] = []
+    with penstock(folder / "data") as (server, target):
+        for number in range(given.rounds):
+            say(f"storm, round {number + 1} of {given.rounds}")
+            settle(given)
+            got = _one_storm(given, server, folder, missed)
+            seconds.append(got[0])
+            publish_ms.append(got[1])
+            floors.append(_bare_storm(given, server, folder, missed))
+        cpu = cpu_seconds(target.pid)
+    detail = {"clients": given.wires, "events_each": missed, "rounds": str([round(s, 2) for s in seconds]), "cpu": cpu}
+    report.add(
+        Figure(
+            "storm caught up",
+            median(seconds),
+            "s",
+            median(floors),
+            "listener that answers from memory",
+            5,
+            3,
+            detail=detail,
+        )
+    )
+    report.add(
+        Figure("publish meanwhile, p99", median(publish_ms), "ms", 1000 * median(floors), "the storm itself", 100, 50)
+    )
+
+
+def _one_storm(given: argparse.Namespace, server: RunningServer, folder: Path, missed: int) -> tuple[float, float]:
+    with Child("wires", server.port, given.wires, _requests(server, folder, 1, given.wires)) as wires:
+        wires.answer()
+    with Poster(server.port, requests.publish("/bench/other", requests.event(), server.admin_token)) as poster:
+        after: int = poster.post()["id"]
+    fill(server, folder, missed, STREAM, lines=missed)
+    other = requests.save(folder / "other.json", requests.publish("/bench/other", requests.event(), server.admin_token))
+    file = _requests(server, folder, 1, given.wires, after)
+    with (
+        Child("storm", server.port, file, missed) as storm,
+        Child("publishers", server.port, 64, other, "rate", 100, 4) as publishers,
+    ):
+        storm.answer()
+        got = storm.ask("go")
+        return got["seconds"], publishers.answer()["p99_ms"]
+
+
+def _bare_storm(given: argparse.Namespace, server: RunningServer, folder: Path, missed: int) -> float:
+    file = requests.save(folder / "bare.json", *[subscribe(server, user) for user in range(given.wires)])
+    with Child("bare_replay", DELIVERY_BYTES, missed) as bare:
+        with Child("storm", bare.answer()["port"], file, missed) as storm:
+            storm.answer()
+            seconds: float = storm.ask("go")["seconds"]
+            return seconds

@@ -1,0 +1,114 @@
+"""The door on the memory engine, behind a real socket, in the test's own loop; time is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from heapq import heappop, heappush
+from pathlib import Path
+
+from penstock.config import Settings
+from penstock.core.clock import ManualClock
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger
+from penstock.doors.sps import Sps
+from penstock.server.auth import Gate, open_keys
+from penstock.server.context import Context
+from penstock.server.listener import Listener
+from penstock.server.routing import Router
+from penstock.server.settings import ConnectionSettings
+from penstock.server.wheel import Wheel
+from penstock.storage.memory import MemoryEngine
+from penstock.values import Batch, Draft
+
+
+class ManualTime:
+    """A loop's time that stands still until it is moved; what is due then is called."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+        self._booked: list[tuple[float, int, Callable[[], None], asyncio.TimerHandle]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(self._now + delay, callback, (), asyncio.get_running_loop())
+        heappush(self._booked, (self._now + delay, len(self._booked), callback, handle))
+        return handle
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+        while self._booked and self._booked[0][0] <= self._now:
+            _, _, callback, handle = heappop(self._booked)
+            if not handle.cancelled():
+                callback()
+
+
+class Place:
+    """The door on the memory engine, behind a real socket."""
+
+    def __init__(self, engine: MemoryEngine, hub: Hub, time: ManualTime, gate: Gate) -> None:
+        self.engine, self.hub, self.time, self.gate = engine, hub, time, gate
+        self.listener: Listener
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self, sock: socket.socket | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that ends with the block; over *sock*, which is connected, if one is given."""
+        reader, writer = await (
+            asyncio.open_connection(*self.listener.address) if sock is None else asyncio.open_connection(sock=sock, limit=2**20)
+        )
+        self._writers.append(writer)
+        return reader, writer
+
+    async def hang_up(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
+
+    def online(self, uid: str) -> bool:
+        return bool(self.hub.readers(f"/users/{uid}"))
+
+    async def publish(self, uid: str, body: bytes) -> None:
+        await self.engine.log.append(Batch((Draft(f"/users/{uid}", body),)))
+
+    async def subscribe(self, query: str, token: str = "admin") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await self.connect()
+        writer.write(f"GET /subscribe?{query} HTTP/1.0\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        return reader, writer
+
+    async def ask(self, method: str, target: str) -> int:
+        reader, writer = await self.connect()
+        writer.write(f"{method} {target} HTTP/1.0\r\nAuthorization: Bearer admin\r\n\r\n".encode())
+        return int((await reader.readline()).split()[1])
+
+    async def presence(self) -> list[tuple[str, str]]:
+        page = await self.engine.log.read_after(("/_presence",), 0)
+        lines = [json.loads(line) for entry in page.entries for line in entry.body.splitlines()]
+        return [(line["state"], line.get("hid", "")) for line in lines]
+
+
+@asynccontextmanager
+async def place(keys: Path, *, recent: int = 8192, tail: int = 1000, make: type[Sps] = Sps) -> AsyncIterator[Place]:
+    """A door that is open in the block. *make* may be a door that does something wrong."""
+    time = ManualTime()
+    async with MemoryEngine() as engine, Hub(engine.log, recent=recent, tail=tail) as hub:
+        clock, gate = ManualClock(), Gate(open_keys(keys), "admin")
+        ledger = Ledger(engine.log, clock, node="test")
+        await ledger.open(engine.registry)
+        context = Context(
+            engine.log, engine.mailbox, engine.registry, hub, ledger, gate, clock, Wheel(time), 1024 * 1024
+        )  # fmt: skip
+        made = Place(engine, hub, time, gate)
+        async with make(context, Settings(), time.time) as door:
+            async with Listener(Router(door.routes()), ConnectionSettings(port=0)) as made.listener:
+                try:
+                    yield made
+                finally:
+                    await made.hang_up()
+        await ledger.close()

@@ -1,0 +1,208 @@
+"""Every line of every stream is applied exactly once and in order, whatever fails: app, database, pusher, server."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.testing import RunningServer, start_server, wait_until
+from tests.client.databases import postgres
+from tests.doors.eventhorizon_client import call, create, subscribe
+from tests.faults.eventhorizon_app import connect, make_table
+from tests.server.api import ask
+
+ROOT = Path(__file__).parents[2]
+SUB = "/_sub/faults"
+STREAMS = [f"/faults/{number:02}" for number in range(50)]
+LINES = 200  # of each
+
+
+class Kept:
+    """A process that is started again whenever it ends, until it is told to stay down."""
+
+    def __init__(self, make: Any) -> None:
+        self._make, self._stopped = make, threading.Event()
+        self.starts = 0
+        self.process: subprocess.Popen[bytes] = self._start()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self.process.kill()
+        self._thread.join()
+        self.process.kill()
+        self.process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.starts += 1
+        process: subprocess.Popen[bytes] = self._make(self.starts)
+        return process
+
+    def _watch(self) -> None:
+        while True:
+            self.process.wait()
+            if self._stopped.is_set():
+                return
+            self.process = self._start()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def kept(make: Any) -> Iterator[Kept]:
+    process = Kept(make)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+class Trial:
+    """One run by one seed."""
+
+    def __init__(self, folder: Path, server: RunningServer, database: str, seed: int, *, apart: bool) -> None:
+        self.folder, self.server, self.database, self.seed, self.apart = folder, server, database, seed, apart
+        self.chance = random.Random(seed)
+        self.port = free_port()
+        self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+        self.ends: dict[str, str] = {}
+
+    def app(self, start: int) -> subprocess.Popen[bytes]:
+        command = ["-m", "tests.faults.eventhorizon_app", "--database", self.database, "--subscription", SUB]
+        command += ["--port", str(self.port), "--seed", str(self.seed * 1000 + start)]
+        return self._run([*command, *(["--apart"] if self.apart else [])], "app.log")
+
+    def pusher(self, start: int) -> subprocess.Popen[bytes]:
+        command = ["-m", "penstock", "pusher", f"http://127.0.0.1:{self.port}/", "--server", self.server.url]
+        command += ["--token", self.server.admin_token, "--timeout", "0.5", "--retry", "0.05", "--repeat", "0.3"]
+        return self._run(command, "pusher.log")
+
+    def _run(self, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
+        with (self.folder / log).open("ab") as out:
+            return subprocess.Popen([sys.executable, *arguments], env=self.environment, stdout=out, stderr=out)
+
+    def append_all(self, mischief: Any) -> None:
+        """Append to the streams in turn, in batches of random length, and do *mischief* now and then."""
+        left = {stream: iter(range(LINES)) for stream in STREAMS}
+        while left:
+            stream = self.chance.choice(sorted(left))
+            count = self.chance.randint(1, 25)
+            numbers = list(islice(left[stream], count))
+            if len(numbers) < count:
+                del left[stream]
+            if numbers:
+                self._append(stream, [f"{stream} {number}" for number in numbers])
+            mischief()
+
+    def _append(self, stream: str, lines: list[str]) -> None:
+        """Append once: the expected position tells whether an attempt without an answer was stored."""
+        expected = self.ends.get(stream) or self._end(stream)
+
+        def appended() -> bool:
+            try:
+                reply = call(self.server, "/writer/append", Stream=stream, Lines=lines, ExpectedOffset=expected)
+            except OSError:
+                return False
+            return reply.status in (201, 409)
+
+        wait_until(appended, within=20)
+        self.ends[stream] = self._end(stream)
+
+    def _end(self, stream: str) -> str:
+        [shown] = ask(self.server, "GET", "/v1/streams", pattern=stream).json["streams"]
+        return str(shown["cursor"])
+
+    def applied(self) -> dict[str, list[str]]:
+        connection = connect(self.database)
+        cursor = connection.cursor()
+        cursor.execute("SELECT stream, content FROM applied ORDER BY number")
+        found: dict[str, list[str]] = {stream: [] for stream in STREAMS}
+        for stream, content in cursor.fetchall():
+            found[stream].append(content)
+        connection.close()
+        return found
+
+    def count(self) -> int:
+        connection = connect(self.database)
+        cursor = connection.cursor()
+        cursor.execute("SELECT count(*) FROM applied")
+        number: int = cursor.fetchone()[0]
+        connection.close()
+        return number
+
+
+def wanted() -> dict[str, list[str]]:
+    return {stream: [f"{stream} {number}" for number in range(LINES)] for stream in STREAMS}
+
+
+def run(trial: Trial, database: Any = None) -> dict[str, list[str]]:
+    """Let everything go wrong while lines are appended; then wait until as many as there are were applied."""
+    print(f"seed {trial.seed}")  # noqa: T201 - pytest shows it when the test fails
+    make_table(trial.database)
+    create(trial.server, SUB, "/faults", *STREAMS)
+    for stream in STREAMS:
+        subscribe(trial.server, stream, SUB)
+    with kept(trial.app) as app, kept(trial.pusher) as pusher:
+
+        def mischief() -> None:
+            number = trial.chance.random()
+            if number < 0.01:
+                app.kill()
+            elif number < 0.02:
+                pusher.kill()
+            elif number < 0.023:
+                trial.server.kill()
+                trial.server.restart()
+            elif number < 0.026 and database is not None:
+                database.stop(signal.SIGQUIT)
+                database.start()
+
+        trial.append_all(mischief)
+        wait_until(lambda: trial.count() >= len(STREAMS) * LINES, within=120)
+        assert app.starts > 3
+        assert pusher.starts > 1
+        return trial.applied()
+
+
+@pytest.mark.parametrize("seed", [random.randrange(10**6)])
+def test_each_line_is_applied_exactly_once_and_in_order(tmp_path: Path, seed: int) -> None:
+    with start_server(tmp_path / "data", eventhorizon_activity_interval=0.2) as server:
+        trial = Trial(tmp_path, server, str(tmp_path / "app.db"), seed, apart=False)
+
+        assert run(trial) == wanted()
+
+
+def test_also_when_the_database_is_a_postgres_that_crashes(tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    with postgres() as database, start_server(tmp_path / "data", eventhorizon_activity_interval=0.2) as server:
+        trial = Trial(tmp_path, server, database.target, seed, apart=False)
+
+        assert run(trial, database) == wanted()
+
+
+def test_an_app_that_commits_position_and_data_apart_is_found_out(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", eventhorizon_activity_interval=0.2) as server:
+        trial = Trial(tmp_path, server, str(tmp_path / "app.db"), 4711, apart=True)
+
+        assert run(trial) != wanted()
