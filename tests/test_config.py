@@ -68,7 +68,6 @@ def test_a_value_is_read_as_its_type(pair: str, value: object) -> None:
         "server.listen=8800",
         "server.listen=127.0.0.1:99999",
         "server.tls_key=key.pem",
-        "server.write_low=1MiB",
         "log.engine=paper",
         "log.keep=30",
         "log.keep=500M",

@@ -51,7 +51,7 @@ class ServerSettings:
     head_timeout: float = setting(
         10.0, "For a request's head to arrive: a slower peer is holding a slot open.", unit="s"
     )
-    body_timeout: float = setting(30.0, "Without a byte of a body that is under way.", unit="s")
+    body_timeout: float = setting(30.0, "In each such span 1 KiB of a body must come.", unit="s")
     idle_timeout: float = setting(
         75.0, "Keep-alive without a request. Above the 60 s of common proxies, so that they close first.", unit="s"
     )
@@ -81,9 +81,6 @@ class ServerSettings:
     insecure: bool = setting(False, "Allow plain HTTP on other addresses than loopback: tokens travel readable.")
     write_high: int = setting(
         65_536, "Unsent bytes at which a connection's reader counts as slow. One socket buffer.", unit="bytes", least=1
-    )
-    write_low: int = setting(
-        16_384, "Unsent bytes at which it is fed again. A quarter, so that it does not flutter.", unit="bytes"
     )
     websocket_bytes: int = setting(
         1024 * 1024, "Bytes of one WebSocket message from a peer: a full entry. Over it: 1009.", unit="bytes", least=1
@@ -281,10 +278,6 @@ def _build(values: Mapping[str, Any]) -> Settings:
 
 def _check_together(settings: Settings) -> None:
     server = settings.server
-    if server.write_low >= server.write_high:
-        raise ConfigInvalid(
-            "server.write_low", f"{server.write_low} is not below server.write_high, {server.write_high}"
-        )
     if server.tls_key and not server.tls_certificate:
         raise ConfigInvalid("server.tls_key", "is of no use without server.tls_certificate")
     parse_address(server.listen)

@@ -22,34 +22,39 @@ FAULTS = {
     "garbage": 0.02,
     "lose": 0.02,  # apply it, then answer garbage
     "die before": 0.004,
-    "die between": 0.015,  # after the lines are written, before the position is
+    "die between": 0.008,  # after the lines are written, before the position is
     "die after": 0.004,  # before the answer
 }
 TABLE = "CREATE TABLE IF NOT EXISTS applied (number {serial}, stream VARCHAR(200), content VARCHAR(200))"
 
 
-class Apart(Receiver):
-    """The sabotage: the data is committed by itself."""
-
-    def _call_handler(self, stream: str, lines: list[Line]) -> None:
-        super()._call_handler(stream, lines)
-        self._offsets.connection.commit()
-        dying("die between")
+fault = ""  # what goes wrong with the request in progress
 
 
 class Together(Receiver):
     """As it should be, with a place to die at."""
 
+    left = 0  # pushes after which it dies there for certain; 0 is never
+
     def _call_handler(self, stream: str, lines: list[Line]) -> None:
         super()._call_handler(stream, lines)
-        dying("die between")
+        self.before_position()
+        self.left -= any(not line.meta_type for line in lines)
+        dying("die between", certain=self.left == 0)
+
+    def before_position(self) -> None:
+        """The lines are written, their position is not."""
 
 
-fault = ""
+class Apart(Together):
+    """The sabotage: the data is committed by itself."""
+
+    def before_position(self) -> None:
+        self._offsets.connection.commit()
 
 
-def dying(where: str) -> None:
-    if fault == where:
+def dying(where: str, *, certain: bool = False) -> None:
+    if fault == where or certain:
         os._exit(9)
 
 
@@ -116,6 +121,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--database", "--subscription", "--port", "--seed"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--dies-after", type=int, default=0)
     parser.add_argument("--apart", action="store_true")
     options = parser.parse_args()
     make_table(options.database)
@@ -128,6 +134,7 @@ async def main() -> None:
 
     kind = Apart if options.apart else Together
     receiver = kind(options.subscription, lambda: connect(options.database), handle)
+    receiver.left = options.dies_after
     server = await serve(Faulty(receiver, random.Random(int(options.seed))), port=int(options.port))
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

@@ -91,6 +91,8 @@ class Trial:
     def app(self, start: int) -> subprocess.Popen[bytes]:
         command = ["-m", "tests.faults.eventhorizon_app", "--database", self.database, "--subscription", SUB]
         command += ["--port", str(self.port), "--seed", str(self.seed * 1000 + start)]
+        # Its first lives end for certain, later ones by chance
+        command += ["--dies-after", str(5 if start <= 3 else 0)]
         return self._run([*command, *(["--apart"] if self.apart else [])], "app.log")
 
     def pusher(self, start: int) -> subprocess.Popen[bytes]:

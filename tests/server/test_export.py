@@ -33,6 +33,7 @@ from penstock.core.log import Log
 from penstock.errors import EngineGone, Trimmed
 from penstock.limits import BATCH_ENTRIES
 from penstock.server.auth import Caller, Gate, open_keys
+from penstock.server.caps import Caps
 from penstock.server.context import Context
 from penstock.server.listener import Listener
 from penstock.server.routing import Route, Router
@@ -367,7 +368,7 @@ async def site(
         parts = {
             "log": engine.log, "mailbox": engine.mailbox, "registry": engine.registry, "hub": hub, "clock": clock,
             "ledger": Ledger(engine.log, clock, node="test"), "gate": Gate(keys, ADMIN), "wheel": wheel,
-            "body_limit": 1 << 20,
+            "body_limit": 1 << 20, "caps": Caps(0),
         }  # fmt: skip
         context = Context(**{field.name: parts[field.name] for field in dataclasses.fields(Context)})
         exporter = Exporter(context, export or own, **options)

@@ -250,3 +250,13 @@ def test_a_stop_is_clean_and_loses_nothing(server: RunningServer) -> None:
     ]
     assert marks.count("open") == 2
     assert marks.count("close") == 1
+
+
+def test_a_token_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", server_requests_per_token=2) as server:
+        replies = [ask(server, "GET", "/v1/streams") for _ in range(12)]
+
+    refused = [reply for reply in replies if reply.status != 200]
+    assert refused
+    assert {(reply.status, reply.code) for reply in refused} == {(429, "rate_exceeded")}
+    assert int(refused[0].headers["retry-after"]) >= 1

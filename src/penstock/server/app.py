@@ -29,7 +29,7 @@ from penstock.server.auth import Gate, open_admin_token, open_keys
 from penstock.server.context import Context
 from penstock.server.door import MakeDoor
 from penstock.server.housekeeping import Housekeeping
-from penstock.server.listener import Listener
+from penstock.server.listener import Listener, make_caps
 from penstock.server.metrics import Metrics, Sample
 from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
@@ -133,6 +133,7 @@ class Node:
     async def _start(self) -> None:
         """Start the parts in the order in which they need each other; the stack ends them in reverse."""
         settings, enter, clock = self._settings, self._stack.enter_async_context, WallClock()
+        connections = connection_settings(settings.server)
         engine = self._engine = await enter(_open_engine(settings, self._data, clock))
         await _check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
@@ -155,13 +156,14 @@ class Node:
             clock,
             wheel := Wheel(asyncio.get_running_loop()),
             settings.server.body_limit,
+            caps := make_caps(connections),
         )
         routes = self._routes(context)
         for name, make in DOORS.items():
             if "all" in settings.server.doors or name in settings.server.doors:
                 routes += (await enter(make(context, settings))).routes()
         self._listener = await enter(
-            Listener(Router(routes), connection_settings(settings.server), clock=clock, wheel=wheel)
+            Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps)
         )
 
     async def _close_ledger(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.core.clock import Clock
 from penstock.core.hub import Hub
@@ -16,6 +16,7 @@ from penstock.core.registry import Registry
 from penstock.errors import InputInvalid, TooLarge
 from penstock.limits import PATTERNS
 from penstock.server.auth import Caller, Gate
+from penstock.server.caps import Caps
 from penstock.server.exchange import Request
 from penstock.server.wheel import Wheel
 
@@ -33,9 +34,15 @@ class Context:
     clock: Clock
     wheel: Wheel
     body_limit: int
+    caps: Caps = field(default_factory=lambda: Caps(0))  # none but for connections, which are not counted here
 
     def caller(self, request: Request) -> Caller:
-        """Who sent this request; raises `Unauthenticated`."""
+        """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`."""
+        caller = self._known(request)
+        self.caps.request_of_token(caller.subject, time.monotonic())
+        return caller
+
+    def _known(self, request: Request) -> Caller:
         memo = request.memo
         known: Caller | None = memo.get("caller")
         if known is None or memo["keys"] is not self.gate.keys or known.expires <= time.time():
@@ -45,7 +52,7 @@ class Context:
 
     def admit(self, request: Request) -> None:
         """Turn strangers away before a byte of their body is read."""
-        self.caller(request)
+        self._known(request)
 
 
 def integer(request: Request, name: str, default: int | None, *, least: int = 0, most: int = 2**63 - 1) -> int:

@@ -40,13 +40,14 @@ class Listener:
         *,
         clock: Clock | None = None,
         wheel: Wheel | None = None,
+        caps: Caps | None = None,
     ) -> None:
         """Raises `ConfigInvalid` for settings that cannot work or would be unsafe."""
         self.settings = settings or ConnectionSettings()
         self._router, self._clock, self._wheel = router, clock or WallClock(), wheel
         self._group = asyncio.TaskGroup()
         self._certificates = _certificates(self.settings)
-        self.caps = _caps(self.settings)
+        self.caps = caps or make_caps(self.settings)
         self._trusted = _trusted(self.settings)
         _check(self.settings)
 
@@ -156,7 +157,8 @@ def _trusted(settings: ConnectionSettings) -> Trusted:
         raise ConfigInvalid("server.trusted_proxies", str(error)) from None
 
 
-def _caps(settings: ConnectionSettings) -> Caps:
+def make_caps(settings: ConnectionSettings) -> Caps:
+    """The caps that the settings ask for."""
     return Caps(
         settings.connections,
         settings.connections_per_address,
