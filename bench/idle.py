@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--connections", type=int, default=5000)
     given = parser.parse_args(argv)
     if given.quick:
-        given.connections = 100
+        given.connections = 500
     if given.rounds == 3:
         given.rounds = 1  # memory does not depend on the neighbours
     with reporting("idle", given) as (report, folder):
@@ -53,20 +53,21 @@ def _measure(kind: str, given: argparse.Namespace, report: Report, folder: Path,
 
 def _bare(folder: Path, count: int, certificate: Path | None) -> float:
     file = requests.save(folder / "bare.json", requests.tail("/bench", "none"))
+    security = ["tls"] if certificate else []
     with Child("bare_listener", *[certificate] if certificate else []) as server:
-        return _kb_each(server.pid, server.answer()["port"], file, count, tls=certificate is not None)
+        return _kb_each(server.pid, server.answer()["port"], file, count, [200, *security])
 
 
 def _penstock(kind: str, data: Path, count: int, certificate: Path | None) -> float:
-    make = requests.tail if kind == "chunked" else requests.websocket_tail
+    make, status = (requests.tail, 200) if kind == "chunked" else (requests.websocket_tail, 101)
+    security = ["tls"] if certificate else []
     settings = {"server_tls_certificate": certificate} if certificate else {}
     with penstock(data, **settings) as (server, target):
         file = requests.save(data.with_suffix(".json"), make("/bench", server.admin_token))
-        return _kb_each(target.pid, server.port, file, count, tls=certificate is not None)
+        return _kb_each(target.pid, server.port, file, count, [status, *security])
 
 
-def _kb_each(pid: int, port: int, file: Path, count: int, *, tls: bool) -> float:
-    options = ["tls"] if tls else []
+def _kb_each(pid: int, port: int, file: Path, count: int, options: list[object]) -> float:
     with Child("wires", port, WARM, file, *options) as warm:
         warm.answer()
         before = memory_kb(pid)

@@ -55,12 +55,10 @@ def _late(port: int, folder: Path, request: bytes, tail: bytes, rate: float, sec
     """How late every event of one round arrived, in µs."""
     late, events = folder / "late", int(rate * seconds)
     publish = requests.save(folder / "publish.json", request)
-    with (
-        Child("reader", port, requests.save(folder / "tail.json", tail), events, late) as reader,
-        Child("publishers", port, IN_FLIGHT, publish, "rate", rate, seconds) as publishers,
-    ):
-        reader.answer()
-        publishers.answer()
+    with Child("reader", port, requests.save(folder / "tail.json", tail), events, late) as reader:
+        reader.answer()  # it is open: what is published from now on reaches it
+        with Child("publishers", port, IN_FLIGHT, publish, "rate", rate, seconds) as publishers:
+            publishers.answer()
         reader.answer()
     nanoseconds = array("q", late.read_bytes())
     histogram = HdrHistogram(1, 60_000_000, 3)

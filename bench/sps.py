@@ -128,7 +128,8 @@ def _fanout(given: argparse.Namespace, report: Report, folder: Path) -> None:
             Child("wires", bare.answer()["port"], given.wires, bare_file) as bare_wires,
             Poster(server.port, requests.publish(STREAM, requests.event(), server.admin_token)) as poster,
         ):
-            wires.answer(), bare_wires.answer(), bare.answer()
+            for child in (wires, bare_wires, bare):
+                child.answer()
             for number in range(given.rounds):
                 say(f"fan-out, round {number + 1} of {given.rounds}")
                 settle(given)
@@ -170,7 +171,8 @@ def _latency(given: argparse.Namespace, report: Report, folder: Path) -> None:
         publish = requests.save(folder / "publish.json", requests.publish(STREAM, requests.event(), server.admin_token))
         file = _requests(server, folder, 1, others)
         with Child("wires", target.port, others, file) as a, Child("wires", bare_port, others, file) as b:
-            a.answer(), b.answer()
+            a.answer()
+            b.answer()
             for number in range(given.rounds):
                 say(f"latency, round {number + 1} of {given.rounds}")
                 settle(given)
@@ -190,11 +192,11 @@ def _latency(given: argparse.Namespace, report: Report, folder: Path) -> None:
 
 def _late(port: int, folder: Path, publish: Path, reader_file: Path, rate: float, seconds: float) -> HdrHistogram:
     late, events = folder / "late", int(rate * seconds)
-    with (
-        Child("reader", port, reader_file, events, late) as reader,
-        Child("publishers", port, 64, publish, "rate", rate, seconds) as publishers,
-    ):
-        reader.answer(), publishers.answer(), reader.answer()
+    with Child("reader", port, reader_file, events, late) as reader:
+        reader.answer()  # it listens; only now may the first event come
+        with Child("publishers", port, 64, publish, "rate", rate, seconds) as publishers:
+            publishers.answer()
+            reader.answer()
     histogram = HdrHistogram(1, 60_000_000, 3)
     for nanoseconds in array("q", late.read_bytes()):
         histogram.record_value(nanoseconds // 1000)

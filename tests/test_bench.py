@@ -17,7 +17,7 @@ KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "me
 EVERY = {
     "append": (append, [], 4),
     "fanout": (fanout, [], 1),
-    "fanout with a linger": (fanout, ["--linger"], 1),
+    "fanout with a linger": (fanout, ["--linger"], 2),
     "idle": (idle, [], 4),
     "latency": (latency, [], 3),
     "replay": (replay, [], 1),
@@ -47,7 +47,11 @@ def test_every_benchmark_prints_its_figures_with_their_floors(
 
 
 @pytest.mark.doors
-def test_without_json_there_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_there_is_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+
     assert run(["bench", "replay", "--quick", "--dir", str(tmp_path)]) == 0
 
     shown = capsys.readouterr().out

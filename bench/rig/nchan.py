@@ -34,14 +34,14 @@ http {{
     nchan_shared_memory_size 512M;
     server {{
         listen 127.0.0.1:{port} backlog=4096;
-        location = /publish {{ nchan_publisher; nchan_channel_id bench; nchan_message_buffer_length 20000; }}
+        location = /publish {{ nchan_publisher; nchan_channel_id $arg_to; nchan_message_buffer_length 20000; }}
         location = /subscribe {{
             nchan_subscriber http-chunked; nchan_channel_id bench; nchan_subscriber_first_message newest;
         }}
     }}
 }}
 """
-PUBLISH, SUBSCRIBE = "/publish", "/subscribe"
+PUBLISH, PUBLISH_TO_NOBODY, SUBSCRIBE = "/publish?to=bench", "/publish?to=nobody", "/subscribe"
 
 
 def available() -> bool:

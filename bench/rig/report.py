@@ -105,7 +105,8 @@ class Report:
 
         table = Table(title=f"{self._bench}: {self._machine}, {self._date}")
         for heading in ("figure", "value", "unit", "floor", "ratio", "must", "aim", "met"):
-            table.add_column(heading, justify="left" if heading in ("figure", "unit", "met") else "right")
+            text = heading in ("figure", "unit", "met")
+            table.add_column(heading, justify="left" if text else "right", no_wrap=True)
         for figure in self._figures:
             numbers = (figure.floor, figure.over_floor, figure.must, figure.aim)
             shown = ["" if number is None else f"{_rounded(number):,}" for number in numbers]

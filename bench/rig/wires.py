@@ -1,10 +1,10 @@
 """Many open responses in one process, as cheap as Python can hold them: sockets and one epoll.
 
-    python -m bench.rig.wires PORT COUNT REQUESTS [tls]
+    python -m bench.rig.wires PORT COUNT REQUESTS [STATUS] [tls]
 
-Opens them one after the other, with the requests in turn, and answers `{"open": COUNT}`. Then `total N` is
-answered when N marks have arrived over all wires since the start, with how many of them came on the wire that
-got the fewest.
+Opens them one after the other, with the requests in turn, each to be answered with STATUS (200), and
+says `{"open": COUNT}`. Then `total N` is answered when N marks have arrived over all wires since the
+start, with how many of them came on the wire that got the fewest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Wires:
         self._seen: dict[int, int] = {}
         self._total = self._wanted = self._lost = 0
 
-    def open(self, port: int, request: bytes, *, tls: bool) -> None:
+    def open(self, port: int, request: bytes, status: str, *, tls: bool) -> None:
         """Connect, ask and read the head of the answer."""
         wire: socket.socket = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE)
         if tls:
@@ -41,7 +41,7 @@ class Wires:
             if not piece:
                 raise SystemExit(f"wire {len(self._sockets)} was closed after {received!r}")
             received += piece
-        if received[9:12] not in (b"200", b"101"):
+        if received[9:12] != status.encode():
             raise SystemExit(f"wire {len(self._sockets)} was answered with {received!r}")
         self._sockets[wire.fileno()] = wire
         self._seen[wire.fileno()] = 0
@@ -82,11 +82,11 @@ def _trusting() -> ssl.SSLContext:
     return context
 
 
-def main(port: str, count: str, requests: str, kind: str = "") -> None:
+def main(port: str, count: str, requests: str, *options: str) -> None:
     asked = load(Path(requests))
-    wires = Wires()
+    wires, status = Wires(), next(filter(str.isdigit, options), "200")
     for number in range(int(count)):
-        wires.open(int(port), asked[number % len(asked)], tls=kind == "tls")
+        wires.open(int(port), asked[number % len(asked)], status, tls="tls" in options)
     reply(open=int(count))
     wires.run()
 

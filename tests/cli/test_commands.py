@@ -224,6 +224,36 @@ def test_serve_says_that_its_port_is_taken(server: RunningServer, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+def test_a_backup_of_a_running_server_is_restored_and_served(server: RunningServer, tmp_path: Path) -> None:
+    environment = {**os.environ, "PENSTOCK_URL": server.url, "PENSTOCK_TOKEN": server.admin_token}
+    penstock(environment, "publish", "/kept", "before the backup")
+    assert penstock(environment, "backup", str(tmp_path / "backup")).startswith("backed up to ")
+    penstock(environment, "publish", "/kept", "after it")
+
+    said = penstock(environment, "restore", str(tmp_path / "backup"), "--data", str(tmp_path / "new"))
+
+    assert said.startswith("restored ")
+    with start_server(tmp_path / "new") as restored, Client(restored.url, restored.admin_token) as client:
+        assert [event.body for event in client.read("/kept").entries] == [b"before the backup"]
+
+
+def test_a_backup_that_was_changed_is_not_restored(server: RunningServer, tmp_path: Path) -> None:
+    environment = {**os.environ, "PENSTOCK_URL": server.url, "PENSTOCK_TOKEN": server.admin_token}
+    penstock(environment, "backup", str(tmp_path / "backup"))
+    with (tmp_path / "backup" / "penstock.db").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"changed")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "restore", str(tmp_path / "backup"), "--data", str(tmp_path / "new")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("penstock: data_corrupt: ")
+    assert not list(tmp_path.glob("new/*.db"))
+
+
 def test_no_log_line_holds_a_token(tmp_path: Path) -> None:
     with (
         start_server(tmp_path / "data", logs_level="debug") as server,

@@ -312,7 +312,9 @@ async def test_a_producer_that_repeats_itself_stores_nothing(open_engine, clock)
     async with open_engine() as engine:
         answers = {}
         for sequence in (3, 4, 9):
-            answers[sequence] = await engine.log.append(one("/s", b"%d" % sequence, producer=Producer("spark", sequence)))
+            answers[sequence] = await engine.log.append(
+                one("/s", b"%d" % sequence, producer=Producer("spark", sequence))
+            )
 
         for sequence in (3, 4, 9):
             again = await engine.log.append(one("/s", b"%d" % sequence, producer=Producer("spark", sequence)))

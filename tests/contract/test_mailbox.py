@@ -235,7 +235,9 @@ async def test_a_month_that_was_not_made_is_not_found(open_engine):
                 await attempt
 
 
-@pytest.mark.parametrize("month", ["", "2026", "2026_13", "2026_1", "2026-11", "2026_11; DROP TABLE entries", "٢٠٢٦_11"])
+@pytest.mark.parametrize(
+    "month", ["", "2026", "2026_13", "2026_1", "2026-11", "2026_11; DROP TABLE entries", "٢٠٢٦_11"]
+)
 async def test_a_month_that_is_none_is_refused(open_engine, month):
     async with open_engine() as engine:
         for attempt in (engine.mailbox.make_month(month), engine.mailbox.take("phone", month)):

@@ -103,7 +103,11 @@ async def test_expired_records_are_removed_in_portions(open_engine, clock):
         assert await engine.registry.expire() == 0
         clock.advance(1)
 
-        assert [await engine.registry.expire(limit=3), await engine.registry.expire(), await engine.registry.expire()] == [3, 2, 0]
+        assert [
+            await engine.registry.expire(limit=3),
+            await engine.registry.expire(),
+            await engine.registry.expire(),
+        ] == [3, 2, 0]
         assert await engine.registry.get("stays")
 
 

@@ -63,14 +63,22 @@ changes = st.one_of(
     st.tuples(st.just("advance"), st.sampled_from([1.0, 6.0, 90_000.0])),
     st.tuples(st.just("reopen"), st.booleans()),
 )
+
+
+def call(name: str, **values: st.SearchStrategy) -> st.SearchStrategy:
+    return st.tuples(st.just(name), st.fixed_dictionaries(values))
+
+
+times = st.integers(0, 100_000).map(lambda ms: ManualClock().now_ms() + ms)
+ids = st.integers(0, 40)
 reads = st.one_of(
-    st.tuples(st.just("read_index"), st.fixed_dictionaries({"stream": streams, "index": indexes, "meta": st.booleans(), **limits})),
-    st.tuples(st.just("read_line"), st.fixed_dictionaries({"stream": streams, "line": indexes, "shift": st.sampled_from([0, 0, 0, 1]), **limits})),
-    st.tuples(st.just("read_after"), st.fixed_dictionaries({"patterns": st.sampled_from(PATTERNS), "after": st.integers(0, 40), "meta": st.booleans(), **limits})),
-    st.tuples(st.just("heads"), st.fixed_dictionaries({"pattern": st.sampled_from([">", "/a", "/users/*"]), "limit": st.integers(1, 5)})),
-    st.tuples(st.just("entry"), st.fixed_dictionaries({"id": st.integers(0, 40)})),
-    st.tuples(st.just("id_before"), st.fixed_dictionaries({"ms": st.integers(0, 100_000).map(lambda s: ManualClock().now_ms() + s)})),
-)  # fmt: skip
+    call("read_index", stream=streams, index=indexes, meta=st.booleans(), **limits),
+    call("read_line", stream=streams, line=indexes, shift=st.sampled_from([0, 0, 0, 1]), **limits),
+    call("read_after", patterns=st.sampled_from(PATTERNS), after=ids, meta=st.booleans(), **limits),
+    call("heads", pattern=st.sampled_from([">", "/a", "/users/*"]), limit=st.integers(1, 5)),
+    call("entry", id=ids),
+    call("id_before", ms=times),
+)
 options = st.builds(
     Options,
     limits=st.builds(Limits, fold_entries=st.sampled_from([1, 2, 5, 10**6]), fold_rows=st.sampled_from([1, 2, 1000])),
@@ -131,7 +139,9 @@ class Pair:
     async def read_all(self) -> None:
         """Read every stream in every way, to its end."""
         for stream in STREAMS:
-            first = min((e.index for e in self.model.log._entries if e.stream == stream and e.index is not None), default=0)
+            first = min(
+                (e.index for e in self.model.log._entries if e.stream == stream and e.index is not None), default=0
+            )
             await self.read("read_index", {"stream": stream, "index": first, "meta": True})
             await self.read("read_line", {"stream": stream, "line": 0, "shift": 0})
             await self.read("read_after", {"patterns": [stream], "after": self.model.log.trimmed_upto})
@@ -144,8 +154,8 @@ class Pair:
         offset = (lines[line % len(lines)].offset if lines else 0) + shift
         return {"stream": stream, "chunk": 0, "offset": offset, **values}
 
-    async def _both(self, call) -> None:
-        expected, found = await call(self.model), await call(self.engine)
+    async def _both(self, do) -> None:
+        expected, found = await do(self.model), await do(self.engine)
         assert found == expected
 
     async def _reopen(self, *, cleanly: bool) -> None:

@@ -6,6 +6,8 @@ import difflib
 import importlib
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -91,6 +93,42 @@ def backup(
     print(msgspec.json.encode(answer).decode() if json else f"backed up to {directory}: {_words(answer)}")
 
 
+def restore(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'backup' has made.")],
+    data: Annotated[Path, typer.Option(metavar="NEW", help="An empty or new data directory.")],
+    json: Json = False,
+) -> None:
+    """Put a backup into a new data directory, for a server to start on.
+
+    The copy is compared with the backup's manifest first. Keys and the admin token are not in a
+    backup: copy keys.json over, too, if tokens that are out there should stay valid.
+
+    \b
+    ./penstock restore /var/backups/penstock/monday --data ./restored
+    ./penstock serve --data ./restored
+    """
+    from penstock.storage.sqlite.backup import restore as put_back
+
+    with _progress_of_bytes("restoring") as progress:
+        manifest = put_back(directory, data, progress)
+    said = f"restored {manifest.bytes:,} bytes up to id {manifest.last_id} into {data}"
+    print(msgspec.json.encode(manifest).decode() if json else said)
+
+
+@contextmanager
+def _progress_of_bytes(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar that follows (done, total), where somebody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def _words(answer: dict[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in answer.items())
 
@@ -160,6 +198,7 @@ def add_to(app: typer.Typer) -> None:
     pass_on = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command()(token)
     app.command()(backup)
+    app.command()(restore)
     app.command()(doctor)
     app.command(context_settings=pass_on)(bench)
     app.command("test", context_settings=pass_on)(run_tests)

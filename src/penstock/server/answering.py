@@ -87,8 +87,8 @@ class Answering(Pipe):
         self._render = None
         if type(answer) is Later:
             self._render, answer = answer.render, answer.future
-        if asyncio.isfuture(answer):
-            self._work = answer
+        if self._render or asyncio.isfuture(answer):
+            self._work = answer = cast("asyncio.Future[Any]", answer)
             if timeout is not None and self._intake is None:
                 self._service.wheel.arm(self, timeout)
             answer.add_done_callback(self._future_done)

@@ -248,7 +248,7 @@ class Connection(Answering, asyncio.Protocol):
                 return
             if head.length > route.body.limit:
                 raise TooLarge("request body bytes", head.length, route.body.limit)
-            if route.admit is not None:
+            if route.admit is not None and (head.chunked or head.length > len(self._buffer)):
                 route.admit(request)
         except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
             self._answer_early(error_response(error))

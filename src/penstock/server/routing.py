@@ -65,7 +65,8 @@ class Route:
     body_timeout: float | None = -1.0
     """Seconds in which the body must make progress; None is no deadline; -1 is the listener's."""
     admit: Callable[[Request], None] | None = None
-    """Called at the head, before a byte of the body is read: raises to refuse early (auth, for instance)."""
+    """Called before a body is waited for: raises to refuse early (auth, for instance). Not called for one that
+    came whole with its head, so the handler checks all the same."""
     door: str = ""
     """Under which name its connections are counted."""
 

@@ -69,8 +69,8 @@ class MemoryLog:
         self._entries: list[Entry] = []
         self._heads: dict[str, Head] = {}
         self._next_id = 1
-        self._keys: dict[tuple[str, str, str], tuple[bytes, Appended, int]] = {}
-        self._sequences: dict[str, dict[int, Appended]] = {}
+        self._answers: dict[tuple[str, str, str], tuple[bytes, Appended, int]] = {}
+        self._last_sequences: dict[str, tuple[int, Appended]] = {}
         self._followers: list[Follower] = []
         self._followed = 0
         self._trimmed_upto = 0
@@ -108,24 +108,22 @@ class MemoryLog:
         self._next_id += len(stamped.entries)
         self._entries += stamped.entries
         self._heads |= stamped.heads
-        if key := batch.key:
-            self._keys[key.subject, key.stream, key.key] = (key.digest, stamped.appended, now_ms)
+        for address, digest in _addresses(batch):
+            self._answers[address] = (digest, stamped.appended, now_ms)
         if batch.producer:
-            self._sequences.setdefault(batch.producer.name, {})[batch.producer.sequence] = stamped.appended
+            self._last_sequences[batch.producer.name] = (batch.producer.sequence, stamped.appended)
         return stamped.entries, stamped.appended
 
     def _first_answer(self, batch: Batch, now_ms: int) -> Appended | None:
-        if key := batch.key:
-            digest, answer, made_ms = self._keys.get((key.subject, key.stream, key.key), (b"", None, 0))
+        """What was answered when this batch came for the first time: kept for a day, a producer's last for ever."""
+        sequence, last = self._last_sequences.get(batch.producer.name if batch.producer else "", (0, None))
+        for address, digest in _addresses(batch):
+            known, answer, made_ms = self._answers.get(address, (b"", None, 0))
             if answer and made_ms > now_ms - KEY_SECONDS * 1000:
-                if digest != key.digest:
-                    raise KeyReused(key.key)
+                if known != digest:
+                    raise KeyReused(address[-1])
                 return answer
-        if batch.producer and (answers := self._sequences.get(batch.producer.name)):
-            last = max(answers)
-            if batch.producer.sequence <= last:
-                return answers.get(batch.producer.sequence, answers[last])
-        return None
+        return last if batch.producer and batch.producer.sequence <= sequence else None
 
     def _acknowledge(self, entries: list[Entry], appended: Appended, future: asyncio.Future[Appended]) -> None:
         if entries:
@@ -277,6 +275,16 @@ class MemoryLog:
 
     async def stored_bytes(self) -> int:
         return sum(len(entry.body) for entry in self._entries)
+
+
+def _addresses(batch: Batch) -> list[tuple[tuple[str, str, str], bytes]]:
+    """Under what the answer to a batch is remembered, with the digest that must come again."""
+    found = []
+    if key := batch.key:
+        found.append(((key.subject, key.stream, key.key), key.digest))
+    if batch.producer:
+        found.append(((batch.producer.name, "", str(batch.producer.sequence)), b""))
+    return found
 
 
 def _is_over(entry: Entry, now_ms: int) -> bool:

@@ -19,14 +19,16 @@ would show in the slowest publishes, more and shorter ones cost throughput."""
 _LOW_DISK_BYTES: Final = 1024 * 1024
 
 
-def open_writer(path: Path, *, synchronous: str = "FULL") -> sqlite3.Connection:
+def open_writer(
+    path: Path, *, synchronous: str = "FULL", checkpoint_pages: int = CHECKPOINT_PAGES
+) -> sqlite3.Connection:
     """The one connection that writes. Makes the file, or brings an older one up to date."""
     connection = _connect(path, read_only=False)
     try:
         check_file(connection, str(path))
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
         connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA secure_delete = FAST")

@@ -13,8 +13,9 @@ import msgspec
 from penstock.core.bus import LocalBus
 from penstock.core.clock import Clock, WallClock
 from penstock.storage.sqlite import schema
+from penstock.storage.sqlite.backup import Manifest, backup
 from penstock.storage.sqlite.check import FileCheck
-from penstock.storage.sqlite.connection import open_writer
+from penstock.storage.sqlite.connection import CHECKPOINT_PAGES, open_writer
 from penstock.storage.sqlite.export import SqliteExport
 from penstock.storage.sqlite.faults import Faults
 from penstock.storage.sqlite.known import KNOWN_STREAMS, Known, KnownStreams, load_by_number
@@ -35,6 +36,7 @@ class Options(msgspec.Struct, frozen=True):
     known_streams: int = KNOWN_STREAMS
     readers: int = READERS
     synchronous: str = "FULL"
+    checkpoint_pages: int = CHECKPOINT_PAGES
     writer: type[Writer] = Writer
 
 
@@ -71,8 +73,7 @@ class SqliteEngine:
         """Open the file. `DataLocked`, `DataCorrupt` and `DiskFull` leave it as it was."""
         self._lock = DirectoryLock(self.directory)
         try:
-            connection = await asyncio.to_thread(open_writer, self.path, synchronous=self._options.synchronous)
-            self._open(connection)
+            self._open(await asyncio.to_thread(self._connect))
         except BaseException:
             self._lock.release()
             raise
@@ -87,10 +88,8 @@ class SqliteEngine:
         await self._readers.close()
         self._lock.release()
 
-    async def backup(self, directory: Path) -> object:
-        """Copy the file into *directory* while it is in use; returns the manifest."""
-        from penstock.storage.sqlite.backup import backup
-
+    async def backup(self, directory: Path) -> Manifest:
+        """Copy the file into an empty *directory* while it is in use."""
         return await asyncio.to_thread(backup, self.path, directory)
 
     @property
@@ -103,6 +102,10 @@ class SqliteEngine:
         """Why this engine should get no requests now; empty when all is well."""
         return f"the data file is damaged: {self.check.detail}" if self.check.state == "damaged" else ""
 
+    def _connect(self) -> sqlite3.Connection:
+        options = self._options
+        return open_writer(self.path, synchronous=options.synchronous, checkpoint_pages=options.checkpoint_pages)
+
     def _open(self, connection: sqlite3.Connection) -> None:
         options, clock = self._options, self._clock
         known, recent = KnownStreams(options.known_streams), Recent()
@@ -111,7 +114,7 @@ class SqliteEngine:
         _read_unfolded(connection, known, recent)
         self._readers = Readers(self.path, threads=options.readers)
         self._writer = options.writer(
-            self.path, connection, known=known, recent=recent, next_id=_last_id(connection) + 1,
+            self.path, connection, known=known, recent=recent, next_id=schema.last_id(connection) + 1,
             next_number=_last_number(connection) + 1, clock=clock, server=self._server, faults=self._faults,
             limits=options.limits,
         )  # fmt: skip
@@ -125,12 +128,6 @@ class SqliteEngine:
         self.export = SqliteExport(self.path, self.log, clock)
         self._writer.start()
         self.check.start()
-
-
-def _last_id(connection: sqlite3.Connection) -> int:
-    """The highest id that was ever given: trimming does not lower it."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
-    return int(row[0]) if row else 0
 
 
 def _last_number(connection: sqlite3.Connection) -> int:

@@ -59,7 +59,8 @@ class Fold:
 
     def __init__(self, after: int, upto: int, rows: int = FOLD_ROWS) -> None:
         self.upto, self._rows = upto, rows
-        self._after = self._gathered = after
+        self._begun = False
+        self._gathered = after
         self._placed: _Key = _BEFORE_ALL
         self.done = False
 
@@ -73,6 +74,9 @@ class Fold:
 
         If that transaction fails, throw this fold away and begin anew.
         """
+        if not self._begun:
+            connection.execute("DELETE FROM temp.unfolded")  # of a fold that was thrown away
+            self._begun = True
         if self._gathered < self.upto:
             self._gather(connection)
         elif self._placed < _AFTER_ALL:
@@ -83,8 +87,6 @@ class Fold:
             self.done = True
 
     def _gather(self, connection: sqlite3.Connection) -> None:
-        if self._gathered == self._after:
-            connection.execute("DELETE FROM temp.unfolded")  # of a fold that was thrown away
         end = min(self._gathered + 4 * self._rows, self.upto)
         connection.execute(_GATHER, (self._gathered, end))
         self._gathered = end

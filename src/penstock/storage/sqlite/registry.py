@@ -17,7 +17,8 @@ from penstock.values import Record
 _GET = "SELECT value, version, expires_ms FROM records WHERE key = ? AND (expires_ms IS NULL OR expires_ms > ?)"
 _LIST = """
 SELECT key, value, version, expires_ms FROM records
-WHERE key > ? AND key >= ? AND key < CAST(? || x'ff' AS TEXT) AND (expires_ms IS NULL OR expires_ms > ?) ORDER BY key LIMIT ?
+WHERE key > ? AND key >= ? AND key < CAST(? || x'ff' AS TEXT) AND (expires_ms IS NULL OR expires_ms > ?)
+ORDER BY key LIMIT ?
 """
 
 

@@ -159,3 +159,9 @@ def fact(connection: sqlite3.Connection, name: str) -> int:
 def set_fact(connection: sqlite3.Connection, name: str, value: int) -> None:
     """Change a single value; the caller's transaction decides when it holds."""
     connection.execute("UPDATE facts SET value = ? WHERE name = ?", (value, name))
+
+
+def last_id(connection: sqlite3.Connection) -> int:
+    """The highest id that was ever given: trimming does not lower it."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
+    return int(row[0]) if row else 0

@@ -13,6 +13,7 @@ import asyncio
 import errno
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -35,6 +36,8 @@ QUEUE_JOBS: Final = 20_000
 """Jobs that wait or are being written. Over it: `Busy`. At 20,000 a second that is one second."""
 QUEUE_BYTES: Final = 64 * 1024 * 1024
 """Body bytes of those jobs. Over it: `Busy`."""
+HAND_OVER_JOBS: Final = 32
+"""Jobs of one turn of the loop after which the writer begins with them, beside the rest of the turn."""
 GROUP_JOBS: Final = 1_024
 GROUP_BYTES: Final = 8 * 1024 * 1024
 """What one transaction takes at most: a long one would delay every answer in it."""
@@ -92,7 +95,9 @@ class Writer:
         self._next_id, self._next_number = next_id, next_number
         self._faults, self._limits = faults, limits
         self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._gathered: list[Job] = []  # in this turn of the loop, for the writer at its end
+        self._queue: SimpleQueue[list[Job] | None] = SimpleQueue()
+        self._waiting: deque[Job] = deque()  # taken from the queue, and more than one group holds
         self._queued = self._queued_bytes = 0
         self._closed = self._ending = False
         self._fold: fold.Fold | None = None
@@ -111,6 +116,7 @@ class Writer:
         """Store what waits, fold, and mark the file as cleanly closed."""
         if not self._closed:
             self._closed = True
+            self._hand_over()
             self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
 
@@ -157,7 +163,21 @@ class Writer:
         else:
             self._queued += 1
             self._queued_bytes += job.weight
-            self._queue.put(job)
+            if not self._gathered:
+                self._loop.call_soon(self._hand_over)
+            self._gathered.append(job)
+            if len(self._gathered) >= HAND_OVER_JOBS:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the writer what this turn of the loop has brought.
+
+        Not one by one: each would wake the writer, which then takes the interpreter lock from the
+        loop in the middle of its work, for a group of one.
+        """
+        if self._gathered:
+            jobs, self._gathered = self._gathered, []
+            self._queue.put(jobs)
 
     def _answer(self, jobs: Sequence[Job], entries: Sequence[Entry]) -> None:
         """Give the group's entries to the followers, then its answers to the callers."""
@@ -181,7 +201,7 @@ class Writer:
     # ── in the writer thread ───────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
-        while not self._ending:
+        while not self._ending or self._waiting:
             jobs = self._take()
             if jobs or self._fold:
                 self._try(jobs)
@@ -189,19 +209,20 @@ class Writer:
 
     def _take(self) -> list[Job]:
         """All that waits, up to a group's size. Waits for the first, unless a fold is to be gone on with."""
-        jobs: list[Job] = []
-        weight = 0
+        waiting, limits = self._waiting, self._limits
+        block = not waiting and self._fold is None
         try:
-            job = self._queue.get(block=self._fold is None)
-            while job is not None:
-                jobs.append(job)
-                weight += job.weight
-                if len(jobs) >= self._limits.group_jobs or weight >= self._limits.group_bytes:
-                    return jobs
-                job = self._queue.get_nowait()
+            while (handed := self._queue.get(block=block)) is not None:
+                waiting.extend(handed)
+                block = False
             self._ending = True
         except Empty:
             pass
+        jobs: list[Job] = []
+        weight = 0
+        while waiting and len(jobs) < limits.group_jobs and weight < limits.group_bytes:
+            jobs.append(waiting.popleft())
+            weight += jobs[-1].weight
         return jobs
 
     def _try(self, jobs: list[Job]) -> None:
@@ -212,14 +233,17 @@ class Writer:
 
     def _store(self, jobs: list[Job]) -> None:
         """One transaction, then one call to the loop."""
-        group = Group(
-            self._connection, self._known, next_id=self._next_id, next_number=self._next_number,
-            now_ms=self._clock.now_ms(), server=self._server,
-        )  # fmt: skip
+        group = self._new_group()
         self._run_jobs(jobs, group)
         self._commit(group)
         self._settle(group)
         self._acknowledge(jobs, group.entries)
+
+    def _new_group(self) -> Group:
+        return Group(
+            self._connection, self._known, next_id=self._next_id, next_number=self._next_number,
+            now_ms=self._clock.now_ms(), server=self._server,
+        )  # fmt: skip
 
     def _run_jobs(self, jobs: list[Job], group: Group) -> None:
         batches = [job.batch for job in jobs if job.batch is not None]
