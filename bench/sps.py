@@ -123,10 +123,10 @@ def _fanout(given: argparse.Namespace, report: Report, folder: Path) -> None:
     floors: list[float] = []
     bare_file = requests.save(folder / "bare.json", requests.tail(STREAM, "none"))
     with penstock(folder / "data") as (server, target), Child("bare_send", given.wires, DELIVERY_BYTES) as bare:
+        publish = requests.publish(STREAM, requests.event(), server.admin_token)
         with (
             Child("wires", server.port, given.wires, _requests(server, folder, 1, given.wires)) as wires,
             Child("wires", bare.answer()["port"], given.wires, bare_file) as bare_wires,
-            Poster(server.port, requests.publish(STREAM, requests.event(), server.admin_token)) as poster,
         ):
             for child in (wires, bare_wires, bare):
                 child.answer()
@@ -134,7 +134,8 @@ def _fanout(given: argparse.Namespace, report: Report, folder: Path) -> None:
                 say(f"fan-out, round {number + 1} of {given.rounds}")
                 settle(given)
                 floors.append(_cpu_us(bare.pid, lambda: bare.ask("send"), bare_wires, given, number))
-                ours.append(_cpu_us(target.pid, poster.post, wires, given, number))
+                with Poster(server.port, publish) as poster:
+                    ours.append(_cpu_us(target.pid, poster.post, wires, given, number))
     ratio = median([one / floor for one, floor in zip(ours, floors, strict=True)])
     report.add(
         Figure(
@@ -166,18 +167,20 @@ def _latency(given: argparse.Namespace, report: Report, folder: Path) -> None:
     rate, others = 1000.0, 99
     ours: list[HdrHistogram] = []
     floors: list[HdrHistogram] = []
-    with penstock(folder / "data") as (server, target), Child("bare_listener") as bare:
-        bare_port = bare.answer()["port"]
+    with penstock(folder / "data") as (server, target):
         publish = requests.save(folder / "publish.json", requests.publish(STREAM, requests.event(), server.admin_token))
+        reader = requests.save(folder / "reader.json", subscribe(server, 1_000_000))
         file = _requests(server, folder, 1, others)
-        with Child("wires", target.port, others, file) as a, Child("wires", bare_port, others, file) as b:
-            a.answer()
-            b.answer()
-            for number in range(given.rounds):
-                say(f"latency, round {number + 1} of {given.rounds}")
-                settle(given)
-                reader = requests.save(folder / "reader.json", subscribe(server, 1_000_000 + number))
-                floors.append(_late(bare_port, folder, publish, reader, rate, given.seconds))
+        for number in range(given.rounds):
+            say(f"latency, round {number + 1} of {given.rounds}")
+            settle(given)
+            with Child("bare_listener") as bare:
+                port = bare.answer()["port"]
+                with Child("wires", port, others, file) as wires:
+                    wires.answer()
+                    floors.append(_late(port, folder, publish, reader, rate, given.seconds))
+            with Child("wires", target.port, others, file) as wires:
+                wires.answer()
                 ours.append(_late(target.port, folder, publish, reader, rate, given.seconds))
     for percentile, must, aim in ((50.0, None, None), (99.0, 10.0, 5.0)):
         value, floor = (

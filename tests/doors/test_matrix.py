@@ -25,8 +25,11 @@ def write_v1(server: RunningServer, stream: str, bodies: list[bytes]) -> None:
 
 
 def read_v1_pages(server: RunningServer, stream: str, count: int) -> list[bytes]:
-    page = ask(server, "GET", "/v1/read", stream=stream, limit=count).json
-    return [entry["data"].encode() for entry in page["entries"]]
+    entries: list[dict[str, str]] = []
+    while len(entries) < count:
+        page = ask(server, "GET", "/v1/read", **{"stream": stream, "from": len(entries), "limit": count}).json
+        entries += page["entries"]
+    return [entry["data"].encode() for entry in entries]
 
 
 def read_v1_tail(server: RunningServer, stream: str, count: int) -> list[bytes]:

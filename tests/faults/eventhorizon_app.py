@@ -34,12 +34,14 @@ fault = ""  # what goes wrong with the request in progress
 class Together(Receiver):
     """As it should be, with a place to die at."""
 
-    left = 0  # pushes after which it dies there for certain; 0 is never
+    left = -1  # pushes of data after which it dies there for certain; below 0: never
 
     def _call_handler(self, stream: str, lines: list[Line]) -> None:
         super()._call_handler(stream, lines)
         self.before_position()
-        self.left -= any(not line.meta_type for line in lines)
+        if all(line.meta_type for line in lines):
+            return
+        self.left -= 1
         dying("die between", certain=self.left == 0)
 
     def before_position(self) -> None:
@@ -121,7 +123,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--database", "--subscription", "--port", "--seed"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--dies-after", type=int, default=0)
+    parser.add_argument("--dies-after", type=int, default=-1)
     parser.add_argument("--apart", action="store_true")
     options = parser.parse_args()
     make_table(options.database)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable
@@ -58,7 +59,7 @@ async def _streams(engine: SqliteEngine, found: list[Entry]) -> list[str]:
         indexes = [entry.index for entry in entries if entry.index is not None]
         if indexes != list(range(len(indexes))):
             wrong.append(f"{name} has a gap")
-        if any(one.end != two.offset for one, two in zip(entries, entries[1:], strict=False)):
+        if any(one.end != two.offset for one, two in itertools.pairwise(entries)):
             wrong.append(f"{name} has lines that do not join")
         head = await engine.log.head(name)
         if head is None or (head.next_index, head.offset) != (len(indexes), entries[-1].end):

@@ -14,16 +14,19 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from penstock.core.feed import Feed, Sink
 from penstock.core.log import Log
 from penstock.core.matching import Interest
 from penstock.core.names import is_exact
 from penstock.errors import Trimmed
-from penstock.values import Entry
+from penstock.values import Entry, Page
 
 log = logging.getLogger("penstock.hub")
+
+READ_AHEAD = 4
+"""Pages that are read before they are asked for, of all feeds together: what they hold in memory at most."""
 
 
 class Hub:
@@ -40,6 +43,7 @@ class Hub:
         self._line: deque[Feed] = deque()
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._ahead: dict[Feed, _Ahead] = {}
         self.woken: list[Feed] = []
         self.position = source.followed
         self.forgotten = source.followed  # entries up to here are not in memory any more
@@ -53,6 +57,8 @@ class Hub:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for feed in list(self._ahead):
+            self._forget_ahead(feed)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -93,6 +99,7 @@ class Hub:
 
     def change(self, feed: Feed, patterns: tuple[str, ...]) -> None:
         """Change what an open feed wants, in one step."""
+        self._forget_ahead(feed)
         for pattern in set(feed.patterns) - set(patterns):
             self._interest.remove(pattern, feed)
         for pattern in patterns:
@@ -100,6 +107,7 @@ class Hub:
 
     def forget(self, feed: Feed) -> None:
         """Let a stopped feed go."""
+        self._forget_ahead(feed)
         self._feeds.pop(feed, None)
         for pattern in feed.patterns:
             self._interest.remove(pattern, feed)
@@ -157,17 +165,42 @@ class Hub:
                 self.enqueue(feed)
 
     async def _step(self, feed: Feed) -> None:
-        """Read one page for one feed."""
+        """Read one page for one feed, and begin with the next while this one is encoded."""
         patterns = feed.patterns
         try:
-            page = await self._log.read_after(patterns, feed.position, meta=feed.meta)
+            page = await self._begun(feed)
         except Trimmed as error:
             feed.skip_gap(error.trimmed_upto)
         else:
             # Only this line moves a feed that is behind, so its position is still the one read from;
             # but it may have been stopped, or want other streams, since.
             if not feed.stopped and feed.patterns is patterns:
+                if page.more and len(self._ahead) < READ_AHEAD:
+                    self._ahead[feed] = _Ahead(page.upto, self._read(feed, page.upto))
                 feed.take_page(page.entries, page.upto)
+
+    def _read(self, feed: Feed, after: int) -> asyncio.Future[Page]:
+        return asyncio.ensure_future(self._log.read_after(feed.patterns, after, meta=feed.meta))
+
+    def _begun(self, feed: Feed) -> asyncio.Future[Page]:
+        """The page at the feed's position: the one that was read ahead, if it is that."""
+        ahead = self._ahead.get(feed)
+        if ahead is not None and ahead.after == feed.position:
+            return self._ahead.pop(feed).page
+        self._forget_ahead(feed)
+        return self._read(feed, feed.position)
+
+    def _forget_ahead(self, feed: Feed) -> None:
+        ahead = self._ahead.pop(feed, None)
+        if ahead is not None and not ahead.page.cancel() and not ahead.page.cancelled():
+            ahead.page.exception()  # it failed and nobody will ask: that is all right
+
+
+class _Ahead(NamedTuple):
+    """A page that is being read before its feed asks for it."""
+
+    after: int
+    page: asyncio.Future[Page]
 
 
 class _Recent:

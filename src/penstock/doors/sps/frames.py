@@ -48,30 +48,40 @@ class Frames:
     """One form in one framing."""
 
     def __init__(
-        self, form: Form, frame: Callable[[bytes], bytes], targets: Targets, *, limit: int, limit_bytes: int
+        self,
+        form: Form,
+        frame: Callable[[bytes], bytes],
+        targets: Targets,
+        time: Callable[[], float],
+        *,
+        limit: int,
+        limit_bytes: int,
     ) -> None:
-        self.form, self._frame, self._targets = form, frame, targets
+        self.form, self._frame, self._targets, self._time = form, frame, targets, time
         self._limit, self._limit_bytes = limit, limit_bytes
         self._kept: dict[Key, bytes] = {}
         self._bytes = 0
-        self._newest, self._framed = 0, b""
+        self.newest, self.framed = 0, b""  # the last event that was asked for alone
         self.anti_idle = frame(form.anti_idle)
+        self.at = time()  # about when the last bytes were asked for: one look at the time for a whole fan-out
 
-    def framed(self, data: bytes) -> bytes:
+    def words(self, data: bytes) -> bytes:
         """Words about the wire, ready to go out. An empty chunk would end the answer: it stays nothing."""
         return self._frame(data) if data else b""
 
     def encode(self, entries: Sequence[Entry], topics: tuple[str, ...]) -> bytes:
         """What goes onto a wire that reads *topics*, each event in a frame of its own."""
         if len(entries) > 1:
+            self.at = self._time()
             return b"".join([self._kept.get(entry.id) or self._find(entry, topics) for entry in entries])
         entry = entries[0]
-        if entry.id != self._newest:
+        if entry.id != self.newest:
+            self.at = self._time()
             framed = self._find(entry, topics)
             if entry.stream == ROOMS:  # looks different to wires in different rooms
                 return framed
-            self._newest, self._framed = entry.id, framed
-        return self._framed
+            self.newest, self.framed = entry.id, framed
+        return self.framed
 
     def _find(self, entry: Entry, topics: tuple[str, ...]) -> bytes:
         key: Key = entry.id
@@ -81,7 +91,7 @@ class Frames:
             key = (entry.id, tid)
         framed = self._kept.get(key)
         if framed is None:
-            framed = self.framed(self.form.event(entry, tid))
+            framed = self.words(self.form.event(entry, tid))
             self._keep(key, framed)
         return framed
 

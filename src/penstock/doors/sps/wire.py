@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.feed import Feed
 from penstock.core.ledger import Recipient
-from penstock.core.names import is_system, matches
+from penstock.core.names import matches
 from penstock.doors.sps.frames import Frames
 from penstock.doors.sps.spans import Span, note
 from penstock.doors.sps.topics import ALL, ROOMS, first_room, patterns_for
@@ -64,11 +64,6 @@ class Wire(Timed):
 
     def wants(self, entry: Entry) -> bool:
         """Whether an entry of its streams is for this device."""
-        if self._plain and not entry.attributes and entry.expires_ms is None:
-            return True
-        return self._is_for_me(entry)
-
-    def _is_for_me(self, entry: Entry) -> bool:
         if entry.expires_ms is not None and entry.expires_ms <= self._home.now_ms():
             self._home.ledger.record(self.who, "expired", entry.stream, entry.id, entry.id)
             return False
@@ -122,25 +117,46 @@ class Wire(Timed):
         return self.tap.full
 
     def deliver(self, entries: Sequence[Entry]) -> None:
-        self.say(self.frames.encode(entries, self.topics))
-        if self._home.ledger.enabled:
+        # The feed has no check of its own: nearly every entry needs none, and this is the path of a fan-out.
+        if len(entries) == 1 and self._plain:
+            entry = entries[0]
+            if not entry.attributes and entry.expires_ms is None:
+                frames = self.frames
+                self.tap.put(frames.framed if entry.id == frames.newest else frames.encode(entries, self.topics))
+                self.written = frames.at
+                span = self._span
+                if span is not None and entry.index == span.next_index and entry.stream == span.stream:
+                    span.next_index += 1  # as `Span.take` does
+                    span.last = entry.id
+                    self._untold = self._untold or entry.id
+                else:
+                    self._note(entry)
+                return
+        self._deliver_wanted(entries)
+
+    def _deliver_wanted(self, entries: Sequence[Entry]) -> None:
+        """Take those that are for this device."""
+        if not self._plain or any(entry.attributes or entry.expires_ms is not None for entry in entries):
+            entries, newest = [entry for entry in entries if self.wants(entry)], entries[-1].id
+            self._settle(newest)
+        if entries:
+            self.tap.put(self.frames.encode(entries, self.topics))
+            self.written = self.frames.at
             for entry in entries:
                 self._note(entry)
-        if not self._plain:
-            self._settle(entries[-1].id)
-
-    def say(self, framed: bytes) -> None:
-        """Put bytes onto the wire; nothing is nothing."""
-        if framed:
-            self.tap.put(framed)
-            self.written = self._home.time()
 
     def _note(self, entry: Entry) -> None:
-        span = self._span
-        if span is None or not span.take(entry):
+        """Remember that it was sent."""
+        if self._span is None or not self._span.take(entry):
             self._turn_to(entry)
         if not self._untold:
             self._untold = entry.id
+
+    def say(self, framed: bytes) -> None:
+        """Put words about the wire onto it; nothing is nothing."""
+        if framed:
+            self.tap.put(framed)
+            self.written = self._home.time()
 
     def _turn_to(self, entry: Entry) -> None:
         """Go on with another span."""
@@ -164,7 +180,7 @@ class Wire(Timed):
         self._span = left[-1] if left else None
 
     def gap(self, after: int, upto: int) -> None:
-        self.say(self.frames.framed(self.frames.form.gap(after + 1, upto)))
+        self.say(self.frames.words(self.frames.form.gap(after + 1, upto)))
         self._home.ledger.record(self.who, "dropped", self.own, after + 1, upto, reason="trimmed")
 
     def failed(self, error: Exception) -> None:
@@ -175,17 +191,14 @@ class Wire(Timed):
 
     def flushed(self) -> None:
         """The kernel has taken everything."""
-        if self._untold and self._span is not None:
-            self._tell(self._span.stream, self._untold, self._span.last)
-            self._untold = 0
-        if self._pending:
+        if self._pending is not None:
             for stream, first, last in self._pending:
-                self._tell(stream, first, last)
+                self._home.ledger.sent(self.who, stream, first, last)
             self._pending = None
-
-    def _tell(self, stream: str, first: int, last: int) -> None:
-        if not is_system(stream):
-            self._home.ledger.sent(self.who, stream, first, last)
+        span = self._span
+        if self._untold and span is not None:
+            self._home.ledger.sent(self.who, span.stream, self._untold, span.last)
+            self._untold = 0
 
     def drained(self) -> None:
         """The device takes bytes again."""
@@ -230,7 +243,7 @@ class Wire(Timed):
         """Say why, and end the answer."""
         if not self.feed.stopped:
             self.feed.stop()
-            self.say(self.frames.framed(self.frames.form.ended(reason)) if reason else b"")
+            self.say(self.frames.words(self.frames.form.ended(reason)) if reason else b"")
             self.tap.close()
             self._leave()
 

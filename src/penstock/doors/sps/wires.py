@@ -51,7 +51,7 @@ class Wires:
         forms: dict[str, Form] = {"lines": Lines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
         self._frames = {
             (name, chunked): Frames(
-                form, chunk if chunked else bytes, self.targets,
+                form, chunk if chunked else bytes, self.targets, self.time,
                 limit=settings.encoded, limit_bytes=settings.encoded_bytes,
             )
             for name, form in forms.items()
@@ -111,11 +111,12 @@ class Wires:
     def _start(self, wire: Wire, after: int | None) -> None:
         newest = self.hub.position
         wire.began = newest if after is None else min(after, newest)
-        form, framed = wire.frames.form, wire.frames.framed
-        wire.say(framed(form.opened(wire.uid, wire.hid, shown(wire.topics), wire.began, newest)))
+        form, words = wire.frames.form, wire.frames.words
+        wire.say(words(form.opened(wire.uid, wire.hid, shown(wire.topics), wire.began, newest)))
         if after is not None and after > newest:
-            wire.say(framed(form.reset(after, newest)))
-        wire.feed = self.hub.start(wire, patterns_for(wire.own, wire.topics), after=wire.began, allow=wire.wants)
+            wire.say(words(form.reset(after, newest)))
+        wire.feed = self.hub.start(wire, patterns_for(wire.own, wire.topics), after=wire.began)
+        wire.written = wire.opened  # a replay of one event may have been encoded long before
         wire.arm()
 
     # ── ends and confirmations ────────────────────────────────────────────────────────────────

@@ -58,7 +58,7 @@ class Reader:
         limit = integer(request, "limit", 100, least=1, most=PAGE_ENTRIES)
         way = {"stream": self._by_index, "cursor": self._by_cursor, "streams": self._by_id}[ways[0]]
         page = await way(request, caller, limit)
-        body = b'{"entries":[%b],"upto":%d,"more":%b}' % (
+        body = b'{"entries":%b,"upto":%d,"more":%b}' % (
             self._shown.page(page.entries),
             page.upto,
             b"true" if page.more else b"false",

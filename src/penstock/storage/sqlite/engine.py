@@ -15,7 +15,7 @@ from penstock.core.clock import Clock, WallClock
 from penstock.storage.sqlite import schema
 from penstock.storage.sqlite.backup import Manifest, backup
 from penstock.storage.sqlite.check import FileCheck
-from penstock.storage.sqlite.connection import CHECKPOINT_PAGES, open_writer
+from penstock.storage.sqlite.connection import CHECKPOINT_PAGES, open_writer, translated
 from penstock.storage.sqlite.export import SqliteExport
 from penstock.storage.sqlite.faults import Faults
 from penstock.storage.sqlite.known import KNOWN_STREAMS, Known, KnownStreams, load_by_number
@@ -74,6 +74,9 @@ class SqliteEngine:
         self._lock = DirectoryLock(self.directory)
         try:
             self._open(await asyncio.to_thread(self._connect))
+        except sqlite3.Error as error:
+            self._lock.release()
+            raise translated(error, self.path) from error
         except BaseException:
             self._lock.release()
             raise

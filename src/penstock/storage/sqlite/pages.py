@@ -63,13 +63,18 @@ def by_cursor(reader: Reader, source: Source, chunk: int, offset: int, look: Loo
 
 def by_ids(reader: Reader, sources: list[Source], after: int, look: Look) -> Page:
     """Entries of a few streams after an id, in order of id."""
-    found = [spot for source in sources for spot in source.spots(reader, from_id(after + 1), look, look.limit + 1)]
+    found = [
+        id
+        for source in sources
+        for id in reader.ids_after(source.number, source.recent, after, look.upto, look.limit + 1)
+    ]
     found.sort()
-    entries, whole = reader.entries([spot.id for spot in found[: look.limit]], look)
+    numbers = [source.number for source in sources]
+    entries, whole = reader.entries_of(numbers, found[: look.limit], look)
     if not whole:
         return Page(tuple(entries), entries[-1].id, more=True)
     if len(found) > look.limit:
-        return Page(tuple(entries), found[look.limit - 1].id, more=True)
+        return Page(tuple(entries), found[look.limit - 1], more=True)
     return Page(tuple(entries), look.upto, more=False)
 
 

@@ -10,7 +10,7 @@ inside SQLite, as one JSON text and one blob with all bodies, and comes over wit
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
@@ -24,6 +24,8 @@ SCAN_ROWS: Final = 32_768
 """Entries that one `scan` looks at when nothing matches: some ten milliseconds."""
 NAMES: Final = 200_000
 """Stream names and pattern decisions held in memory. Over it: they are read anew."""
+DENSE: Final = 3
+"""A page whose ids are no further apart than this, on average, is read as a range."""
 PATTERN_SETS: Final = 64
 """Sets of patterns whose decisions are held in memory."""
 
@@ -38,6 +40,7 @@ _LIVE = "kind IN (0, 2) AND (expires_ms IS NULL OR expires_ms > :now)"
 _IDS = "id IN (SELECT value FROM json_each(:ids))"
 _RANGE = "id > :after AND id <= :upto"
 _STREAMS = "stream IN (SELECT value FROM json_each(:streams))"
+_BYTES = "SELECT ifnull(sum(length(body)), 0) FROM (SELECT body FROM entries WHERE {which} ORDER BY id LIMIT :limit)"
 # How many of the first entries have bodies that fit; one always does.
 _FITTING = """
 SELECT sum(total <= :limit_bytes OR number = 1), count(*) FROM (
@@ -53,6 +56,10 @@ FROM (SELECT id, stream, body FROM entries WHERE id > ? AND id <= ? ORDER BY id 
 _PLACES = """
 SELECT json_group_array(json_array(id, idx, chunk, offset))
 FROM (SELECT * FROM places WHERE stream = :stream AND id >= {first} AND id <= :upto ORDER BY id LIMIT :limit)
+"""
+_IDS_AFTER = """
+SELECT json_group_array(id)
+FROM (SELECT id FROM places WHERE stream = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?)
 """
 # Along a stream nothing ever falls, so the first place with a property is found by leaps over the ids,
 # each half as long as the one before, that stop short of it. All in one statement: between two of them
@@ -188,6 +195,13 @@ class Reader:
         found |= {spot.id: spot for spot in recent[begin : begin + limit]}
         return [found[id] for id in sorted(found)[:limit]]
 
+    def ids_after(self, stream: int, recent: list[Spot], after: int, upto: int, limit: int) -> list[int]:
+        """As `spots`, for those who only need the ids: a replay reads little else."""
+        text = self.connection.execute(_IDS_AFTER, (stream, after, upto, limit)).fetchone()[0]
+        begin = bisect_right(recent, after, key=lambda spot: spot.id)
+        ids, unfolded = _numbers.decode(text), [spot.id for spot in recent[begin : begin + limit]]
+        return sorted({*ids, *unfolded})[:limit] if unfolded else ids
+
     def before(self, stream: int, recent: list[Spot], id: int) -> Spot | None:
         """The stream's last spot below *id*."""
         query = "SELECT id, idx, chunk, offset FROM places WHERE stream = ? AND id < ? ORDER BY id DESC LIMIT 1"
@@ -200,6 +214,16 @@ class Reader:
         """The entries of these ids as far as their bodies fit (the first always does), and whether all did."""
         values = {"ids": msgspec.json.encode(ids).decode(), "now": look.now_ms, "limit": len(ids)}
         return self._page(_IDS if look.meta else f"{_IDS} AND {_LIVE}", values, look)
+
+    def entries_of(self, streams: Sequence[int], ids: Sequence[int], look: Look) -> tuple[list[Entry], bool]:
+        """As `entries`, for ids that are all there are of these streams between the first and the last."""
+        if not ids or ids[-1] - ids[0] > DENSE * len(ids):
+            return self.entries(ids, look)
+        # They lie close together: one range with a filter costs less than a look-up for each.
+        which = f"{_RANGE} AND {_STREAMS}" if look.meta else f"{_RANGE} AND {_STREAMS} AND {_LIVE}"
+        numbers = msgspec.json.encode(streams).decode()
+        values = {"after": ids[0] - 1, "upto": ids[-1], "streams": numbers, "now": look.now_ms, "limit": len(ids)}
+        return self._page(which, values, look)
 
     def scan(self, patterns: tuple[str, ...], after: int, look: Look) -> tuple[list[Entry], int]:
         """Matching entries after an id, and the id up to which was looked."""
@@ -234,6 +258,9 @@ class Reader:
 
     def _page(self, which: str, values: dict[str, object], look: Look) -> tuple[list[Entry], bool]:
         """Entries as far as their bodies fit, and whether all did."""
+        size = self.connection.execute(_BYTES.format(which=which), values).fetchone()[0]
+        if size <= look.limit_bytes:
+            return self._fetch(which, values, look), True
         query = _FITTING.format(which=which)
         fitting, count = self.connection.execute(query, {**values, "limit_bytes": look.limit_bytes}).fetchone()
         if not count:
@@ -248,12 +275,15 @@ class Reader:
         begin = 0
         for id, stream, idx, chunk, offset, size, kind, type, published_ms, expires_ms, attributes, length in rows:
             end = begin + length
-            index = None if kind == Kind.META or not size else idx
-            if expires_ms is not None and expires_ms <= look.now_ms and kind in (Kind.DATA, Kind.PART):
-                kind, type, attributes, length = Kind.EXPIRED, "", "", 0
+            body = bodies[begin:end]
+            index: int | None = idx
+            if kind or expires_ms is not None:  # anything but a plain data entry
+                index = None if kind == Kind.META or not size else idx
+                if expires_ms is not None and expires_ms <= look.now_ms and kind in (Kind.DATA, Kind.PART):
+                    kind, type, attributes, body = Kind.EXPIRED, "", "", b""
             entry = Entry(
                 id, names[stream], index, chunk, offset, size, _KINDS[kind], type, published_ms, expires_ms, attributes,
-                bodies[begin : begin + length],
+                body,
             )  # fmt: skip
             entries.append(entry)
             begin = end
