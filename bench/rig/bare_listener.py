@@ -30,6 +30,10 @@ class Bare(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self.open:
+            self.open.remove(self)
+
     def data_received(self, data: bytes) -> None:
         if data.startswith(b"GET"):
             self.transport.write(_HEAD)

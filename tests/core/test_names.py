@@ -22,19 +22,13 @@ patterns = st.one_of(
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["/", "/orders", "/orders/eu", "/_sub/billing", "/é/日本", "/a.b/c", '/q"uote', "/" + "x" * 128]
-)
-def test_these_are_names(name: str) -> None:
-    assert check_name(name) == name
+NO_NAMES = [
+    "", "orders", "//", "/a/", "/a//b", "/./a", "/a/..", "/a:b", "/a,b", "/a b", "/a\tb", "/a\u00a0b", "/a\u2028b",
+    "/*", "/>", "/a\x00", "/" + "x" * 129, "/a" * 17, "/" + "/".join(["x" * 100] * 6), "/\ud800",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "orders", "//", "/a/", "/a//b", "/./a", "/a/..", "/a:b", "/a,b", "/a b", "/a\tb", "/a\u00a0b", "/a\u2028b", "/*",
-     "/>",
-     "/a\x00", "/" + "x" * 129, "/a" * 17, "/" + "/".join(["x" * 100] * 6), "/\ud800"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", NO_NAMES)
 def test_these_are_not(name: str) -> None:
     with pytest.raises(NameInvalid):
         check_name(name)

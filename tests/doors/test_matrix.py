@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.testing import RunningServer
+from penstock.testing import RunningServer, wait_until
+from tests.doors.eventhorizon_client import Model, add_pusher, append, call, create, lines, scripted, subscribe
 from tests.doors.sps_client import Wire, notify
 from tests.server.api import Tail, ask, publish
 
@@ -60,8 +61,33 @@ def first_id(server: RunningServer, stream: str) -> int:
     return id
 
 
-WRITERS: dict[str, Write] = {"v1": write_v1, "sps": write_sps}
+def write_eventhorizon(server: RunningServer, stream: str, bodies: list[bytes]) -> None:
+    for name in (stream.rpartition("/")[0], stream):
+        assert call(server, "/writer/create_stream", Name=name).status in (201, 409)
+    append(server, stream, *(body.decode() for body in bodies))
+
+
+def read_eventhorizon(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    found = lines(server, f"{stream}:0:0:?")
+    return [line["Content"].encode() for line in found if not line["MetaType"]][:count]
+
+
+def read_eventhorizon_push(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    """As an app gets it from a pusher."""
+    app = Model(f"/_sub/{uuid.uuid4().hex}")
+    create(server, app.id)
+    subscribe(server, stream, app.id)
+    with scripted(app) as endpoint:
+        id = add_pusher(server, endpoint.url)
+        wait_until(lambda: len(app.applied.get(stream, [])) >= count, within=15)
+        ask(server, "DELETE", f"/v1/pushers/{id}")
+    return [content.encode() for content in app.applied[stream]]
+
+
+WRITERS: dict[str, Write] = {"eventhorizon": write_eventhorizon, "v1": write_v1, "sps": write_sps}
 READERS: dict[str, Read] = {
+    "eventhorizon read": read_eventhorizon,
+    "eventhorizon push": read_eventhorizon_push,
     "v1 pages": read_v1_pages,
     "v1 tail": read_v1_tail,
     "sps lines": read_sps_lines,

@@ -1,4 +1,4 @@
-"""`token`, `backup`, `restore`, `doctor`, `bench` and `test`: looking after a server, and after Penstock itself."""
+"""`token`, `keys`, `backup`, `restore`, `doctor`, `bench` and `test`: looking after a server, and after Penstock itself."""
 
 from __future__ import annotations
 
@@ -58,6 +58,26 @@ def token(
         print(f"penstock: made new keys in {data}; a server on another directory refuses them", file=sys.stderr)
     keys = open_keys(data)
     print(keys.issue(sub, publish=_all(publish), subscribe=_all(subscribe), grants=_all(grant), ttl=_seconds(ttl)))
+
+
+def keys(
+    data: Data = DATA,
+    rotate: Annotated[
+        str, typer.Option(metavar="ALGORITHM", help="Put a new key in front: HS256, ES256 or EdDSA.")
+    ] = "",
+) -> None:
+    """List the keys that sign and verify tokens, the newest first; with --rotate make a new one.
+
+    New tokens are signed by the first key; older ones go on being accepted until their key is removed
+    from keys.json. A running server takes the file up on SIGHUP.
+    """
+    from penstock.server.auth import open_keys
+
+    found = open_keys(data)
+    if rotate:
+        found.rotate(rotate)
+    for position, key in enumerate(found.stored):
+        print(f"{key.kid}  {key.alg}  {'signs' if position == 0 else 'verifies'}")
 
 
 def _all(given: list[str] | None) -> tuple[str, ...]:
@@ -197,6 +217,7 @@ def add_to(app: typer.Typer) -> None:
     """Add this module's commands."""
     pass_on = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command()(token)
+    app.command()(keys)
     app.command()(backup)
     app.command()(restore)
     app.command()(doctor)

@@ -98,10 +98,11 @@ class Answering(Pipe):
 
     def _future_done(self, future: asyncio.Future[Any]) -> None:
         response = self._outcome(future)
-        if self._work is future and self._request is not None:
+        if self._work is future:
             self._work = None
-            self._completed(self._request, response)
-            self._go_on()
+            if self._request is not None:  # else it became live meanwhile, or its peer is gone
+                self._completed(self._request, response)
+                self._go_on()
 
     def _outcome(self, future: asyncio.Future[Any]) -> Response:
         render = self._render

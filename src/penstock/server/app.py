@@ -38,7 +38,6 @@ from penstock.server.v1.operations import Operations
 from penstock.server.v1.publish import Publisher
 from penstock.server.v1.routes import v1_routes
 from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine
 from penstock.storage.sqlite import open_sqlite
 from penstock.storage.sqlite.engine import Options
 from penstock.storage.sqlite.writer import Limits
@@ -254,6 +253,8 @@ class Node:
 def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncContextManager[Engine]:
     server = settings.eventhorizon.server
     if settings.log.engine == "memory":
+        from penstock.storage.memory import MemoryEngine
+
         return MemoryEngine(node=NODE, server=server, clock=clock)
     log_settings = settings.log
     limits = Limits(queue_jobs=log_settings.queue, queue_bytes=log_settings.queue_bytes, fold_entries=log_settings.fold)

@@ -25,10 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jwt
 import msgspec
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from penstock.core.names import check_pattern, covers
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, Unauthenticated
@@ -124,6 +121,8 @@ class Keys:
         now: float | None = None,
     ) -> str:
         """A signed token for *sub*."""
+        import jwt  # here and below: a tenth of a second that a start need not wait for
+
         for pattern in (*publish, *subscribe):
             check_pattern(pattern)
         if unknown := set(grants) - GRANTS:
@@ -145,6 +144,8 @@ class Keys:
 
     def verify(self, token: str) -> Caller:
         """Who holds this token. Raises `Unauthenticated` if no key vouches for it."""
+        import jwt
+
         try:
             kid = jwt.get_unverified_header(token).get("kid")
         except jwt.InvalidTokenError:
@@ -243,6 +244,9 @@ def make_key(alg: str) -> StoredKey:
         return StoredKey(kid, alg, secret=base64.b64encode(secrets.token_bytes(32)).decode())
     if alg not in ALGORITHMS:
         raise ConfigInvalid("auth.keys", f"algorithm {alg!r} is not one of {', '.join(ALGORITHMS)}")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
     private: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
     private = ec.generate_private_key(ec.SECP256R1()) if alg == "ES256" else ed25519.Ed25519PrivateKey.generate()
     return StoredKey(

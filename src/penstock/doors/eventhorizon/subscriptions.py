@@ -90,8 +90,13 @@ class Subscriptions:
         return self._newest.get(stream)
 
     def watch(self, id: str, wake: Wake) -> None:
-        """Call *wake* whenever a stream of *id*, or its own, grows; on the loop, once per entry."""
+        """Call *wake* whenever a stream of *id*, or its own, grows; on the loop, once per entry.
+
+        At once for those that moved and are not announced yet: of all others the subscription's stream tells.
+        """
         self._waiting.setdefault(id, []).append(wake)
+        for stream in self.moved.get(id, ()):
+            wake(self._newest[stream])
 
     def unwatch(self, id: str, wake: Wake) -> None:
         """Call it no more."""

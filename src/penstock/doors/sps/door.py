@@ -12,6 +12,7 @@ from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.publish import Notify, to_all, to_room, to_user
 from penstock.doors.sps.rooms import Rooms
 from penstock.doors.sps.tokens import Tokens
+from penstock.doors.sps.turnstile import Turnstile
 from penstock.doors.sps.wires import DOOR, Wires
 from penstock.limits import ENTRY_BYTES
 from penstock.server.context import Context
@@ -42,7 +43,7 @@ class Sps:
         """Every path of the seed, and those that its promises need."""
         context, rooms, tokens = self._context, Rooms(self._context, self._wires), Tokens(self._context)
         rows = [
-            Route("GET", "/subscribe", self.subscribe, timeout=None, door=DOOR),
+            Route("GET", "/subscribe", Turnstile(self.subscribe), timeout=None, door=DOOR),
             Route("POST", "/subsist", rooms.subsist, door=DOOR),
             Route("POST", "/join", rooms.join, door=DOOR),
             Route("POST", "/leave", rooms.leave, door=DOOR),

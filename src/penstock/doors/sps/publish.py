@@ -6,9 +6,9 @@ for a single device is an entry of its user's stream that names the device.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -20,7 +20,7 @@ from penstock.errors import InputInvalid, TooLarge
 from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, KEY_BYTES, TYPE_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context
-from penstock.server.exchange import Request, Response
+from penstock.server.exchange import Later, Request, Response
 from penstock.values import Appended, Batch, Draft, Key
 from penstock.wire import sps
 from penstock.wire.sps import topic_of
@@ -37,6 +37,7 @@ class Address(msgspec.Struct, frozen=True):
     attributes: str = ""
     name: str = ""  # the one device it is for
     shown: str = ""  # the target in words, for those who read text
+
 
 Read = Callable[[Request], Address]
 
@@ -87,7 +88,6 @@ class Notify:
 
     def __init__(self, context: Context, wires: Wires, read: Read) -> None:
         self._context, self._wires, self._read = context, wires, read
-        self._loop = asyncio.get_running_loop()
 
     def admit(self, request: Request) -> None:
         """Refuse before the body is read what its head says to refuse."""
@@ -96,7 +96,7 @@ class Notify:
             raise InputInvalid("body", "is empty: an event has at least one byte")
         self._allowed(request, address)
 
-    def __call__(self, request: Request) -> asyncio.Future[Response]:
+    def __call__(self, request: Request) -> Later:
         """Publish, and answer when it is durable."""
         address = self._read(request)
         if not request.body:
@@ -109,7 +109,7 @@ class Notify:
         draft = Draft(address.stream, request.body, event_type, address.attributes)
         batch = Batch((draft,), key=_key(caller.subject, draft, key) if key else None)
         plain = b"text/plain" in (request.header(b"accept") or b"")
-        return self._answer(self._context.log.append(batch), address, plain=plain)
+        return Later(self._context.log.append(batch), partial(self._response, address, plain))
 
     def _allowed(self, request: Request, address: Address) -> Caller:
         caller = self._context.caller(request)
@@ -117,24 +117,7 @@ class Notify:
             caller.check_publish(stream)
         return caller
 
-    def _answer(
-        self, appending: asyncio.Future[Appended], address: Address, *, plain: bool
-    ) -> asyncio.Future[Response]:
-        answer: asyncio.Future[Response] = self._loop.create_future()
-
-        def done(appended: asyncio.Future[Appended]) -> None:
-            if answer.done():
-                return
-            error = appended.exception()
-            if error is None:
-                answer.set_result(self._response(appended.result(), address, plain=plain))
-            else:
-                answer.set_exception(error)
-
-        appending.add_done_callback(done)
-        return answer
-
-    def _response(self, appended: Appended, address: Address, *, plain: bool) -> Response:
+    def _response(self, address: Address, plain: bool, appended: Appended) -> Response:
         id = appended.last.id
         delivered = sum(wire.began < id <= wire.feed.position for wire in self._reached(address))
         if plain:

@@ -142,9 +142,9 @@ def _read_unfolded(connection: sqlite3.Connection, known: KnownStreams, recent: 
     known.folded_upto = schema.fact(connection, "folded_upto")
     query = "SELECT id, stream, idx, chunk, offset, size, kind, published_ms FROM entries WHERE id > ? ORDER BY id"
     last: dict[int, tuple[int, ...]] = {}
-    for row in connection.execute(query, (known.folded_upto,)):
-        id, stream, idx, chunk, offset, *_ = last[row[1]] = row
-        recent.add(stream, Spot(id, idx, chunk, offset))
+    rows = connection.execute(query, (known.folded_upto,)).fetchall()
+    recent.add((row[1], Spot(row[0], *row[2:5])) for row in rows)
+    last.update((row[1], row) for row in rows)
     for found in load_by_number(connection, list(last)):
         id, _, idx, chunk, offset, size, kind, published_ms = last[found.number]
         name, next_index = found.head.stream, idx + (kind != Kind.META)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -27,13 +28,15 @@ class Recent:
         self._spots: dict[int, list[Spot]] = {}
         self.count = 0
 
-    def add(self, stream: int, spot: Spot) -> None:
-        spots = self._spots.get(stream)
-        if spots is None:
-            self._spots[stream] = [spot]
-        else:
-            spots.append(spot)
-        self.count += 1
+    def add(self, spots: Iterable[tuple[int, Spot]]) -> None:
+        """Add spots, each with its stream's number, in order of id."""
+        known = self._spots
+        for stream, spot in spots:
+            if stream in known:
+                known[stream].append(spot)
+            else:
+                known[stream] = [spot]
+            self.count += 1
 
     def of(self, stream: int, upto: int) -> list[Spot]:
         """A copy of one stream's spots with ids up to *upto*."""

@@ -1,0 +1,72 @@
+"""What a node does by itself: months, expiry, `log.keep`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from penstock.core.clock import ManualClock
+from penstock.server.housekeeping import Housekeeping
+from penstock.storage.memory import MemoryEngine
+from penstock.storage.sqlite import open_sqlite
+from penstock.values import Batch, Draft
+
+NOVEMBER_30 = 1_796_040_000_000  # 2026-11-30T12:00:00Z
+
+
+def housekeeping(engine: MemoryEngine, clock: ManualClock, data: Path, **keep: float) -> Housekeeping:
+    return Housekeeping(engine.log, engine.mailbox, engine.registry, clock, data, **keep)  # type: ignore[arg-type]
+
+
+async def test_this_month_and_the_next_are_made_in_advance(tmp_path: Path) -> None:
+    clock = ManualClock(NOVEMBER_30)
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path)
+        await house.round()
+        assert await engine.mailbox.months() == ["2026_11", "2026_12"]
+
+        clock.advance(24 * 3600)
+        await house.round()
+        assert await engine.mailbox.months() == ["2026_11", "2026_12", "2027_01"]
+
+
+async def test_what_is_older_than_the_age_to_keep_goes(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=3600)
+        await engine.log.append(Batch((Draft("/a", b"old"),)))
+        clock.advance(3500)
+        await engine.log.append(Batch((Draft("/a", b"young"),)))
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+
+        clock.advance(200)
+        await house.round()
+        page = await engine.log.read_after(("/a",), engine.log.trimmed_upto)
+        assert [entry.body for entry in page.entries] == [b"young"]
+        assert (await engine.log.append(Batch((Draft("/a", b"next"),)))).last.index == 2
+
+
+async def test_a_log_that_is_too_large_loses_its_oldest_entries(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine:
+        house = Housekeeping(engine.log, engine.mailbox, engine.registry, clock, tmp_path, keep_bytes=2 * 1024 * 1024)
+        for _ in range(60):
+            await engine.log.append(Batch(tuple(Draft("/a", os.urandom(10_000)) for _ in range(10))))
+        await house.round()
+
+        assert await engine.log.stored_bytes() <= 2 * 1024 * 1024
+        page = await engine.log.read_after(("/a",), engine.log.trimmed_upto, limit=1000)
+        assert page.entries[-1].index == 599
+        assert 50 < len(page.entries) < 250
+
+
+async def test_expired_entries_are_cleared(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path)
+        await engine.log.append(Batch((Draft("/a", b"short", expires_ms=clock.now_ms() + 1000),)))
+        clock.advance(2)
+        await house.round()
+
+        assert house.expired == 1
