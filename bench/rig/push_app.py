@@ -1,10 +1,10 @@
 """An app at the end of a pusher: every line becomes a row, in one transaction with its position.
 
-    python -m bench.rig.push_app DATABASE SUBSCRIPTION      prints {"port"}
+python -m bench.rig.push_app DATABASE SUBSCRIPTION      prints {"port"}
 
-    count N         answers {"applied", "at_ns"} when so many lines were committed
-    late            answers {"late_ns": […]}: for each line, how long after the time behind its mark it was
-                    committed; and forgets them
+count N         answers {"applied", "at_ns"} when so many lines were committed
+late            answers {"late_ns": […]}: for each line, how long after the time behind its mark it was
+                committed; and forgets them
 """
 
 from __future__ import annotations

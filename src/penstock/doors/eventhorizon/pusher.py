@@ -101,6 +101,7 @@ class Pusher:
         self._talk: Conversation | None = None
         self._steps: asyncio.TaskGroup | None = None
         self._ahead: dict[str, asyncio.Task[_Page | None]] = {}  # reads of what follows the page on its way
+        self._writing: dict[str, asyncio.Task[None]] = {}  # acknowledgements on their way into the ledger
         self._over: Exception | None = None
         self.status = Status()
 
@@ -133,6 +134,7 @@ class Pusher:
         talk = self._talk = Conversation(id, self._pace)
         self.status.subscription, self.status.state = id, "pushing"
         self._ahead.clear()
+        self._writing.clear()
         self._over = None
         self._source.watch(id, self._wake)
         try:
@@ -193,9 +195,17 @@ class Pusher:
         answer = await self._push(talk, flow, page)
         accepted = talk.check(flow, sent, answer)
         if answer.code == SUCCESS:
-            await self._acknowledged(talk.subscription, flow.stream, page, accepted)
+            await self._write_down(talk.subscription, flow.stream, page, accepted)
         talk.answered(flow, sent, answer, _now())
         self._went_well()
+
+    async def _write_down(self, id: str, stream: str, page: _Page, accepted: Cursor) -> None:
+        """Have the ledger written while the next page is on its way, but never more than one page behind."""
+        before = self._writing.pop(stream, None)
+        if before is not None:
+            await before
+        if self._steps is not None:
+            self._writing[stream] = self._steps.create_task(self._acknowledged(id, stream, page, accepted))
 
     async def _read(self, begin: Cursor) -> _Page:
         found = await self._source.read(begin)
@@ -231,15 +241,29 @@ class Pusher:
             return None
 
     async def _acknowledged(self, id: str, stream: str, page: _Page, accepted: Cursor) -> None:
-        """Write down what the app has now."""
+        """Write down what the app has now, and count it when that is durable."""
         found = page.found
         count = _covered(page, accepted)
-        self.status.lines += count
         if count == len(found.lines):
-            await self._source.record(id, stream, found.ids, ("sent", ""), ("acked", ""))
+            await self._record(id, stream, found.ids, ("sent", ""), ("acked", ""))
         elif count:
-            await self._source.record(id, stream, found.ids, ("sent", ""))
-            await self._source.record(id, stream, found.ids[:count], ("acked", ""))
+            await self._record(id, stream, found.ids, ("sent", ""))
+            await self._record(id, stream, found.ids[:count], ("acked", ""))
+        self.status.lines += count
+        if self._writing.get(stream) is asyncio.current_task():
+            del self._writing[stream]
+
+    async def _record(self, id: str, stream: str, ids: list[int], *states: tuple[str, str]) -> None:
+        """Nobody else knows what the app has acknowledged: try until it is written."""
+        failures = 0
+        while True:
+            try:
+                await self._source.record(id, stream, ids, *states)
+                return
+            except PenstockError as error:
+                failures += 1
+                self._note(error)
+                await asyncio.sleep(self._delay(failures, error))
 
     # ── talking to the app ─────────────────────────────────────────────────────────────────────
 

@@ -30,6 +30,7 @@ from penstock.wire.eventhorizon import Cursor
 Wake = Callable[[Cursor], None]
 _RECORDS = "eventhorizon/subscribed/"
 _ANNOUNCED = "eventhorizon/announced"
+_META = Kind.META
 
 
 class Subscription(msgspec.Struct):
@@ -90,7 +91,7 @@ class Subscriptions:
         return self._newest.get(stream)
 
     def watch(self, id: str, wake: Wake) -> None:
-        """Call *wake* whenever a stream of *id*, or its own, grows; on the loop, once per entry.
+        """Call *wake* whenever a stream of *id*, or its own, grows; on the loop.
 
         At once for those that moved and are not announced yet: of all others the subscription's stream tells.
         """
@@ -127,13 +128,17 @@ class Subscriptions:
     # ── what the log says ──────────────────────────────────────────────────────────────────────
 
     def _follow(self, entries: Sequence[Entry]) -> None:
+        """Take in what was appended. Whoever waits is woken once per stream, for the newest entry."""
+        grown: dict[str, Entry] = {}
         for entry in entries:
-            stream = entry.stream
-            if entry.kind is Kind.META and entry.type in ("Subscribed", "Unsubscribed"):
+            if entry.kind is _META and entry.type in ("Subscribed", "Unsubscribed"):
                 self._change(entry)
+            if entry.stream in self._ids or entry.stream in self._waiting:
+                grown[entry.stream] = entry
+        for stream, entry in grown.items():
             if stream in self._ids:
                 self._grown(entry, self._ids[stream])
-            elif stream in self._waiting:
+            if stream in self._waiting:
                 self._wake(stream, entry)
 
     def _change(self, entry: Entry) -> None:
