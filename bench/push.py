@@ -134,6 +134,9 @@ class Bench:
         self._headers = {"Authorization": f"Bearer {server.admin_token}"}
         self.call("/writer/create_stream", Name=SUB)
 
+    def close(self) -> None:
+        self._wire.close()
+
     def call(self, path: str, **fields: object) -> Any:
         self._wire.request("POST", path, json.dumps(fields), self._headers)
         answer = self._wire.getresponse()
@@ -182,4 +185,8 @@ def pushed(folder: Path) -> Iterator[Bench]:
         penstock(folder / "data", eventhorizon_activity_interval=0.5) as (server, target),
         Child("push_app", folder / "app.db", SUB) as app,
     ):
-        yield Bench(folder, server, target, app)
+        bench = Bench(folder, server, target, app)
+        try:
+            yield bench
+        finally:
+            bench.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import append, fanout, idle, latency, replay, start, streams
+from bench import append, fanout, idle, latency, push, replay, start, streams
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
 from bench.rig.machine import cpu_seconds, memory_kb
@@ -20,6 +20,7 @@ EVERY = {
     "fanout with a linger": (fanout, ["--linger"], 2),
     "idle": (idle, [], 4),
     "latency": (latency, [], 3),
+    "push": (push, [], 3),
     "replay": (replay, [], 1),
     "start": (start, [], 2),
     "streams": (streams, [], 1),

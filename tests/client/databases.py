@@ -58,7 +58,7 @@ class Postgres:
 @contextmanager
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL for the time of the block."""
-    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))  # noqa: S108 - a socket's path must be short
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
     try:
         server = Postgres(folder)
         try:

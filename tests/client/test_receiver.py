@@ -209,9 +209,7 @@ def repush(begin: int) -> dict[str, Any]:
     """The subscription's lines again, from where the app is."""
     whole = json.loads(PUSH_SUBSCRIPTION)
     whole["Push"]["FromOffset"] = f"{SUB}:0:{begin}:127.0.0.1"
-    whole["Push"]["Lines"] = [
-        one for one in whole["Push"]["Lines"] if int(one["PtrAfter"].split(":")[2]) > begin
-    ]
+    whole["Push"]["Lines"] = [one for one in whole["Push"]["Lines"] if int(one["PtrAfter"].split(":")[2]) > begin]
     return dict(whole)
 
 

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from penstock.core.clock import ManualClock
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger
+from penstock.doors.eventhorizon.sources import LocalSource
+from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.errors import Forbidden
+from penstock.server.auth import Caller, Gate, Keys, open_keys
+from penstock.server.context import Context
+from penstock.server.wheel import Wheel
+from penstock.storage.memory import MemoryEngine
 from penstock.testing import RunningServer, start_server, wait_until
+from penstock.values import Batch, Draft
+from penstock.wire.eventhorizon import Cursor
 from tests.doors.eventhorizon_client import (
     Answer,
     Model,
@@ -29,6 +43,7 @@ from tests.doors.eventhorizon_client import (
 )
 from tests.server.api import ask, publish
 
+NO_KEYS = Keys(Path(), ())
 _numbers = itertools.count()
 
 
@@ -493,8 +508,6 @@ def test_a_pusher_that_cannot_be_is_refused(server: RunningServer, fields: dict[
 
 
 def test_private_addresses_are_refused_unless_the_admin_allows_them(server: RunningServer, name: str) -> None:
-    from penstock.server.auth import open_keys
-
     token = open_keys(server.data).issue("app", grants=("pushers",))
     nobody = open_keys(server.data).issue("app2")
     with scripted(Model(f"/_sub/{name}")) as app:
@@ -512,16 +525,22 @@ def test_private_addresses_are_refused_unless_the_admin_allows_them(server: Runn
         assert ask(server, "DELETE", f"/v1/pushers/{mine}", token=token).status == 404
 
 
-def test_a_pusher_reads_what_its_owner_may_read(server: RunningServer, name: str) -> None:
-    # Given a pusher that was made with a token for one of two streams, and allowed to push to this machine
-    from penstock.server.auth import open_keys
-
-    mine, other = stream(server, name, "mine", "other")
-    for one in (mine, other):
-        append(server, one, "x")
-    token = open_keys(server.data).issue("app", subscribe=(f"/_sub/{name}", mine), grants=("pushers",))
-    assert call(server, "/reader/read", token, Cursor=f"{other}:0:0").status == 403
-    assert call(server, "/reader/read", token, Cursor=f"{mine}:0:0").status == 200
+async def test_a_pusher_reads_what_its_owner_may_read() -> None:
+    async with MemoryEngine(node="n", server="s", clock=ManualClock()) as engine:
+        for name in ("/mine", "/other"):
+            await engine.log.append(Batch((Draft(name, b"x"),)))
+        clock, ledger = ManualClock(), Ledger(engine.log, ManualClock(), node="n")
+        async with Hub(engine.log) as hub:
+            context = Context(
+                engine.log, engine.mailbox, engine.registry, hub, ledger, Gate(NO_KEYS, "t"), clock,
+                Wheel(asyncio.get_running_loop()), 0,
+            )  # fmt: skip
+            source = LocalSource(
+                context, Subscriptions(engine.log, engine.registry), Caller("app", subscribe=("/mine",))
+            )
+            assert [line.content for line in (await source.read(Cursor("/mine", 0, 0))).lines][1:] == ["x"]
+            with pytest.raises(Forbidden):
+                await source.read(Cursor("/other", 0, 0))
 
 
 # ── what the ledger says ───────────────────────────────────────────────────────────────────────
@@ -555,7 +574,9 @@ def test_why_says_dead_after_410(server: RunningServer, name: str) -> None:
     model = Model(f"/_sub/{name}")
 
     def decide(request: dict[str, Any]) -> Answer:
-        return (410, b"") if request["Push"]["FromOffset"].startswith(one) and request["Push"]["Lines"] else model(request)
+        return (
+            (410, b"") if request["Push"]["FromOffset"].startswith(one) and request["Push"]["Lines"] else model(request)
+        )
 
     with scripted(decide) as app:
         id = add_pusher(server, app.url)

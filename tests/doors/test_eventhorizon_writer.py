@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from penstock.server.auth import open_keys
 from penstock.testing import RunningServer, start_server, wait_until
 from tests.doors.eventhorizon_client import append, call, create, lines, offsets, subscribe
 from tests.server.api import ask, publish
@@ -128,8 +132,6 @@ def test_a_callers_mistake_is_named_and_changes_nothing(
 
 
 def test_strangers_and_those_without_a_grant_are_turned_away(server: RunningServer) -> None:
-    from penstock.server.auth import open_keys
-
     keys = open_keys(server.data)
     call(server, "/writer/create_stream", Name="/granted")
     call(server, "/writer/create_stream", Name="/_sub/granted")
@@ -291,8 +293,6 @@ def test_two_subscribers_at_once_leave_one_line(server: RunningServer) -> None:
 
 
 def test_notices_tell_of_every_stream_of_a_subscription_at_once(server: RunningServer) -> None:
-    import http.client
-
     create(server, "/_sub/notices", "/n1", "/n2")
     for name in ("/n1", "/n2"):
         subscribe(server, name, "/_sub/notices")
@@ -306,4 +306,35 @@ def test_notices_tell_of_every_stream_of_a_subscription_at_once(server: RunningS
     told = set()
     while not wanted <= told:
         told.add(json.loads(response.readline())["Cursor"])
+    response.close()
     connection.close()
+
+
+PATHS = ("create_stream", "append", "subscribe", "unsubscribe", "liveread")
+values = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.text(max_size=20),
+        st.sampled_from(["/fuzz", "/_sub/fuzz", "/fuzz:0:0", "/fuzz:-1:-1", "/fuzz:0:99999999999999999999", "/"]),
+    ),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+fields = st.dictionaries(
+    st.sampled_from(
+        ["Name", "Stream", "Lines", "SubscriptionId", "Cursor", "MaxLinesToRead", "ExpectedOffset", "url", "secret"]
+    ),
+    values,
+)
+
+
+@settings(max_examples=60)
+@given(
+    fields, st.sampled_from([*(f"/writer/{path}" for path in PATHS), "/reader/read", "/reader/report", "/v1/pushers"])
+)
+def test_no_request_breaks_the_server(shared_server: RunningServer, given_fields: dict[str, object], path: str) -> None:
+    for name in ("/fuzz", "/_sub/fuzz"):
+        call(shared_server, "/writer/create_stream", Name=name)
+
+    status = call(shared_server, path, **given_fields).status
+
+    assert status < 500

@@ -138,7 +138,6 @@ async def main() -> None:
     receiver = kind(options.subscription, lambda: connect(options.database), handle)
     receiver.left = options.dies_after
     server = await serve(Faulty(receiver, random.Random(int(options.seed))), port=int(options.port))
-    print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 

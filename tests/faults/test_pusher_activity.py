@@ -68,6 +68,8 @@ class Door:
 
             self.subscriptions.announced = fail  # type: ignore[method-assign]
         await self.activity.tick()
+        if crash:
+            raise Crash  # there was nothing to announce
 
 
 steps = st.lists(

@@ -85,7 +85,9 @@ async def check_topics_hold_for_what_came_under_them(keys: Path, make: type[Sps]
         reader, writer = await slow_subscriber(here, "uid=7&tid=earth")
         await wait_until_async(lambda: here.online("7"))
         for number in range(30):
-            await here.engine.log.append(Batch((Draft("/rooms/earth", BIG), Draft("/rooms/mars", b"early %d" % number))))
+            await here.engine.log.append(
+                Batch((Draft("/rooms/earth", BIG), Draft("/rooms/mars", b"early %d" % number)))
+            )
         assert here.hub.feeds[0].behind
         assert await here.ask("PUT", "/rooms?uid=7&tid=mars") == 200
         for _ in range(3):

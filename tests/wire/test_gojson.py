@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -31,18 +33,23 @@ def test_keys_in_any_case_nulls_and_halves_of_characters_are_taken(body: bytes, 
     assert decode(body, Wanted) == wanted
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'"a"', b"{", b'{"Lines":"a"}', b'{"Lines":[1]}', b"\xff", b"{}}"])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b'"a"', b"{", b'{"Lines":"a"}', b'{"Lines":[1]}', b"\xff", b"{}}"]
+)
 def test_what_is_no_such_object_is_refused(body: bytes) -> None:
     with pytest.raises(InputInvalid):
         decode(body, Wanted)
 
 
-@given(st.one_of(st.binary(max_size=100), st.text(alphabet='{}[]",:\\ud8nulltrSubscriptionIdLines1.e-', max_size=60).map(str.encode)))
+@given(
+    st.one_of(
+        st.binary(max_size=100),
+        st.text(alphabet='{}[]",:\\ud8nulltrSubscriptionIdLines1.e-', max_size=60).map(str.encode),
+    )
+)
 def test_any_bytes_are_taken_or_refused(body: bytes) -> None:
-    try:
+    with contextlib.suppress(InputInvalid):
         decode(body, Wanted)
-    except InputInvalid:
-        pass
 
 
 def test_a_deep_nest_is_refused_and_nothing_breaks() -> None:

@@ -198,8 +198,8 @@ def pusher(
     ./penstock pusher 'http://127.0.0.1:9000/_eventhorizon_push?auth=8c382056' --server http://127.0.0.1:8800
     """
     from penstock import logs
-    from penstock.doors.eventhorizon.pusher import Pusher
     from penstock.cli.remote import RemoteSource
+    from penstock.doors.eventhorizon.pusher import Pusher
     from penstock.server.outgoing import Target, parse_url
     from penstock.wire.pusher import Pace
     from penstock.wire.webhooks import parse_secret

@@ -30,7 +30,6 @@ class Activity:
 
     def __init__(self, target: Log, subscriptions: Subscriptions, clock: Clock, interval: float) -> None:
         self._log, self._subscriptions, self._clock, self._interval = target, subscriptions, clock, interval
-        self.raised = 0  # events written
 
     async def run(self) -> None:
         """Announce what moved, again and again."""
@@ -48,13 +47,11 @@ class Activity:
             return
         upto = self._log.followed
         try:
-            drafts = list(self._drafts(moved))
-            for batch in _batches(drafts):
+            for batch in _batches(self._drafts(moved)):
                 await self._log.append(batch)
         except BaseException:
             self._put_back(moved)
             raise
-        self.raised += len(drafts)
         await self._subscriptions.announced(upto)
 
     def _drafts(self, moved: dict[str, set[str]]) -> Iterator[Draft]:
@@ -89,7 +86,7 @@ def _fitting(cursors: list[str]) -> Iterator[list[str]]:
         yield part
 
 
-def _batches(drafts: list[Draft]) -> Iterator[Batch]:
+def _batches(drafts: Iterator[Draft]) -> Iterator[Batch]:
     part: list[Draft] = []
     size = 0
     for draft in drafts:

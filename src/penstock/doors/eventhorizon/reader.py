@@ -83,8 +83,8 @@ class Notices:
         self._waiting: dict[str, Cursor] = {}
         self._subscriptions, self._id = subscriptions, id
         self._tap: Tap = request.open(200, _LIVE_HEADERS, owner=self)
-        subscriptions.watch(id, self._wake)
         self._tap.put(self._frame(b"{}\n"))  # whoever sees this misses nothing from here on
+        subscriptions.watch(id, self._wake)
 
     def _wake(self, cursor: Cursor) -> None:
         self._waiting[cursor.stream] = cursor

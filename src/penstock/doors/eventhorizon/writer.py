@@ -55,8 +55,6 @@ class Writer:
         self._context, self._subscriptions = context, subscriptions
         self._log = context.log
         self._changing = asyncio.Lock()  # two at once must not write `Subscribed` twice
-        self.calls = {"create_stream": 0, "append": 0, "subscribe": 0, "unsubscribe": 0, "liveread": 0}
-        self.lines = 0
 
     async def create_stream(self, request: Request) -> Response:
         """Make a stream whose parent exists; the parent hears of it in the same batch."""
@@ -64,7 +62,6 @@ class Writer:
         name = check_name(asked.name)
         self._context.caller(request).check_publish(name)
         await self._log.append(Batch(create=name))
-        self.calls["create_stream"] += 1
         return _json(201, {"Name": name})
 
     async def append(self, request: Request) -> Response:
@@ -78,8 +75,6 @@ class Writer:
             return _json(201, {"Offset": ""})
         batch = Batch(_drafts(stream, asked.lines), make_missing=False, expect=_expected(asked))
         appended = await self._log.append(batch)
-        self.calls["append"] += 1
-        self.lines += appended.count
         return _json(201, {"Offset": str(await self._offset_after(appended))})
 
     async def _offset_after(self, appended: Appended) -> Cursor:
@@ -108,7 +103,6 @@ class Writer:
             if id not in head.subscribers:
                 await self._subscriptions.keep(stream, id)
                 await self._append_meta(stream, "Subscribed", id)
-                self.calls["subscribe"] += 1
         return Response(200, b"OK\n", _TEXT)
 
     async def unsubscribe(self, request: Request) -> Response:
@@ -122,7 +116,6 @@ class Writer:
                 await self._append_meta(stream, "Unsubscribed", id)
                 if record is not None:
                     await self._subscriptions.drop(record)
-                self.calls["unsubscribe"] += 1
         return Response(200, b"OK\n", _TEXT)
 
     def _asked_subscription(self, request: Request) -> Subscribe:
@@ -158,7 +151,6 @@ class Writer:
         head = await self._log.head(cursor.stream)
         if head is None or head.chunk != cursor.chunk:
             raise NotFound("live chunk", str(cursor), code="chunk_missing", remedy="Read it with /reader/read.")
-        self.calls["liveread"] += 1
         if asked.max_lines_to_read <= 0:
             return Response(200, b"", _TEXT)
         limit = min(asked.max_lines_to_read, PAGE_ENTRIES)

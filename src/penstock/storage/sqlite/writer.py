@@ -271,11 +271,17 @@ class Writer:
         group.write()
         if self._fold:
             self._at("in fold")
-            self._fold.step(self._connection)
+            self._go_on_folding(self._fold, len(group.entries))
         self._at("before commit")
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
         self._at("after commit")
+
+    def _go_on_folding(self, whole: fold.Fold, appended: int) -> None:
+        """Fold more than this group appends: else what is unfolded, and the memory for it, grows without end."""
+        for _ in range(1 + 4 * appended // self._limits.fold_rows):
+            if not whole.done:
+                whole.step(self._connection)
 
     def _begin(self) -> None:
         if not self._connection.in_transaction:
