@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.rig import requests
 from bench.rig.bare_disk import Syncs, bare_syncs
-from bench.rig.load import Load, Target, generators, press
+from bench.rig.load import Load, Target, generators, press, undisturbed
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import confirm, penstock
 from penstock.testing import RunningServer
@@ -57,14 +57,13 @@ def _measure(
     seconds, rounds = (0.3, 1) if given.quick else (given.seconds, given.rounds)
     floors: list[Syncs] = []
     loads: list[Load] = []
-    neighbours: list[float] = []
     for number in range(rounds):
         say(f"{case.name}: round {number + 1} of {rounds}")
-        neighbours.append(settle(given))
+        settle(given)
         floors.append(bare_syncs(folder, case.in_flight * case.lines, requests.EVENT_BYTES, seconds / 2))
         used = ("own",) if given.quick else generators()
         loads += [press(generator, target, folder, [request], case.in_flight, seconds) for generator in used]
-    report.add(_figure(case, floors, _better(loads), max(neighbours)))
+    report.add(_figure(case, floors, _better(undisturbed(loads))))
     return case.lines * sum(load.requests for load in loads)
 
 
@@ -74,7 +73,7 @@ def _better(loads: list[Load]) -> list[Load]:
     return max(by_generator.values(), key=lambda runs: median([run.rate for run in runs]))
 
 
-def _figure(case: Case, floors: list[Syncs], loads: list[Load], neighbours: float) -> Figure:
+def _figure(case: Case, floors: list[Syncs], loads: list[Load]) -> Figure:
     rate, p50_ms = case.lines * median([load.rate for load in loads]), median([load.p50_ms for load in loads])
     detail = {
         "per_second": rate,
@@ -83,7 +82,8 @@ def _figure(case: Case, floors: list[Syncs], loads: list[Load], neighbours: floa
         "server_cpu_us": median([load.server_us for load in loads]) / case.lines,
         "server_cores": median([load.server_cpu / load.seconds for load in loads]),
         "client_cores": median([load.client_cpu / load.seconds for load in loads]),
-        "neighbour_cores": neighbours,
+        "neighbour_cores": median([load.neighbours for load in loads]),
+        "runs": len(loads),
         "generator": loads[0].generator,
     }
     if case is ONE:

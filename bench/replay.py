@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.rig import requests
 from bench.rig.child import Child
-from bench.rig.machine import cpu_seconds
+from bench.rig.machine import Neighbours, cpu_seconds
 from bench.rig.report import Figure, arguments, median, reporting, say, settle
 from bench.rig.servers import fill, penstock
 
@@ -39,11 +39,12 @@ def main(argv: list[str]) -> int:
 
 
 def _read(port: int, request: Path, events: int, pid: int) -> dict[str, Any]:
-    before = cpu_seconds(pid)
+    before, neighbours = cpu_seconds(pid), Neighbours()
     with Child("reader", port, request, events) as reader:
         reader.answer()
         got = reader.answer()
         got["server_cpu"] = cpu_seconds(pid) - before
+        got["neighbours"] = neighbours.cores(got["server_cpu"] + got["cpu"])
     return got
 
 
@@ -53,6 +54,7 @@ def _figure(ours: list[dict[str, Any]], floors: list[dict[str, Any]]) -> Figure:
         "server_cpu_us": median([1e6 * run["server_cpu"] / run["events"] for run in ours]),
         "floor_cpu_us": median([1e6 * run["server_cpu"] / run["events"] for run in floors]),
         "client_cores": median([run["cpu"] / run["seconds"] for run in ours]),
+        "neighbour_cores": median([run["neighbours"] for run in ours]),
         "mb_per_second": median([run["bytes"] / run["seconds"] / 1e6 for run in ours]),
     }
     return Figure(

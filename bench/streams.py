@@ -65,6 +65,7 @@ def _figure(many: list[Load], few: list[Load], existing: int) -> Figure:
         "server_cpu_us": median([load.server_us for load in many]),
         "server_cpu_us_few": median([load.server_us for load in few]),
         "p99_ms": median([load.p99_ms for load in many]),
+        "neighbour_cores": median([load.neighbours for load in (*many, *few)]),
         "generator": many[0].generator,
     }
     return Figure(

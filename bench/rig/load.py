@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.rig.child import Child
-from bench.rig.machine import cpu_seconds
+from bench.rig.machine import QUIET, Neighbours, cpu_seconds
 from bench.rig.requests import save
 from penstock.testing.programs import find_program
 
@@ -54,6 +54,7 @@ class Load:
     p99_ms: float
     client_cpu: float  # seconds
     server_cpu: float
+    neighbours: float  # cores that others on this machine used meanwhile
 
     @property
     def rate(self) -> float:
@@ -82,29 +83,38 @@ def press(
     generator: str, target: Target, folder: Path, requests: Sequence[bytes], in_flight: int, seconds: float
 ) -> Load:
     """Keep *in_flight* requests under way for *seconds*."""
-    before = cpu_seconds(target.pid)
+    before, neighbours = cpu_seconds(target.pid), Neighbours()
     if generator == "wrk":
-        script = _script(folder, requests)
-        outcome = _wrk(script, target.port, in_flight, seconds)
+        outcome = _wrk(_script(folder, requests), target.port, in_flight, seconds)
     else:
         outcome = _own(target.port, save(folder / "requests.json", *requests), in_flight, seconds)
-    return Load(generator, *outcome, server_cpu=cpu_seconds(target.pid) - before)
+    return _load(generator, outcome, cpu_seconds(target.pid) - before, neighbours)
 
 
 def press_streams(target: Target, folder: Path, request: bytes, names: tuple[str, int], seconds: float) -> Load:
     """64 publishes under way; *request* names the stream STREAM, each one goes to another of *names*."""
-    before = cpu_seconds(target.pid)
+    before, neighbours = cpu_seconds(target.pid), Neighbours()
     prefix, count = names
     if "wrk" in generators():
         outcome = _wrk(_script(folder, [request], prefix, count), target.port, 64, seconds)
-        return Load("wrk", *outcome, server_cpu=cpu_seconds(target.pid) - before)
+        return _load("wrk", outcome, cpu_seconds(target.pid) - before, neighbours)
     # Our own generator takes requests that are made before; a sample stands for all.
     step = max(1, count // 50_000)
     made = [request.replace(b"STREAM", b"%b%d" % (prefix.encode(), number)) for number in range(0, count, step)]
     return press("own", target, folder, made, 64, seconds)
 
 
+def undisturbed(loads: Sequence[Load]) -> list[Load]:
+    """The runs during which neighbours took next to nothing; all of them if there is none."""
+    return [load for load in loads if load.neighbours < 2 * QUIET] or list(loads)
+
+
 Outcome = tuple[int, float, float, float, float]
+
+
+def _load(generator: str, outcome: Outcome, server_cpu: float, neighbours: Neighbours) -> Load:
+    client_cpu = outcome[-1]
+    return Load(generator, *outcome, server_cpu, neighbours.cores(server_cpu + client_cpu))
 
 
 def _own(port: int, file: Path, in_flight: int, seconds: float) -> Outcome:

@@ -11,7 +11,7 @@ from pathlib import Path
 _CPUCLOCK_SCHED = 2  # of a process: time on a CPU, in user and kernel, of all its threads
 
 _LOOK = 0.25  # seconds over which the machine's load is taken
-_QUIET = 0.15  # cores in use that spoil no figure
+QUIET = 0.15  # cores in use that spoil no figure
 
 
 def cpu_seconds(pid: int) -> float:
@@ -40,6 +40,17 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
+class Neighbours:
+    """Tells how much of the machine others use while something is measured."""
+
+    def __init__(self) -> None:
+        self._began, self._busy = time.monotonic(), busy_seconds()
+
+    def cores(self, ours: float) -> float:
+        """Cores that others have used since the start; *ours* is CPU time of those who are measured."""
+        return max(0.0, busy_seconds() - self._busy - ours) / (time.monotonic() - self._began)
+
+
 def busy_seconds() -> float:
     """CPU time that everybody on this machine has used so far."""
     fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
@@ -54,7 +65,7 @@ def wait_for_quiet(within: float) -> float:
         began, before = time.monotonic(), busy_seconds()
         time.sleep(_LOOK)
         cores = (busy_seconds() - before) / (time.monotonic() - began)
-        if cores < _QUIET or time.monotonic() > deadline:
+        if cores < QUIET or time.monotonic() > deadline:
             return cores
 
 

@@ -29,7 +29,7 @@ function listen(url) {
 class OnePage(http.server.BaseHTTPRequestHandler):
     """Serves the page, from another origin than the wire's."""
 
-    def do_GET(self) -> None:  # noqa: N802  # the name that http.server calls
+    def do_GET(self) -> None:  # the name that http.server calls
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
@@ -82,7 +82,9 @@ def test_an_event_source_resumes_by_itself_over_a_restart(tmp_path: Path) -> Non
         for _ in range(2):
             server.kill()
             server.restart()
-            published += [[notify_id(server, "user", f"missed {n}".encode(), uid="7"), f"missed {n}"] for n in range(20)]
+            published += [
+                [notify_id(server, "user", f"missed {n}".encode(), uid="7"), f"missed {n}"] for n in range(20)
+            ]
             # Then the page has everything, once, in order
             wait_until(lambda: len(seen(page)) >= len(published), within=20)
             published.append([notify_id(server, "user", b"live", uid="7"), "live"])

@@ -28,7 +28,9 @@ def token(server: RunningServer, uid: str, subscribe: tuple[str, ...] = ("/rooms
     return made
 
 
-def notify(server: RunningServer, target: str, body: bytes = b"x", headers: dict[str, str] | None = None, **params: str) -> Reply:
+def notify(
+    server: RunningServer, target: str, body: bytes = b"x", headers: dict[str, str] | None = None, **params: str
+) -> Reply:
     """Publish to `user`, `room` or `all`."""
     return ask(server, "POST", f"/notify_to_{target}", body, headers, **params)
 

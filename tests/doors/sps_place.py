@@ -54,13 +54,15 @@ class Place:
     def __init__(self, engine: MemoryEngine, hub: Hub, time: ManualTime, gate: Gate) -> None:
         self.engine, self.hub, self.time, self.gate = engine, hub, time, gate
         self.listener: Listener
+        self.door: Sps
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self, sock: socket.socket | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection that ends with the block; over *sock*, which is connected, if one is given."""
-        reader, writer = await (
-            asyncio.open_connection(*self.listener.address) if sock is None else asyncio.open_connection(sock=sock, limit=2**20)
-        )
+        if sock is None:
+            reader, writer = await asyncio.open_connection(*self.listener.address)
+        else:
+            reader, writer = await asyncio.open_connection(sock=sock, limit=2**20)
         self._writers.append(writer)
         return reader, writer
 
@@ -105,8 +107,9 @@ async def place(keys: Path, *, recent: int = 8192, tail: int = 1000, make: type[
             engine.log, engine.mailbox, engine.registry, hub, ledger, gate, clock, Wheel(time), 1024 * 1024
         )  # fmt: skip
         made = Place(engine, hub, time, gate)
-        async with make(context, Settings(), time.time) as door:
-            async with Listener(Router(door.routes()), ConnectionSettings(port=0)) as made.listener:
+        async with make(context, Settings(), time.time) as made.door:
+            routes = Router(made.door.routes())
+            async with Listener(routes, ConnectionSettings(port=0)) as made.listener:
                 try:
                     yield made
                 finally:

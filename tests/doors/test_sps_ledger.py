@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.doors.sps.spans import Span, confirm, note
+from penstock.doors.sps.spans import NO_MARK, Span, confirm, put_aside
 from penstock.limits import UNCONFIRMED_SPANS
 from penstock.testing import RunningServer, wait_until
-from penstock.values import Entry, Kind
+from penstock.values import Batch, Draft, Entry, Kind
 from tests.doors.sps_client import Wire, new_user, notify_id
+from tests.doors.sps_place import place
 from tests.server.api import ask
 
 
@@ -94,49 +98,66 @@ def test_nobody_confirms_what_was_not_sent(shared_server: RunningServer) -> None
 
 # ── spans ──────────────────────────────────────────────────────────────────────────────────────
 
+Sent = tuple[str, str]  # a stream, and the device it is for: empty for all
+events = st.lists(
+    st.sampled_from([("/users/7", ""), ("/users/7", "a"), ("/users/7", "b"), ("/rooms/earth", ""), ("/all", "")]),
+    max_size=25,
+)
 
-def entry(id: int, stream: str, index: int | None) -> Entry:
-    return Entry(id, stream, index, 0, 0, 1, Kind.DATA, "", 0, None, "", b"x")
 
-
-published = st.lists(st.tuples(st.sampled_from(["/a", "/b", "/c"]), st.booleans()), max_size=60)
-
-
-@given(published, st.integers(0, 70))
-def test_spans_cover_what_was_sent_and_nothing_else(events: list[tuple[str, bool]], upto: int) -> None:
-    spans: list[Span] = []
-    counts: dict[str, int] = {}
-    sent, kept_back = set(), set()
-    for id, (stream, for_us) in enumerate(events, 1):
-        index = counts[stream] = counts.get(stream, -1) + 1
-        if for_us:
-            note(spans, entry(id, stream, index))
-        (sent if for_us else kept_back).add((stream, id))
-
+@settings(max_examples=60)
+@given(st.lists(events, max_size=4), st.integers(0, 150))
+def test_spans_cover_what_was_sent_and_nothing_else(batches: list[list[Sent]], upto: int) -> None:
+    with TemporaryDirectory() as keys:
+        spans, published = asyncio.run(spans_after(Path(keys), batches))
+    sent = {(stream, id) for stream, id, hid in published if hid in ("", "a")}
     confirmed, left = confirm(spans, upto)
 
-    assert covered(spans, sent | kept_back) == sent
-    assert covered(confirmed, sent | kept_back) == {(stream, id) for stream, id in sent if id <= upto}
-    assert covered(left, sent | kept_back) == {(stream, id) for stream, id in sent if id > upto}
+    assert covered(spans, published) == sent
+    assert covered(confirmed, published) == {(stream, id) for stream, id in sent if id <= upto}
+    assert covered(left, published) == {(stream, id) for stream, id in sent if id > upto}
 
 
-def covered(spans: list[Span], entries: set[tuple[str, int]]) -> set[tuple[str, int]]:
-    return {(s, id) for s, id in entries if any(span.stream == s and span.first <= id <= span.last for span in spans)}
+async def spans_after(keys: Path, batches: list[list[Sent]]) -> tuple[list[Span], list[tuple[str, int, str]]]:
+    """What a device's wire remembers after these were published, and all that was."""
+    async with place(keys) as here:
+        await here.subscribe("uid=7&hid=a&tid=earth")
+        published = []
+        for batch in filter(None, batches):
+            drafts = [Draft(stream, b"x", "", f'{{"hid":"{hid}"}}' if hid else "") for stream, hid in batch]
+            await here.engine.log.append(Batch(tuple(drafts)))
+        page = await here.engine.log.read_after(("/users/7", "/rooms/earth", "/all"), 0)
+        published = [(e.stream, e.id, e.attributes[8:-2]) for e in page.entries]
+        wire = here.door.wires.find("7", "a")
+        assert wire
+        return wire.spans, published
+
+
+def covered(spans: list[Span], published: list[tuple[str, int, str]]) -> set[tuple[str, int]]:
+    return {
+        (stream, id)
+        for stream, id, _ in published
+        if any(span.stream == stream and span.first <= id <= span.last for span in spans)
+    }
+
+
+def entry(id: int, index: int | None) -> Entry:
+    return Entry(id, "/a", index, 0, 0, 1, Kind.DATA, "", 0, None, "", b"x")
 
 
 def test_the_oldest_spans_are_forgotten_at_the_limit() -> None:
     spans: list[Span] = []
     for number in range(UNCONFIRMED_SPANS + 10):
-        note(spans, entry(number + 1, "/a", 2 * number))
+        put_aside(spans, Span(number + 1, NO_MARK.mark(entry(number + 1, 2 * number))))
 
     assert len(spans) == UNCONFIRMED_SPANS
     assert spans[0].first == 11
 
 
-@pytest.mark.parametrize("index", [None, 4])
-def test_parts_belong_to_the_entry_before_them(index: int | None) -> None:
-    spans: list[Span] = []
-    for part in (entry(1, "/a", 3), entry(2, "/a", None), entry(3, "/a", index)):
-        note(spans, part)
+def test_parts_belong_to_the_entry_before_them() -> None:
+    first = NO_MARK.mark(entry(1, 3))
+    part = first.mark(entry(2, None))
 
-    assert [(span.first, span.last) for span in spans] == [(1, 3)]
+    assert first.continued_by(entry(2, None))
+    assert part.continued_by(entry(3, 4))
+    assert not part.continued_by(entry(3, 5))

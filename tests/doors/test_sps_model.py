@@ -175,7 +175,9 @@ class World:
                 raise Wrong(f"expected {expected}, got {session.got} after {session.after} in {session.rooms}")
 
 
-some_rooms = st.sampled_from([frozenset[str](), frozenset({"earth"}), frozenset({"mars"}), frozenset({"earth", "mars"})])
+some_rooms = st.sampled_from(
+    [frozenset[str](), frozenset({"earth"}), frozenset({"mars"}), frozenset({"earth", "mars"})]
+)
 # Mostly the same device and rooms: what can go wrong needs several steps about one of them.
 users, devices = st.sampled_from(["1", "1", "1", "2"]), st.sampled_from(["", "", "tv"])
 targets = st.one_of(

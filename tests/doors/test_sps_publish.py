@@ -126,7 +126,9 @@ def test_a_room_may_be_given_as_a_stream(shared_server: RunningServer) -> None:
 # ── tokens ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"uid":"x"}', b'{"uid":1,"ttl":0}', b'{"uid":1,"more":1}', b'{"uid":1,"subscribe":["x"]}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"uid":"x"}', b'{"uid":1,"ttl":0}', b'{"uid":1,"more":1}', b'{"uid":1,"subscribe":["x"]}']
+)
 def test_a_token_is_for_a_user_for_a_time(shared_server: RunningServer, body: bytes) -> None:
     assert ask(shared_server, "POST", "/v1/tokens", body).status == 400
 

@@ -306,9 +306,7 @@ def test_curl_is_a_client(shared_server: RunningServer, tmp_path: Path) -> None:
 def test_http_client_is_a_client(shared_server: RunningServer) -> None:
     uid = new_user()
     connection = http.client.HTTPConnection("127.0.0.1", shared_server.port, timeout=20)
-    connection.request(
-        "GET", f"/subscribe?uid={uid}", headers={"Authorization": f"Bearer {shared_server.admin_token}"}
-    )
+    connection.request("GET", f"/subscribe?uid={uid}", headers={"Authorization": f"Bearer {shared_server.admin_token}"})
     response = connection.getresponse()
     assert json.loads(response.readline())["event"] == "open"
     publish(shared_server, f"/users/{uid}", b"through v1")

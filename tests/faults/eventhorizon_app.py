@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 from penstock.client.receiver import Line, Receiver
@@ -34,15 +35,17 @@ fault = ""  # what goes wrong with the request in progress
 class Together(Receiver):
     """As it should be, with a place to die at."""
 
-    left = -1  # pushes of data after which it dies there for certain; below 0: never
+    graves: Path  # it dies there for certain until there are three files in here, one for each death
 
     def _call_handler(self, stream: str, lines: list[Line]) -> None:
         super()._call_handler(stream, lines)
         self.before_position()
         if all(line.meta_type for line in lines):
             return
-        self.left -= 1
-        dying("die between", certain=self.left == 0)
+        deaths = len(list(self.graves.iterdir()))
+        if deaths < 3:
+            (self.graves / str(deaths)).touch()
+        dying("die between", certain=deaths < 3)
 
     def before_position(self) -> None:
         """The lines are written, their position is not."""
@@ -123,7 +126,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--database", "--subscription", "--port", "--seed"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--dies-after", type=int, default=-1)
+    parser.add_argument("--graves", type=Path, required=True)
     parser.add_argument("--apart", action="store_true")
     options = parser.parse_args()
     make_table(options.database)
@@ -136,7 +139,7 @@ async def main() -> None:
 
     kind = Apart if options.apart else Together
     receiver = kind(options.subscription, lambda: connect(options.database), handle)
-    receiver.left = options.dies_after
+    receiver.graves = options.graves
     server = await serve(Faulty(receiver, random.Random(int(options.seed))), port=int(options.port))
     await server.serve_forever()
 

@@ -92,12 +92,13 @@ class Trial:
         self.port = free_port()
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
         self.ends: dict[str, str] = {}
+        self.graves = folder / "graves"
+        self.graves.mkdir()
 
     def app(self, start: int) -> subprocess.Popen[bytes]:
         command = ["-m", "tests.faults.eventhorizon_app", "--database", self.database, "--subscription", SUB]
         command += ["--port", str(self.port), "--seed", str(self.seed * 1000 + start)]
-        # Its first lives end for certain, later ones by chance
-        command += ["--dies-after", str(5 if start <= 3 else -1)]
+        command += ["--graves", str(self.graves)]  # it dies at the worst point three times for certain
         return self._run([*command, *(["--apart"] if self.apart else [])], "app.log")
 
     def pusher(self, start: int) -> subprocess.Popen[bytes]:
@@ -187,7 +188,7 @@ def run(trial: Trial, database: Any = None) -> dict[str, list[str]]:
 
         trial.append_all(mischief)
         wait_until(lambda: trial.count() >= len(STREAMS) * LINES, within=60)
-        assert app.starts > 3
+        assert len(list(trial.graves.iterdir())) == 3
         assert pusher.starts > 1
         return trial.applied()
 

@@ -71,7 +71,9 @@ def test_a_long_topic_is_refused_and_not_cut() -> None:
         sps.topics({"tid": "x" * 65})
 
 
-@pytest.mark.parametrize(("text", "after"), [("0", 0), ("17", 17), ("", None), (None, None), (str(2**63 - 1), 2**63 - 1)])
+@pytest.mark.parametrize(
+    ("text", "after"), [("0", 0), ("17", 17), ("", None), (None, None), (str(2**63 - 1), 2**63 - 1)]
+)
 def test_the_opaque_is_an_id(text: str | None, after: int | None) -> None:
     assert sps.opaque(text) == after
 

@@ -161,9 +161,7 @@ class Node:
         for name, make in DOORS.items():
             if "all" in settings.server.doors or name in settings.server.doors:
                 routes += (await enter(make(context, settings))).routes()
-        self._listener = await enter(
-            Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps)
-        )
+        self._listener = await enter(Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps))
 
     async def _close_ledger(self) -> None:
         """A log that takes nothing any more must not hold up the stop."""

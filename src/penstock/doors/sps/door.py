@@ -28,7 +28,7 @@ class Sps:
     def __init__(self, context: Context, settings: Settings, time: Callable[[], float] | None = None) -> None:
         self._context, self._settings = context, settings.sps
         self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence)
-        self._wires = self.kind(context, settings.sps, self._presence, time)
+        self.wires = self.kind(context, settings.sps, self._presence, time)
 
     async def __aenter__(self) -> Self:
         await self._presence.__aenter__()
@@ -41,7 +41,7 @@ class Sps:
 
     def routes(self) -> list[Route]:
         """Every path of the seed, and those that its promises need."""
-        context, rooms, tokens = self._context, Rooms(self._context, self._wires), Tokens(self._context)
+        context, rooms, tokens = self._context, Rooms(self._context, self.wires), Tokens(self._context)
         rows = [
             Route("GET", "/subscribe", Turnstile(self.subscribe), timeout=None, door=DOOR),
             Route("POST", "/subsist", rooms.subsist, door=DOOR),
@@ -53,7 +53,7 @@ class Sps:
             Route("POST", "/v1/tokens", tokens, body=WHOLE(64 * 1024), admit=tokens.admit, door=DOOR),
         ]
         for path, read in (("user", to_user), ("room", to_room), ("all", to_all)):
-            notify = Notify(context, self._wires, read)
+            notify = Notify(context, self.wires, read)
             rows.append(
                 Route("POST", f"/notify_to_{path}", notify, body=WHOLE(ENTRY_BYTES), admit=notify.admit, door=DOOR)
             )
@@ -64,5 +64,5 @@ class Sps:
         asked = subscribing(request, self._context, self._settings)
         if request.method == "HEAD":
             return Response(200, content_type="")
-        self._wires.open(request, asked)
+        self.wires.open(request, asked)
         return LIVE

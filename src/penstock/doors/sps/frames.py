@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from penstock.doors.sps.spans import NO_MARK
 from penstock.doors.sps.topics import ROOMS, first_room
 from penstock.values import Entry
 from penstock.wire.sps import Form, topic_of
@@ -61,7 +62,7 @@ class Frames:
         self._limit, self._limit_bytes = limit, limit_bytes
         self._kept: dict[Key, bytes] = {}
         self._bytes = 0
-        self.newest, self.framed = 0, b""  # the last event that was asked for alone
+        self.newest, self.framed, self.mark = 0, b"", NO_MARK  # the last event that was asked for alone
         self.anti_idle = frame(form.anti_idle)
         self.at = time()  # about when the last bytes were asked for: one look at the time for a whole fan-out
 
@@ -81,7 +82,15 @@ class Frames:
             if entry.stream == ROOMS:  # looks different to wires in different rooms
                 return framed
             self.newest, self.framed = entry.id, framed
+            self._make_mark(entry)
         return self.framed
+
+    def _make_mark(self, entry: Entry) -> None:
+        """Wires that ended at the mark before, which is most of them in a fan-out, need only look at that."""
+        before, self.mark = self.mark, self.mark.mark(entry)
+        before.before = None  # or all of them would hang together
+        if before.continued_by(entry):
+            self.mark.before = before
 
     def _find(self, entry: Entry, topics: tuple[str, ...]) -> bytes:
         key: Key = entry.id

@@ -15,38 +15,52 @@ from penstock.limits import UNCONFIRMED_SPANS
 from penstock.values import Entry
 
 
-class Span(msgspec.Struct, gc=False):
-    """Neighbouring entries of one stream, by their ids."""
+class Mark(msgspec.Struct, gc=False):
+    """An entry as the end of a span. In a fan-out all wires share one."""
 
     stream: str
+    id: int
+    next_index: int  # of the entry that would continue the span
+    before: Mark | None = None  # the mark that this one continues, as long as it is the newest
+
+    def continued_by(self, entry: Entry) -> bool:
+        """Nothing of the stream lies between the two. The parts of a large body have no index, and follow their first."""
+        return entry.stream == self.stream and (entry.index is None or entry.index == self.next_index)
+
+    def mark(self, entry: Entry) -> Mark:
+        """The end of the span when *entry* has continued it."""
+        return Mark(entry.stream, entry.id, self.next_index if entry.index is None else entry.index + 1)
+
+
+NO_MARK = Mark("", 0, -1)
+
+
+class Span(msgspec.Struct, gc=False):
+    """Neighbouring entries of one stream: the id of the first, and the last."""
+
     first: int
-    last: int
-    next_index: int  # of the entry that would stretch it
+    end: Mark
 
-    def take(self, entry: Entry) -> bool:
-        """Stretch it by *entry*, if that is the next one of its stream."""
-        if entry.stream != self.stream:
-            return False
-        if entry.index is not None:  # the parts of a large body have none, and follow their first
-            if entry.index != self.next_index:
-                return False
-            self.next_index += 1
-        self.last = entry.id
-        return True
+    @property
+    def stream(self) -> str:
+        return self.end.stream
+
+    @property
+    def last(self) -> int:
+        return self.end.id
 
 
-def span_of(entry: Entry) -> Span:
-    """One entry."""
-    return Span(entry.stream, entry.id, entry.id, 0 if entry.index is None else entry.index + 1)
-
-
-def note(spans: list[Span], entry: Entry) -> None:
-    """Add an entry that was sent. The span in use is the last one; at the limit the oldest goes."""
+def take_up(spans: list[Span], entry: Entry) -> Span | None:
+    """Take the span out that *entry* continues, if one does."""
     for position in range(len(spans) - 1, -1, -1):
-        if spans[position].take(entry):
-            spans.append(spans.pop(position))
-            return
-    spans.append(span_of(entry))
+        if spans[position].end.continued_by(entry):
+            return spans.pop(position)
+    return None
+
+
+def put_aside(spans: list[Span], span: Span) -> None:
+    """Keep a span that others follow; at the limit the oldest goes."""
+    spans.append(span)
     if len(spans) > UNCONFIRMED_SPANS:
         del spans[0]
 
@@ -56,7 +70,7 @@ def confirm(spans: Iterable[Span], upto: int) -> tuple[list[Span], list[Span]]:
     confirmed, left = [], []
     for span in spans:
         if span.first <= upto:
-            confirmed.append(Span(span.stream, span.first, min(span.last, upto), span.next_index))
+            confirmed.append(Span(span.first, Mark(span.stream, min(span.last, upto), span.end.next_index)))
         if span.last > upto:
-            left.append(Span(span.stream, max(span.first, upto + 1), span.last, span.next_index))
+            left.append(Span(max(span.first, upto + 1), span.end))
     return confirmed, left

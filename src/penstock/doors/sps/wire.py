@@ -13,7 +13,7 @@ from penstock.core.feed import Feed
 from penstock.core.ledger import Recipient
 from penstock.core.names import matches
 from penstock.doors.sps.frames import Frames
-from penstock.doors.sps.spans import Span, note
+from penstock.doors.sps.spans import NO_MARK, Span, put_aside, take_up
 from penstock.doors.sps.topics import ALL, ROOMS, first_room, patterns_for
 from penstock.server.flush import Outlet
 from penstock.server.wheel import Timed
@@ -31,8 +31,9 @@ class Wire(Timed):
     """One device that listens. `expired`, `lost` and `end` are its three ends; each happens once."""
 
     __slots__ = (
-        "_changes", "_home", "_narrow", "_pending", "_plain", "_span", "_untold", "alive", "anti_idle", "began",
-        "expires", "feed", "frames", "hid", "opened", "own", "patience", "spans", "tap", "topics", "who", "written",
+        "_aside", "_changes", "_first", "_home", "_mark", "_narrow", "_pending", "_plain", "_untold", "alive",
+        "anti_idle", "began", "expires", "feed", "frames", "hid", "opened", "own", "patience", "tap", "topics", "who",
+        "written",
     )  # fmt: skip
 
     feed: Feed
@@ -50,8 +51,9 @@ class Wire(Timed):
         self._narrow: Narrow | None = None  # which streams of a wide pattern its token covers
         self._changes: list[tuple[int, tuple[str, ...]]] | None = None  # topics up to an id, while it is behind
         self._plain = True  # neither of the two
-        self.spans: list[Span] = home.no_spans  # sent and not confirmed; the last one is in use
-        self._span: Span | None = None
+        # Sent and not confirmed: the span in use, from `_first` to `_mark`, and others.
+        self._first, self._mark = 0, NO_MARK
+        self._aside: list[Span] | None = None
         self._untold = 0  # the first entry of the span in use that the ledger has not heard of
         self._pending: list[tuple[str, int, int]] | None = None  # the same of spans that were left
 
@@ -124,10 +126,9 @@ class Wire(Timed):
                 frames = self.frames
                 self.tap.put(frames.framed if entry.id == frames.newest else frames.encode(entries, self.topics))
                 self.written = frames.at
-                span = self._span
-                if span is not None and entry.index == span.next_index and entry.stream == span.stream:
-                    span.next_index += 1  # as `Span.take` does
-                    span.last = entry.id
+                mark = frames.mark
+                if mark.before is self._mark and mark.id == entry.id:
+                    self._mark = mark
                     self._untold = self._untold or entry.id
                 else:
                     self._note(entry)
@@ -147,8 +148,10 @@ class Wire(Timed):
 
     def _note(self, entry: Entry) -> None:
         """Remember that it was sent."""
-        if self._span is None or not self._span.take(entry):
+        if not self._mark.continued_by(entry):
             self._turn_to(entry)
+        newest = self.frames.mark
+        self._mark = newest if newest.id == entry.id else self._mark.mark(entry)
         if not self._untold:
             self._untold = entry.id
 
@@ -159,25 +162,31 @@ class Wire(Timed):
             self.written = self._home.time()
 
     def _turn_to(self, entry: Entry) -> None:
-        """Go on with another span."""
+        """Go on with the span that *entry* continues, or with a new one."""
         self._leave_span()
-        if self._span is None:
-            self.spans = []
-        note(self.spans, entry)
-        self._span = self.spans[-1]
+        if self._first:
+            self._aside = self._aside or []
+            put_aside(self._aside, Span(self._first, self._mark))
+        span = take_up(self._aside, entry) if self._aside else None
+        self._first, self._mark = (span.first, span.end) if span else (entry.id, NO_MARK)
 
     def _leave_span(self) -> None:
         """The ledger still has to hear of the span in use, when that is flushed."""
-        if self._untold and self._span is not None:
+        if self._untold:
             self._pending = self._pending or []
-            self._pending.append((self._span.stream, self._untold, self._span.last))
+            self._pending.append((self._mark.stream, self._untold, self._mark.id))
             self._untold = 0
 
+    @property
+    def spans(self) -> list[Span]:
+        """What was sent and not confirmed."""
+        return [*(self._aside or ()), Span(self._first, self._mark)] if self._first else []
+
     def keep(self, left: list[Span]) -> None:
-        """Remember only these: the others were confirmed."""
+        """Remember only these of the spans: the others were confirmed."""
         self._leave_span()
-        self.spans = left or self._home.no_spans
-        self._span = left[-1] if left else None
+        self._first, self._mark = (left[-1].first, left[-1].end) if left else (0, NO_MARK)
+        self._aside = left[:-1] or None
 
     def gap(self, after: int, upto: int) -> None:
         self.say(self.frames.words(self.frames.form.gap(after + 1, upto)))
@@ -195,9 +204,8 @@ class Wire(Timed):
             for stream, first, last in self._pending:
                 self._home.ledger.sent(self.who, stream, first, last)
             self._pending = None
-        span = self._span
-        if self._untold and span is not None:
-            self._home.ledger.sent(self.who, span.stream, self._untold, span.last)
+        if self._untold:
+            self._home.ledger.sent(self.who, self._mark.stream, self._untold, self._mark.id)
             self._untold = 0
 
     def drained(self) -> None:

@@ -45,7 +45,6 @@ class Wires:
         self.time, self.now_ms = time or asyncio.get_running_loop().time, context.clock.now_ms
         self._presence = presence
         self.targets = Targets()
-        self.no_spans: list[Span] = []  # shared by all wires that have sent nothing; never added to
         self._open: dict[str, Wire] = {}
         self._left: OrderedDict[str, list[Span]] = OrderedDict()  # unconfirmed when the wire ended
         forms: dict[str, Form] = {"lines": Lines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
@@ -124,8 +123,8 @@ class Wires:
     def ended(self, wire: Wire) -> None:
         """A wire is over. One that was replaced is not registered any more, and takes nobody offline."""
         name = wire.who.name
-        if wire.spans:
-            self._left[name] = wire.spans
+        if spans := wire.spans:
+            self._left[name] = spans
             if len(self._left) > UNCONFIRMED_WIRES:
                 self._left.popitem(last=False)
         if self._open.get(name) is wire:

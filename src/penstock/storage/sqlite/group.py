@@ -117,7 +117,8 @@ class Group:
             else:
                 next_indexes[stream] = idx + 1
             row = (
-                entry.id, self._numbers.get(stream) or self._new_number(stream), idx, entry.chunk, entry.offset, entry.size,
+                entry.id, self._numbers.get(stream) or self._new_number(stream), idx,
+                entry.chunk, entry.offset, entry.size,
                 int(entry.kind),  # sqlite3 takes ten times as long over an enum
                 entry.type, entry.published_ms, entry.expires_ms, entry.attributes, entry.body,
             )  # fmt: skip
