@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
@@ -137,19 +138,23 @@ def _fanout(given: argparse.Namespace, report: Report, folder: Path) -> None:
                 with Poster(server.port, publish) as poster:
                     ours.append(_cpu_us(target.pid, poster.post, wires, given, number))
     ratio = median([one / floor for one, floor in zip(ours, floors, strict=True)])
+    rounds, floor_rounds = ([round(us, 2) for us in each] for each in (ours, floors))
     report.add(
         Figure(
             "fan-out, one write each", median(ours), "CPU µs/delivery", median(floors), "bare socket.send loop",
-            1.35, 1.2, "ratio", ratio=ratio, detail={"wires": given.wires, "rounds": str([round(us, 2) for us in ours])},
+            1.35, 1.2, "ratio", ratio=ratio,
+            detail={"wires": given.wires, "rounds": rounds, "floor_rounds": floor_rounds},
         )
     )  # fmt: skip
 
 
-def _cpu_us(pid: int, publish: object, wires: Child, given: argparse.Namespace, rounds_before: int) -> float:
+def _cpu_us(
+    pid: int, publish: Callable[[], object], wires: Child, given: argparse.Namespace, rounds_before: int
+) -> float:
     """CPU µs of one delivery, its ledger included."""
     before = cpu_seconds(pid)
     for event in range(given.events):
-        publish()  # type: ignore[operator]
+        publish()
         sent = rounds_before * given.events + event + 1
         got = wires.ask(f"total {sent * given.wires}")
         if got["lost"] or got["fewest"] != sent:
@@ -187,10 +192,8 @@ def _latency(given: argparse.Namespace, report: Report, folder: Path) -> None:
             median([one.get_value_at_percentile(percentile) / 1000 for one in many]) for many in (ours, floors)
         )
         detail = {"events_per_second": rate, "wires": others + 1}
-        report.add(
-            Figure(f"publish to receive, p{percentile:g}", value, "ms", floor, "listener that stores nothing", must, aim,
-                   detail=detail)
-        )  # fmt: skip
+        name = f"publish to receive, p{percentile:g}"
+        report.add(Figure(name, value, "ms", floor, "listener that stores nothing", must, aim, detail=detail))
 
 
 def _late(port: int, folder: Path, publish: Path, reader_file: Path, rate: float, seconds: float) -> HdrHistogram:
@@ -224,7 +227,7 @@ def _storm(given: argparse.Namespace, report: Report, folder: Path) -> None:
             publish_ms.append(got[1])
             floors.append(_bare_storm(given, server, folder, missed))
         cpu = cpu_seconds(target.pid)
-    detail = {"clients": given.wires, "events_each": missed, "rounds": str([round(s, 2) for s in seconds]), "cpu": cpu}
+    detail = {"clients": given.wires, "events_each": missed, "rounds": [round(s, 2) for s in seconds], "cpu": cpu}
     report.add(
         Figure(
             "storm caught up",
@@ -261,8 +264,10 @@ def _one_storm(given: argparse.Namespace, server: RunningServer, folder: Path, m
 
 def _bare_storm(given: argparse.Namespace, server: RunningServer, folder: Path, missed: int) -> float:
     file = requests.save(folder / "bare.json", *[subscribe(server, user) for user in range(given.wires)])
-    with Child("bare_replay", DELIVERY_BYTES, missed) as bare:
-        with Child("storm", bare.answer()["port"], file, missed) as storm:
-            storm.answer()
-            seconds: float = storm.ask("go")["seconds"]
-            return seconds
+    with (
+        Child("bare_replay", DELIVERY_BYTES, missed) as bare,
+        Child("storm", bare.answer()["port"], file, missed) as storm,
+    ):
+        storm.answer()
+        seconds: float = storm.ask("go")["seconds"]
+    return seconds

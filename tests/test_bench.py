@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import append, fanout, idle, latency, push, replay, start, streams
+from bench import append, fanout, idle, latency, push, replay, sps, start, streams
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
 from bench.rig.machine import cpu_seconds, memory_kb
@@ -22,6 +22,7 @@ EVERY = {
     "latency": (latency, [], 3),
     "push": (push, [], 3),
     "replay": (replay, [], 1),
+    "sps": (sps, [], 7),
     "start": (start, [], 2),
     "streams": (streams, [], 1),
 }

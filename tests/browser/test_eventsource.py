@@ -71,6 +71,10 @@ def seen(page: Page) -> list[list[object]]:
     return found
 
 
+def wait_for(page: Page, count: int) -> None:
+    wait_until(lambda: len(seen(page)) >= count, within=20)
+
+
 def test_an_event_source_resumes_by_itself_over_a_restart(tmp_path: Path) -> None:
     with start_server(tmp_path / "data", sps_retry_ms=100) as server, browser_page() as page:
         # Given a page that listens, and has seen something
@@ -82,13 +86,12 @@ def test_an_event_source_resumes_by_itself_over_a_restart(tmp_path: Path) -> Non
         for _ in range(2):
             server.kill()
             server.restart()
-            published += [
-                [notify_id(server, "user", f"missed {n}".encode(), uid="7"), f"missed {n}"] for n in range(20)
-            ]
-            # Then the page has everything, once, in order
-            wait_until(lambda: len(seen(page)) >= len(published), within=20)
+            for text in [f"missed {number}" for number in range(20)]:
+                published.append([notify_id(server, "user", text.encode(), uid="7"), text])
+            wait_for(page, len(published))
             published.append([notify_id(server, "user", b"live", uid="7"), "live"])
-            wait_until(lambda: len(seen(page)) >= len(published), within=20)
+            # Then the page has everything, once, in order
+            wait_for(page, len(published))
             assert seen(page) == published
         assert page.evaluate("window.opened") == 3
 

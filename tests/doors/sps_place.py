@@ -107,11 +107,12 @@ async def place(keys: Path, *, recent: int = 8192, tail: int = 1000, make: type[
             engine.log, engine.mailbox, engine.registry, hub, ledger, gate, clock, Wheel(time), 1024 * 1024
         )  # fmt: skip
         made = Place(engine, hub, time, gate)
-        async with make(context, Settings(), time.time) as made.door:
-            routes = Router(made.door.routes())
-            async with Listener(routes, ConnectionSettings(port=0)) as made.listener:
-                try:
-                    yield made
-                finally:
-                    await made.hang_up()
+        async with (
+            make(context, Settings(), time.time) as made.door,
+            Listener(Router(made.door.routes()), ConnectionSettings(port=0)) as made.listener,
+        ):
+            try:
+                yield made
+            finally:
+                await made.hang_up()
         await ledger.close()

@@ -12,7 +12,9 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.doors.sps.presence import Presence
-from penstock.errors import Busy
+from penstock.doors.sps.turnstile import AT_ONCE, Turnstile
+from penstock.errors import Busy, InputInvalid
+from penstock.server.exchange import LIVE, Request, Response
 from penstock.storage.memory import MemoryEngine
 from penstock.testing import wait_until_async
 from penstock.values import Appended, Batch
@@ -159,3 +161,24 @@ async def test_comings_wait_for_a_log_that_is_busy_and_keep_their_order(monkeypa
         page = await engine.log.read_after(("/_presence",), 0)
 
     assert [json.loads(entry.body)["state"] for entry in page.entries] == ["reset", "online", "offline"]
+
+
+async def test_a_storm_of_subscribes_passes_in_order_a_few_in_each_turn() -> None:
+    passed: list[object] = []
+
+    def passes(request: object) -> Response:
+        if request == 40:
+            raise InputInvalid("parameter uid", "is missing")
+        passed.append(request)
+        return LIVE
+
+    turnstile = Turnstile(passes)
+    answers = [turnstile(cast("Request", number)) for number in range(100)]
+    assert passed == list(range(AT_ONCE))
+    await asyncio.sleep(0)
+    assert len(passed) == 2 * AT_ONCE
+    waiting = [answer for answer in answers if isinstance(answer, asyncio.Future)]
+    done = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert passed == [number for number in range(100) if number != 40]
+    assert isinstance(done[40 - AT_ONCE], InputInvalid)

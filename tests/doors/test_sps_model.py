@@ -108,10 +108,10 @@ class World:
     async def ask(self, method: str, target: str, params: dict[str, str], body: bytes = b"") -> Any:
         query = "&".join(f"{name}={value}" for name, value in params.items())
         reader, writer = await self._here.connect()
-        writer.write(
-            f"{method} {target}?{query} HTTP/1.0\r\nAuthorization: Bearer admin\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-            + body
+        head = (
+            f"{method} {target}?{query} HTTP/1.0\r\nAuthorization: Bearer admin\r\nContent-Length: {len(body)}\r\n\r\n"
         )
+        writer.write(head.encode() + body)
         answer = await reader.read()
         assert b" 200 " in answer[:20], answer
         return json.loads(answer.partition(b"\r\n\r\n")[2])

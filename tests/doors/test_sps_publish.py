@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from penstock.testing import RunningServer
@@ -88,8 +91,9 @@ def test_who_wants_text_gets_the_words_of_the_first_sps(shared_server: RunningSe
 @pytest.mark.parametrize(
     ("target", "params"),
     [
-        ("user", {}), ("user", {"uid": "x"}), ("user", {"uid": "1", "tid": "a"}), ("room", {}), ("room", {"tid": " , "}),
-        ("room", {"tid": "/a/*"}), ("room", {"tid": "/a,/b"}), ("room", {"tid": "a,/b"}), ("all", {"uid": "1"}),
+        ("user", {}), ("user", {"uid": "x"}), ("user", {"uid": "1", "tid": "a"}), ("room", {}),
+        ("room", {"tid": " , "}), ("room", {"tid": "/a/*"}), ("room", {"tid": "/a,/b"}), ("room", {"tid": "a,/b"}),
+        ("all", {"uid": "1"}),
     ],
 )  # fmt: skip
 def test_a_target_that_cannot_be_understood_is_refused_first(
@@ -146,8 +150,5 @@ def test_tokens_are_made_by_the_admin_or_by_who_may_make_sessions(shared_server:
 
 
 def make_token(server: RunningServer, *arguments: str) -> str:
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "penstock", "token", "--data", str(server.data), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -236,19 +236,24 @@ def test_what_was_trimmed_is_named_as_a_gap(tmp_path: Path) -> None:
 
 
 def test_a_second_subscribe_replaces_the_first_and_says_so(shared_server: RunningServer) -> None:
-    with Wire(shared_server, hid="phone").opened() as first:
-        with Wire(shared_server, uid=first.uid, hid="phone").opened() as second:
-            assert first.rest() == [{"event": "replaced"}]
-            notify(shared_server, "user", b"x", uid=first.uid)
-            assert second.line()["data"] == "x"
+    with (
+        Wire(shared_server, hid="phone").opened() as first,
+        Wire(shared_server, uid=first.uid, hid="phone").opened() as second,
+    ):
+        assert first.rest() == [{"event": "replaced"}]
+        notify(shared_server, "user", b"x", uid=first.uid)
+        assert second.line()["data"] == "x"
 
 
 def test_another_device_does_not_and_clients_without_one_share_a_slot(shared_server: RunningServer) -> None:
-    with Wire(shared_server).opened() as shared, Wire(shared_server, uid=shared.uid, hid="tv").opened() as tv:
-        with Wire(shared_server, uid=shared.uid).opened():
-            assert shared.rest() == [{"event": "replaced"}]
-            assert notify(shared_server, "user", b"x", uid=shared.uid).json["delivered"] == 2
-            assert tv.line()["data"] == "x"
+    with (
+        Wire(shared_server).opened() as shared,
+        Wire(shared_server, uid=shared.uid, hid="tv").opened() as tv,
+        Wire(shared_server, uid=shared.uid).opened(),
+    ):
+        assert shared.rest() == [{"event": "replaced"}]
+        assert notify(shared_server, "user", b"x", uid=shared.uid).json["delivered"] == 2
+        assert tv.line()["data"] == "x"
 
 
 def test_the_topics_of_the_wire_before_are_not_inherited(shared_server: RunningServer) -> None:
@@ -320,11 +325,13 @@ def test_aiohttp_is_a_client(shared_server: RunningServer) -> None:
 
     async def listen() -> list[object]:
         headers = {"Authorization": f"Bearer {shared_server.admin_token}"}
-        async with aiohttp.ClientSession(shared_server.url, headers=headers) as session:
-            async with session.get("/subscribe", params={"uid": uid}) as wire:
-                opened = json.loads(await wire.content.readline())
-                async with session.post("/notify_to_user", params={"uid": uid}, data=b"hi") as published:
-                    assert (await published.json())["delivered"] == 1
-                return [opened["event"], json.loads(await wire.content.readline())["data"]]
+        async with (
+            aiohttp.ClientSession(shared_server.url, headers=headers) as session,
+            session.get("/subscribe", params={"uid": uid}) as wire,
+        ):
+            opened = json.loads(await wire.content.readline())
+            async with session.post("/notify_to_user", params={"uid": uid}, data=b"hi") as published:
+                assert (await published.json())["delivered"] == 1
+            return [opened["event"], json.loads(await wire.content.readline())["data"]]
 
     assert asyncio.run(listen()) == ["open", "hi"]

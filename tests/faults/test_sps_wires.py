@@ -44,9 +44,9 @@ def test_a_device_that_takes_no_byte_is_cut_and_comes_back_to_everything(tmp_pat
 
 
 def test_the_same_check_finds_a_server_that_never_cuts(tmp_path: Path) -> None:
-    with start_server(tmp_path / "data", server_stall_timeout=3600, server_drain_seconds=0.1) as server:
-        with pytest.raises(TooLate):
-            check_a_stalled_device_is_cut(server)
+    settings = {"server_stall_timeout": 3600, "server_drain_seconds": 0.1}
+    with start_server(tmp_path / "data", **settings) as server, pytest.raises(TooLate):
+        check_a_stalled_device_is_cut(server)
 
 
 # ── topics that change while a device is behind ────────────────────────────────────────────────
@@ -170,7 +170,8 @@ def test_what_was_acknowledged_comes_once_and_in_order_over_kill_9(server: Runni
 # ── nonsense ───────────────────────────────────────────────────────────────────────────────────
 
 TARGETS = (
-    ("GET", "/online"), ("GET", "/rooms"), ("PUT", "/rooms"), ("POST", "/join"), ("POST", "/leave"), ("POST", "/subsist"),
+    ("GET", "/online"), ("GET", "/rooms"), ("PUT", "/rooms"), ("POST", "/join"), ("POST", "/leave"),
+    ("POST", "/subsist"),
     ("POST", "/notify_to_user"), ("POST", "/notify_to_room"), ("POST", "/notify_to_all"), ("POST", "/v1/tokens"),
     ("HEAD", "/subscribe"),
 )  # fmt: skip

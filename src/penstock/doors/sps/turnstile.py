@@ -45,5 +45,5 @@ class Turnstile:
                 continue
             try:
                 answer.set_result(self._passes(request))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's answer
                 answer.set_exception(error)
