@@ -86,8 +86,8 @@ def test_an_event_source_resumes_by_itself_over_a_restart(tmp_path: Path) -> Non
         for _ in range(2):
             server.kill()
             server.restart()
-            for text in [f"missed {number}" for number in range(20)]:
-                published.append([notify_id(server, "user", text.encode(), uid="7"), text])
+            missed = [f"missed {number}" for number in range(20)]
+            published += [[notify_id(server, "user", text.encode(), uid="7"), text] for text in missed]
             wait_for(page, len(published))
             published.append([notify_id(server, "user", b"live", uid="7"), "live"])
             # Then the page has everything, once, in order

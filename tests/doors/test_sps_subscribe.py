@@ -12,8 +12,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from penstock.testing import RunningServer, require_program, start_server, wait_until
+from penstock.testing import RunningServer, require_program, wait_until
 from tests.doors.sps_client import Wire, new_user, notify, notify_id, token
+from tests.doors.sps_place import place
 from tests.server.api import ask, publish
 
 
@@ -218,18 +219,18 @@ def test_ids_grow_and_nothing_is_missing_over_a_restart(server: RunningServer) -
         assert [line["id"] for line in wire.lines(2)] == [first, second]
 
 
-def test_what_was_trimmed_is_named_as_a_gap(tmp_path: Path) -> None:
-    with start_server(tmp_path / "data", log_keep="1s") as server:
-        lost = notify_id(server, "user", b"lost", uid="7")
-        wait_until(lambda: ask(server, "GET", "/v1/read", after=0, streams="/users/7").status == 410, within=30)
-        with Wire(server, uid="7", o=0).opened() as wire:
-            gap = wire.line()
-            notify(server, "user", b"here", uid="7")
+async def test_what_was_trimmed_is_named_as_a_gap(tmp_path: Path) -> None:
+    async with place(tmp_path, recent=1) as here:
+        for body in (b"lost", b"lost too"):
+            await here.publish("7", body)
+        trimmed = here.engine.log.followed
+        await here.engine.log.trim(trimmed)
+        await here.publish("7", b"left")
+        reader, _ = await here.subscribe("uid=7&o=0")
+        lines = [json.loads(await asyncio.wait_for(reader.readline(), 10)) for _ in range(3)]
 
-            assert gap["event"] == "gap"
-            assert gap["from"] == 1
-            assert gap["to"] >= lost
-            assert wire.line()["data"] == "here"
+    assert lines[1] == {"event": "gap", "from": 1, "to": trimmed, "oldest": trimmed + 1}
+    assert lines[2]["data"] == "left"
 
 
 # ── one wire per device ────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""`token`, `keys`, `backup`, `restore`, `doctor`, `bench`, `test`: looking after a server, and after Penstock itself."""
+"""`token`, `keys`, `backup`, `restore`, `doctor`, `bench`, `test`: looking after a server and after Penstock itself."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Mark(msgspec.Struct, gc=False):
     before: Mark | None = None  # the mark that this one continues, as long as it is the newest
 
     def continued_by(self, entry: Entry) -> bool:
-        """Nothing of the stream lies between the two. (The parts of a large body have no index.)"""
+        """Nothing of the stream lies between the two; the parts of a large body have no index."""
         return entry.stream == self.stream and (entry.index is None or entry.index == self.next_index)
 
     def mark(self, entry: Entry) -> Mark:
