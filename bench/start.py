@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
                 settle(given)
                 floors.append(_seconds([sys.executable, "-c", _BARE]))
                 ours.append(_start(folder / ("full" if full else f"empty-{number}"), full=full))
-            detail = {"starts": starts, "worst_s": max(ours), "command": " ".join(command()[-2:])}
+            detail = {"starts": starts, "worst_s": max(ours), "by_wrapper": (ROOT / "penstock").samefile(command()[0])}
             report.add(
                 Figure(
                     f"to ready, {name}", median(ours), "s", median(floors), "Python with a bare uvloop listener",

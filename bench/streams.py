@@ -60,10 +60,21 @@ def _batch(first: int, end: int) -> Batch:
 
 
 def _figure(many: list[Load], few: list[Load], existing: int) -> Figure:
-    ratio = median([one.rate / other.rate for one, other in zip(many, few, strict=True)])
+    """The rates' ratio, of rounds that no neighbour disturbed.
+
+    A busy neighbour slows both halves down until they are alike. Without a quiet round it is therefore
+    the CPU time of a publish that is compared.
+    """
+    pairs = list(zip(many, few, strict=True))
+    quiet = [(one, other) for one, other in pairs if one.quiet and other.quiet]
+    cpu_ratio = median([other.server_us / one.server_us for one, other in quiet or pairs])
+    ratio = median([one.rate / other.rate for one, other in quiet]) if quiet else cpu_ratio
+    many, few = [one for one, _ in quiet or pairs], [other for _, other in quiet or pairs]
     detail = {
         "server_cpu_us": median([load.server_us for load in many]),
         "server_cpu_us_few": median([load.server_us for load in few]),
+        "cpu_ratio": cpu_ratio,
+        "quiet_rounds": len(quiet),
         "p99_ms": median([load.p99_ms for load in many]),
         "neighbour_cores": median([load.neighbours for load in (*many, *few)]),
         "generator": many[0].generator,

@@ -61,6 +61,11 @@ class Load:
         return self.requests / self.seconds
 
     @property
+    def quiet(self) -> bool:
+        """Neighbours took next to nothing meanwhile."""
+        return self.neighbours < 2 * QUIET
+
+    @property
     def server_us(self) -> float:
         """CPU time of all the server's threads for one request."""
         return 1e6 * self.server_cpu / self.requests
@@ -106,7 +111,7 @@ def press_streams(target: Target, folder: Path, request: bytes, names: tuple[str
 
 def undisturbed(loads: Sequence[Load]) -> list[Load]:
     """The runs during which neighbours took next to nothing; all of them if there is none."""
-    return [load for load in loads if load.neighbours < 2 * QUIET] or list(loads)
+    return [load for load in loads if load.quiet] or list(loads)
 
 
 Outcome = tuple[int, float, float, float, float]

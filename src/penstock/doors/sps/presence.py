@@ -27,6 +27,7 @@ log = logging.getLogger("penstock.sps")
 STREAM: Final = "/_presence"
 GATHER_SECONDS: Final = 0.05
 RETRY_SECONDS: Final = 1.0
+STOP_SECONDS: Final = 5.0
 MANY: Final = 16
 """Changes at once above which they share an entry."""
 _text = msgspec.json.Encoder().encode
@@ -50,16 +51,13 @@ class Presence:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Append what is left; a log that takes nothing any more does not hold up the stop."""
-        if self._appending is not None:
-            await asyncio.wait([self._appending])
-        while self._lines:
-            before = len(self._lines)
-            self._append()
+        left = len(self._lines) + 1
+        while 0 < len(self._lines) < left:
+            left = len(self._lines)
+            if self._appending is None:
+                self._append()
             if self._appending is not None:
-                await asyncio.wait([self._appending])
-                await asyncio.sleep(0)  # its callback has seen the result then
-            if len(self._lines) == before:
-                break
+                await asyncio.wait([self._appending], timeout=STOP_SECONDS)
         if self._booked is not None:
             self._booked.cancel()
 
@@ -86,7 +84,9 @@ class Presence:
             self._booked = asyncio.get_running_loop().call_later(seconds, self._append)
 
     def _append(self) -> None:
-        self._booked = None
+        if self._booked is not None:
+            self._booked.cancel()  # when the end came before it
+            self._booked = None
         lines = self._take()
         bodies = lines if len(lines) <= MANY else [b"\n".join(lines)]
         try:
