@@ -101,7 +101,6 @@ class Pusher:
         self._talk: Conversation | None = None
         self._steps: asyncio.TaskGroup | None = None
         self._ahead: dict[str, asyncio.Task[_Page | None]] = {}  # reads of what follows the page on its way
-        self._writing: dict[str, asyncio.Task[None]] = {}  # acknowledgements on their way into the ledger
         self._over: Exception | None = None
         self.status = Status()
 
@@ -134,7 +133,6 @@ class Pusher:
         talk = self._talk = Conversation(id, self._pace)
         self.status.subscription, self.status.state = id, "pushing"
         self._ahead.clear()
-        self._writing.clear()
         self._over = None
         self._source.watch(id, self._wake)
         try:
@@ -195,17 +193,10 @@ class Pusher:
         answer = await self._push(talk, flow, page)
         accepted = talk.check(flow, sent, answer)
         if answer.code == SUCCESS:
-            await self._write_down(talk.subscription, flow.stream, page, accepted)
+            # Durable before anything follows from it, the next push included.
+            await self._acknowledged(talk.subscription, flow.stream, page, accepted)
         talk.answered(flow, sent, answer, _now())
         self._went_well()
-
-    async def _write_down(self, id: str, stream: str, page: _Page, accepted: Cursor) -> None:
-        """Have the ledger written while the next page is on its way, but never more than one page behind."""
-        before = self._writing.pop(stream, None)
-        if before is not None:
-            await before
-        if self._steps is not None:
-            self._writing[stream] = self._steps.create_task(self._acknowledged(id, stream, page, accepted))
 
     async def _read(self, begin: Cursor) -> _Page:
         found = await self._source.read(begin)
@@ -250,8 +241,6 @@ class Pusher:
             await self._record(id, stream, found.ids, ("sent", ""))
             await self._record(id, stream, found.ids[:count], ("acked", ""))
         self.status.lines += count
-        if self._writing.get(stream) is asyncio.current_task():
-            del self._writing[stream]
 
     async def _record(self, id: str, stream: str, ids: list[int], *states: tuple[str, str]) -> None:
         """Nobody else knows what the app has acknowledged: try until it is written."""
