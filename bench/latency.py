@@ -8,19 +8,39 @@ stores nothing, under the same load: what generator, reader and scheduler add by
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
 
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
 from bench.rig import requests
 from bench.rig.child import Child
-from bench.rig.load import press
+from bench.rig.load import Target, press
+from bench.rig.machine import Neighbours, cpu_seconds
 from bench.rig.report import Figure, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
 
 STREAM = "/bench/latency"
 IN_FLIGHT = 64
 PERCENTILES = ((50.0, None), (99.0, 5.0), (99.9, 20.0))  # and their aims in ms
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """How late the events of one round were, in µs, and the cores that others used meanwhile."""
+
+    late: HdrHistogram
+    neighbours: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What is published and read, and how fast."""
+
+    publish: Path
+    tail: Path
+    rate: float
+    seconds: float
 
 
 def main(argv: list[str]) -> int:
@@ -31,51 +51,55 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     if given.quick:
         given.rounds, given.seconds = 1, 0.5
-    ours: list[HdrHistogram] = []
-    floors: list[HdrHistogram] = []
+    ours: list[Round] = []
+    floors: list[Round] = []
     with reporting("latency", given) as (report, folder), penstock(folder / "data") as (server, target):
         request = requests.publish(STREAM, requests.event(), server.admin_token)
+        publish = requests.save(folder / "publish.json", request)
+        tail = requests.save(folder / "tail.json", requests.tail(STREAM, server.admin_token))
         settle(given)
         saturated = press("own", target, folder, [request], IN_FLIGHT, given.seconds / 2)
-        rate = given.share * saturated.rate
-        tail = requests.tail(STREAM, server.admin_token)
+        flow = Flow(publish, tail, given.share * saturated.rate, given.seconds)
         with Child("bare_listener") as bare:
-            port = bare.answer()["port"]
+            floor = Target(bare.answer()["port"], bare.pid)
             for number in range(given.rounds):
-                say(f"round {number + 1} of {given.rounds}: {rate:,.0f} events/s")
+                say(f"round {number + 1} of {given.rounds}: {flow.rate:,.0f} events/s")
                 settle(given)
-                floors.append(_late(port, folder, request, tail, rate, given.seconds))
-                ours.append(_late(target.port, folder, request, tail, rate, given.seconds))
+                floors.append(_round(floor, flow, folder / "late"))
+                ours.append(_round(target, flow, folder / "late"))
         for percentile, aim in PERCENTILES:
-            report.add(_figure(percentile, aim, ours, floors, rate, saturated.rate))
+            report.add(_figure(percentile, aim, ours, floors, flow.rate, saturated.rate))
     return 0
 
 
-def _late(port: int, folder: Path, request: bytes, tail: bytes, rate: float, seconds: float) -> HdrHistogram:
-    """How late every event of one round arrived, in µs."""
-    late, events = folder / "late", int(rate * seconds)
-    publish = requests.save(folder / "publish.json", request)
-    with Child("reader", port, requests.save(folder / "tail.json", tail), events, late) as reader:
+def _round(target: Target, flow: Flow, late: Path) -> Round:
+    before, neighbours = cpu_seconds(target.pid), Neighbours()
+    with Child("reader", target.port, flow.tail, int(flow.rate * flow.seconds), late) as reader:
         reader.answer()  # it is open: what is published from now on reaches it
-        with Child("publishers", port, IN_FLIGHT, publish, "rate", rate, seconds) as publishers:
-            publishers.answer()
-        reader.answer()
-    nanoseconds = array("q", late.read_bytes())
+        with Child("publishers", target.port, IN_FLIGHT, flow.publish, "rate", flow.rate, flow.seconds) as publishers:
+            publishing = publishers.answer()["cpu"]
+        reading = reader.answer()["cpu"]
+        cores = neighbours.cores(cpu_seconds(target.pid) - before + publishing + reading)
+    return Round(_histogram(late), cores)
+
+
+def _histogram(late: Path) -> HdrHistogram:
     histogram = HdrHistogram(1, 60_000_000, 3)
-    for value in nanoseconds:
-        histogram.record_value(value // 1000)
+    for nanoseconds in array("q", late.read_bytes()):
+        histogram.record_value(nanoseconds // 1000)
     return histogram
 
 
 def _figure(
-    percentile: float, aim: float | None, ours: list[HdrHistogram], floors: list[HdrHistogram], rate: float, most: float
+    percentile: float, aim: float | None, ours: list[Round], floors: list[Round], rate: float, most: float
 ) -> Figure:
     value, floor = (
-        median([histogram.get_value_at_percentile(percentile) / 1000 for histogram in histograms])
-        for histograms in (ours, floors)
+        median([one.late.get_value_at_percentile(percentile) / 1000 for one in rounds]) for rounds in (ours, floors)
     )
-    worst = max(histogram.get_max_value() for histogram in ours) / 1000
-    return Figure(
-        f"p{percentile:g}", value, "ms", floor, "listener that stores nothing", None, aim,
-        detail={"events_per_second": rate, "saturation_per_second": most, "worst_ms": worst},
-    )  # fmt: skip
+    detail = {
+        "events_per_second": rate,
+        "saturation_per_second": most,
+        "worst_ms": max(one.late.get_max_value() for one in ours) / 1000,
+        "neighbour_cores": median([one.neighbours for one in ours]),
+    }
+    return Figure(f"p{percentile:g}", value, "ms", floor, "listener that stores nothing", None, aim, detail=detail)

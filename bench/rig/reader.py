@@ -76,7 +76,7 @@ def main(port: str, requests: str, events: str, file: str = "") -> None:
     if file:
         late = time_each(wire, begun, int(events))
         Path(file).write_bytes(late.tobytes())
-        reply(events=len(late))
+        reply(events=len(late), cpu=time.process_time() - cpu)
         return
     total = count(wire, begun, int(events))
     seconds = time.perf_counter() - began
