@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,10 +12,12 @@ import pytest
 from bench import append, fanout, idle, latency, push, replay, sps, start, streams
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
-from bench.rig.machine import cpu_seconds, memory_kb
+from bench.rig.load import Load, undisturbed
+from bench.rig.machine import Neighbours, cpu_seconds, memory_kb
 from bench.rig.report import Figure
 from bench.rig.requests import EVENT_BYTES, MARK, event, load, save, tail
 from penstock.cli.app import run
+from penstock.testing import wait_until
 
 KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "machine", "date"}
 EVERY = {
@@ -62,6 +68,25 @@ def test_without_json_there_is_a_table(
     assert "must" in shown
 
 
+@pytest.mark.doors
+def test_a_run_that_is_ended_from_outside_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "bench", "replay", "--json", "--dir", str(tmp_path)]
+    bench = subprocess.Popen(command)
+    try:
+        ready = wait_until(lambda: [file for file in tmp_path.glob("*/data.out") if file.read_text()], within=20)
+        port = int(ready[0].read_text().rpartition(" durability")[0].rpartition(":")[2])
+
+        bench.terminate()
+
+        assert bench.wait(30) == 128 + signal.SIGTERM
+        assert list(tmp_path.iterdir()) == []
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+    finally:
+        bench.kill()
+        bench.wait()
+
+
 @pytest.mark.parametrize(
     ("value", "higher", "met"),
     [(0.9, False, "aim"), (1.2, False, "must"), (1.4, False, "no"), (1.4, True, "aim"), (1.1, True, "no")],
@@ -106,3 +131,16 @@ def test_a_child_is_measured_and_its_end_is_noticed() -> None:
         child.process.terminate()
         with pytest.raises(ChildFailed, match="bare_listener"):
             child.answer()
+
+
+def test_runs_that_neighbours_disturbed_are_left_out_where_there_are_others() -> None:
+    calm, disturbed = (Load("own", 1000, 1.0, 1.0, 2.0, 0.1, 0.5, neighbours) for neighbours in (0.0, 1.5))
+
+    assert undisturbed([disturbed, calm, disturbed]) == [calm]
+    assert undisturbed([disturbed]) == [disturbed]
+
+
+def test_our_own_work_is_not_the_neighbours() -> None:
+    neighbours = Neighbours()
+
+    assert neighbours.cores(ours=1e9) == 0.0

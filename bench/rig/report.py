@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import time
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 from bench.rig import machine
@@ -145,10 +147,15 @@ def arguments(bench: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 @contextmanager
 def reporting(bench: str, given: argparse.Namespace) -> Iterator[tuple[Report, Path]]:
-    """A report, and a directory that is gone afterwards."""
+    """A report, and a directory that is gone afterwards, also when the run is ended from outside."""
     report = Report(bench, as_json=given.json)
+    signal.signal(signal.SIGTERM, _leave)  # else servers and gigabytes of data would stay behind
     with TemporaryDirectory(prefix="penstock-bench-", dir=given.dir) as folder:
         yield report, Path(folder)
     report.close()
