@@ -151,7 +151,7 @@ def streams(
 
 
 def why(
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="An entry's id, or an item's message id.")],
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="An entry's id, as publish answers it.")],
     recipient: Annotated[str, typer.Argument(metavar="RECIPIENT", help="Who should have got it.")],
     url: Url = "",
     token: Token = "",
