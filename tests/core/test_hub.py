@@ -142,6 +142,20 @@ async def test_what_waits_is_never_more_than_the_hub_holds() -> None:
         assert [entry.index for entry in reader.got] == list(range(21))
 
 
+async def test_a_reader_that_asks_for_more_while_its_page_is_read_gets_it_once() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, recent=1, tail=1) as hub:
+        reader = Reader()
+        feed = hub.start(reader, ("/a",), after=0)
+        await publish(engine, "/a", "/a")
+        # When it asks again at each moment of the reading
+        for _ in range(10):
+            feed.resume()
+            await asyncio.sleep(0)
+        await settle(feed)
+
+        assert [entry.index for entry in reader.got] == [0, 1]
+
+
 async def test_a_stopped_reader_gets_nothing_more() -> None:
     async with MemoryEngine() as engine, Hub(engine.log) as hub:
         reader = Reader()

@@ -82,7 +82,7 @@ class Feed:
         self.position = after  # everything up to here was delivered, or is not for this reader
         self._offered = after  # … or is waiting
         self._waiting: list[Entry] = []
-        self.queued = False  # the hub has it in its line of those that read the log
+        self.queued = False  # the hub has it in its line of those that read the log, or reads for it right now
         self.behind = True
         self.stopped = False
 

@@ -153,7 +153,6 @@ class Hub:
                 self._work.clear()
                 await self._work.wait()
             feed = self._line.popleft()
-            feed.queued = False
             try:
                 if not self._join(feed) and feed.can_step:
                     await self._step(feed)
@@ -161,6 +160,8 @@ class Hub:
                 # One reader's trouble must not end the service of all others.
                 log.exception("feed.failed", extra={"after": feed.position})
                 feed.fail(error)
+            # Only now: a feed that asks for more while its page is being read must not be read for twice.
+            feed.queued = False
             if feed.can_step:
                 self.enqueue(feed)
 
