@@ -104,7 +104,7 @@ async def place(keys: Path, *, recent: int = 8192, tail: int = 1000, make: type[
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)
         context = Context(
-            engine.log, engine.mailbox, engine.registry, hub, ledger, gate, clock, Wheel(time), 1024 * 1024
+            engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, gate, clock, Wheel(time), 1024 * 1024
         )  # fmt: skip
         made = Place(engine, hub, time, gate)
         async with (

@@ -532,7 +532,7 @@ async def test_a_pusher_reads_what_its_owner_may_read() -> None:
         clock, ledger = ManualClock(), Ledger(engine.log, ManualClock(), node="n")
         async with Hub(engine.log) as hub:
             context = Context(
-                engine.log, engine.mailbox, engine.registry, hub, ledger, Gate(NO_KEYS, "t"), clock,
+                engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, Gate(NO_KEYS, "t"), clock,
                 Wheel(asyncio.get_running_loop()), 0,
             )  # fmt: skip
             source = LocalSource(

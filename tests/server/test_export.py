@@ -366,9 +366,9 @@ async def site(
         keys = open_keys(tmp_path)
         wheel = Wheel(asyncio.get_running_loop())
         parts = {
-            "log": engine.log, "mailbox": engine.mailbox, "registry": engine.registry, "hub": hub, "clock": clock,
-            "ledger": Ledger(engine.log, clock, node="test"), "gate": Gate(keys, ADMIN), "wheel": wheel,
-            "body_limit": 1 << 20, "caps": Caps(0),
+            "log": engine.log, "mailbox": engine.mailbox, "registry": engine.registry, "bus": engine.bus,
+            "hub": hub, "clock": clock, "ledger": Ledger(engine.log, clock, node="test"), "gate": Gate(keys, ADMIN),
+            "wheel": wheel, "body_limit": 1 << 20, "caps": Caps(0),
         }  # fmt: skip
         context = Context(**{field.name: parts[field.name] for field in dataclasses.fields(Context)})
         exporter = Exporter(context, export or own, **options)

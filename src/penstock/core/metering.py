@@ -6,6 +6,9 @@ from bisect import bisect_left
 
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
+Sample = tuple[str, str, str, float, dict[str, str]]
+"""Kind (counter or gauge), name, what it means, value, labels."""
+
 
 class Histogram:
     """How often something took how many seconds."""

@@ -20,6 +20,7 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import Log, prepare
 from penstock.core.mailbox import Mailbox
+from penstock.core.metering import Sample
 from penstock.core.registry import NEW, Registry
 from penstock.doors.eventhorizon import EventHorizon
 from penstock.doors.sps import Sps
@@ -27,10 +28,10 @@ from penstock.errors import ConfigInvalid, PenstockError
 from penstock.measures import parse_address, parse_keep
 from penstock.server.auth import Gate, open_admin_token, open_keys
 from penstock.server.context import Context
-from penstock.server.door import MakeDoor
+from penstock.server.door import Door, MakeDoor
 from penstock.server.housekeeping import Housekeeping
 from penstock.server.listener import Listener, make_caps
-from penstock.server.metrics import Metrics, Sample
+from penstock.server.metrics import Metrics
 from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.v1.export import Exporter
@@ -116,6 +117,7 @@ class Node:
         self._settings, self._data = settings, data
         self._stack = AsyncExitStack()
         self._draining = False
+        self._doors: list[Door] = []
 
     async def __aenter__(self) -> Self:
         try:
@@ -149,6 +151,7 @@ class Node:
             engine.log,
             engine.mailbox,
             engine.registry,
+            engine.bus,
             self._hub,
             self._ledger,
             self._gate,
@@ -160,7 +163,9 @@ class Node:
         routes = self._routes(context)
         for name, make in DOORS.items():
             if "all" in settings.server.doors or name in settings.server.doors:
-                routes += (await enter(make(context, settings))).routes()
+                door = await enter(make(context, settings))
+                self._doors.append(door)
+                routes += door.routes()
         self._listener = await enter(Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps))
 
     async def _close_ledger(self) -> None:
@@ -220,8 +225,8 @@ class Node:
         """What `/metrics` shows."""
         counters, hub, house = self._listener.counters, self._hub, self._housekeeping
         yield "gauge", "connections", "Connections that are open.", counters.opened - counters.closed, {}
-        for door, count in counters.live.items():
-            yield "gauge", "live", "Live answers and WebSockets that are open.", count, {"door": door}
+        for name, count in counters.live.items():
+            yield "gauge", "live", "Live answers and WebSockets that are open.", count, {"door": name}
         yield "counter", "requests", "Requests that came.", counters.requests, {}
         yield "counter", "refused", "Connections closed at once, over a cap.", counters.refused, {}
         yield "counter", "cut", "Connections cut because the peer took nothing.", counters.cut, {}
@@ -246,6 +251,8 @@ class Node:
         yield "counter", "expired", "Entries whose time ran out.", house.expired, {}
         yield "counter", "trimmed", "Entries that log.keep dropped.", house.trimmed, {}
         yield "counter", "ledger_lost", "Records that the log did not take in time.", self._ledger.lost, {}
+        for door in self._doors:
+            yield from door.samples()
 
 
 def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncContextManager[Engine]:

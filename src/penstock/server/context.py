@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from penstock.core.bus import Bus
 from penstock.core.clock import Clock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
@@ -28,6 +29,7 @@ class Context:
     log: Log
     mailbox: Mailbox
     registry: Registry
+    bus: Bus
     hub: Hub
     ledger: Ledger
     gate: Gate

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
 from penstock.config import Settings
+from penstock.core.metering import Sample
 from penstock.server.context import Context
 from penstock.server.routing import Route
 
@@ -16,6 +17,10 @@ class Door(Protocol):
 
     def routes(self) -> list[Route]:
         """Its rows of the one table."""
+        ...
+
+    def samples(self) -> Iterable[Sample]:
+        """What it adds to `/metrics`."""
         ...
 
     async def __aenter__(self) -> Self: ...

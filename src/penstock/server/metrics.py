@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from penstock.core.metering import Histogram
+from penstock.core.metering import Histogram, Sample
 from penstock.server.context import Context
 from penstock.server.exchange import Request, Response
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
-
-Sample = tuple[str, str, str, float, dict[str, str]]  # kind, name, what it means, value, labels
 
 
 class Metrics:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 from penstock.config import Settings
+from penstock.core.metering import Sample
 from penstock.doors.eventhorizon.activity import Activity
 from penstock.doors.eventhorizon.pushers import Pushers
 from penstock.doors.eventhorizon.reader import Reader
@@ -43,6 +45,10 @@ class EventHorizon:
         if self._announcing is not None:
             self._announcing.cancel()
             await asyncio.gather(self._announcing, return_exceptions=True)
+
+    def samples(self) -> Iterable[Sample]:
+        """How many pushers this node runs."""
+        yield "gauge", "pushers", "Pushers that this node runs.", self._pushers.running, {}
 
     def routes(self) -> list[Route]:
         """The original's paths, and those of managed pushers."""

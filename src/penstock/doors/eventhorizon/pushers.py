@@ -112,6 +112,11 @@ class Pushers:
             for record in records:
                 self._load(record)
 
+    @property
+    def running(self) -> int:
+        """How many of them push, or try to."""
+        return sum(managed.task is not None for managed in self._all.values())
+
     def _load(self, record: Record) -> None:
         kept = msgspec.json.decode(record.value, type=Kept)
         managed = Managed(record.key.removeprefix(_PREFIX), kept, record.version)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from penstock.config import Settings
+from penstock.core.metering import Sample
 from penstock.doors.sps.asking import subscribing
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.publish import Notify, to_all, to_room, to_user
@@ -38,6 +39,10 @@ class Sps:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._presence.__aexit__(kind, error, trace)
+
+    def samples(self) -> Iterable[Sample]:
+        """Nothing that the node does not count for every door."""
+        return ()
 
     def routes(self) -> list[Route]:
         """Every path of the seed, and those that its promises need."""
