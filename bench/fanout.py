@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--wires", type=int, help="open connections; 5000, or 200 with --linger")
     parser.add_argument("--events", type=int, default=20, help="events of a round")
     parser.add_argument("--gap", type=float, default=0.05, help="seconds between two events")
-    parser.add_argument("--linger", action="store_true", help="500 events/s with a linger of 20 ms instead")
+    parser.add_argument("--linger", action="store_true", help="500 events/s, gathered for 20 ms, instead")
     parser.add_argument("--rate", type=float, default=500, help="events/s with --linger")
     parser.add_argument("--seconds", type=float, default=4, help="of a round with --linger")
     given = parser.parse_args(argv)
@@ -170,7 +170,7 @@ def _delivery_bytes(ours: Subject) -> int:
 def _linger(given: argparse.Namespace, report: Report, folder: Path) -> None:
     count = given.wires or 200
     with ExitStack() as stack:
-        ours = stack.enter_context(_ours(folder, count, server_linger_ms=20))
+        ours = stack.enter_context(_ours(folder, count, log_gather_ms=20))
         peer = stack.enter_context(_nchan(folder, count, _delivery_bytes(ours) - 8)) if nchan.available() else None
         for number in range(given.rounds):
             for subject in (ours, peer) if peer else (ours,):

@@ -1,8 +1,13 @@
-"""Which engines the contract suite runs on. A further engine joins by a line in `FACTORIES`."""
+"""Which engines the contract suite runs on. A further engine joins by a line in `FACTORIES`.
+
+The cluster's engine runs in the group `cluster`, on one real NATS server for all tests, each in a namespace of
+its own; `tests/cluster/` runs some of the suite again on three servers with three replicas.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -10,8 +15,11 @@ from typing import Any
 import pytest
 
 from penstock.core.clock import Clock, ManualClock
+from penstock.storage.jetstream import open_jetstream
+from penstock.storage.jetstream.engine import Options
 from penstock.storage.memory import MemoryEngine
 from penstock.storage.sqlite import open_sqlite
+from penstock.testing.nats import NatsCluster, start_nats
 
 Opened = AbstractAsyncContextManager[Any]
 Factory = Callable[[Path, Clock], Opened]
@@ -26,7 +34,8 @@ def sqlite(directory: Path, clock: Clock) -> Opened:
 
 
 FACTORIES: dict[str, Factory] = {"memory": memory, "sqlite": sqlite}
-DURABLE = ("sqlite",)
+JETSTREAM = pytest.param("jetstream", marks=pytest.mark.cluster)
+DURABLE = ("sqlite", JETSTREAM)
 """These can be opened again on what they stored."""
 
 
@@ -35,13 +44,28 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=FACTORIES)
+@pytest.fixture(scope="session")
+def contract_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    """One NATS server; what is proved here does not depend on its disk, so it need not wait for that."""
+    with start_nats(tmp_path_factory.mktemp("nats"), sync="2m") as cluster:
+        yield cluster
+
+
+def opener(request: pytest.FixtureRequest, directory: Path, clock: Clock) -> Callable[[], Opened]:
+    if request.param != "jetstream":
+        return lambda: FACTORIES[request.param](directory, clock)
+    servers = request.getfixturevalue("contract_nats").url
+    options = Options(prefix=f"test_{uuid.uuid4().hex}", replicas=1)
+    return lambda: open_jetstream(servers, node="here", clock=clock, options=options)
+
+
+@pytest.fixture(params=[*FACTORIES, JETSTREAM])
 def open_engine(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Callable[[], Opened]:
     """Opens an engine of each kind on an empty store."""
-    return lambda: FACTORIES[request.param](tmp_path, clock)
+    return opener(request, tmp_path, clock)
 
 
 @pytest.fixture(params=DURABLE)
 def open_durable(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Callable[[], Opened]:
     """As `open_engine`; every further call opens what the last one left."""
-    return lambda: FACTORIES[request.param](tmp_path, clock)
+    return opener(request, tmp_path, clock)

@@ -265,6 +265,15 @@ async def test_a_key_repeated_while_the_first_is_in_flight_is_a_repeat_too(open_
         assert (await engine.log.head("/s")).next_index == 1
 
 
+async def test_thousands_of_repeats_at_once_get_the_first_answer(open_engine):
+    key = Key("alice", "/s", "k1", b"digest")
+    async with open_engine() as engine:
+        answers = await asyncio.gather(*(engine.log.append(one("/s", b"1", key=key)) for _ in range(2000)))
+
+        assert {answer.last for answer in answers} == {answers[0].last}
+        assert [answer.repeated for answer in answers].count(False) == 1
+
+
 async def test_a_key_with_other_contents_is_refused(open_engine):
     async with open_engine() as engine:
         await engine.log.append(one("/s", b"1", key=Key("alice", "/s", "k1", b"one")))
@@ -350,3 +359,16 @@ async def test_of_two_writers_with_one_expectation_one_wins(open_engine):
         answers = await asyncio.gather(*futures, return_exceptions=True)
 
         assert [isinstance(answer, PositionMismatch) for answer in answers] == [False, True, True, True]
+
+
+async def test_the_largest_batch_may_have_a_key_and_make_its_stream(open_engine):
+    drafts = tuple(Draft("/new", b"%d" % n) for n in range(BATCH_ENTRIES))
+    batch = Batch(drafts, key=Key("alice", "/new", "k1", b"digest"))
+    async with open_engine() as engine:
+        first = await engine.log.append(batch)
+
+        again = await engine.log.append(batch)
+
+        assert (first.count, first.repeated) == (BATCH_ENTRIES, False)
+        assert (again.repeated, again.first, again.last) == (True, first.first, first.last)
+        assert (await engine.log.head("/new")).next_index == BATCH_ENTRIES

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.errors import InputInvalid, NotFound
+from penstock.errors import InputInvalid, NotFound, VersionMismatch
 from penstock.limits import MAILBOX_PAGE, RECIPIENT_BYTES
 from penstock.values import MailboxHead, NewItem
 
@@ -264,3 +264,19 @@ async def test_mailboxes_survive_a_restart(open_durable):
         assert await engine.mailbox.head("phone", MONTH) == before
         assert await pending(engine.mailbox) == [(2, "b")]
         assert [found.number for found in await engine.mailbox.put("phone", MONTH, [item("c")])] == [3]
+
+
+async def test_of_two_who_forward_the_same_entries_one_does(open_engine):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        await mailbox.put("phone", MONTH, [NewItem("1", 1)], position=1, expect=0)
+        with pytest.raises(VersionMismatch):
+            await mailbox.put("phone", MONTH, [NewItem("1", 1), NewItem("2", 2)], position=2, expect=0)
+        with pytest.raises(VersionMismatch):
+            await mailbox.put("laptop", MONTH, [NewItem("1", 1)], position=1, expect=7)
+
+        await mailbox.put("phone", MONTH, [NewItem("2", 2)], position=2, expect=1)
+
+        assert await pending(mailbox) == [(1, "1"), (2, "2")]
+        assert (await mailbox.head("phone", MONTH)).position == 2
+        assert await mailbox.head("laptop", MONTH) == MailboxHead("laptop", MONTH)

@@ -82,13 +82,14 @@ async def test_everything_trimmed_then_a_restart_then_an_append(open_durable):
         before = await engine.log.head("/s")
         await engine.log.trim(ids[-1])
     async with open_durable() as engine:
-        assert engine.log.trimmed_upto == engine.log.followed == ids[-1]
+        assert engine.log.trimmed_upto == ids[-1] <= engine.log.followed
         assert await engine.log.head("/s") == before
         assert await engine.log.heads("/s") == [before]
 
         answer = await engine.log.append(Batch((Draft("/s", b"next"),)))
 
-        assert (answer.last.index, answer.last.id) == (5, ids[-1] + 1)
+        # Ids may skip numbers, and do where heads are stored among the entries.
+        assert (answer.last.index, answer.last.id > ids[-1]) == (5, True)
         assert answer.last.end == before.offset + 6
 
 

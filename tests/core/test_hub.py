@@ -156,6 +156,23 @@ async def test_a_reader_that_asks_for_more_while_its_page_is_read_gets_it_once()
         assert [entry.index for entry in reader.got] == [0, 1]
 
 
+async def test_what_comes_together_is_handed_on_together_and_is_one_object_for_all() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        await publish(engine, "/a")
+        taken: list[Sequence[Entry]] = []
+
+        class Keeping(Reader):
+            def deliver(self, entries: Sequence[Entry]) -> None:
+                taken.append(entries)
+
+        for _ in range(2):
+            hub.start(Keeping(), ("/a",))
+        await publish(engine, "/a", "/a", "/a")
+
+        assert [[entry.index for entry in entries] for entries in taken] == [[1, 2, 3], [1, 2, 3]]
+        assert taken[0] is taken[1]
+
+
 async def test_a_stopped_reader_gets_nothing_more() -> None:
     async with MemoryEngine() as engine, Hub(engine.log) as hub:
         reader = Reader()

@@ -101,6 +101,20 @@ async def test_items_are_recorded_with_their_number() -> None:
         )  # fmt: skip
 
 
+async def test_many_items_at_once_are_cut_into_batches_that_fit_into_entries() -> None:
+    who, key = recipient("webpush", "u" * 256), "k" * 256
+    async with MemoryEngine() as engine:
+        ledger = Ledger(engine.log, ManualClock(), node="n1")
+        await ledger.open(engine.registry)
+        for number in range(5_000):
+            ledger.record_item(who, "acked", key, "2026_11", number, reason="r" * 100)
+        await ledger.flush()
+
+        events = [event for _, _, events in await _batches(engine) for event in events]
+
+        assert [event.number for event in events] == list(range(5_000))
+
+
 async def test_a_ledger_that_is_switched_off_writes_nothing() -> None:
     async with MemoryEngine() as engine:
         ledger = Ledger(engine.log, ManualClock(), node="n1", enabled=False)

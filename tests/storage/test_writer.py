@@ -51,6 +51,21 @@ async def test_more_bytes_than_the_queue_holds_are_refused_but_one_batch_always_
         assert (await engine.log.append(one(b"x" * 900))).last.index == 1
 
 
+async def test_publishes_wait_for_each_other_where_that_is_asked_for(tmp_path):
+    async with open_sqlite(tmp_path, node="n", options=Options(limits=Limits(gather_ms=20))) as engine:
+        await engine.log.append(one())
+        groups: list[int] = []
+        engine.log.follow(lambda entries: groups.append(len(entries)))
+        first = engine.log.append(one())
+        await asyncio.sleep(0)  # the turn of the loop would have been the end of the group
+        # When somebody asks for something else than an append, nothing waits any longer
+        second, record = engine.log.append(one()), engine.registry.put("a", b"")
+        await asyncio.gather(first, second, record)
+
+        assert groups == [2]
+        assert [future.result().last.index for future in (first, second)] == [1, 2]
+
+
 async def test_groups_are_cut_at_their_limit(tmp_path):
     async with open_sqlite(tmp_path, node="n", options=Options(limits=Limits(group_jobs=3))) as engine:
         groups: list[int] = []

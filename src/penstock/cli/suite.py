@@ -31,15 +31,16 @@ class Group:
     name: str
     minutes: int
     programs: tuple[tuple[str, str], ...] = ()  # a program it needs, and its Debian package
+    processes: int = 1  # 2 where no test needs the machine for itself
 
 
 GROUPS = (
-    Group("fast", 2),
-    Group("doors", 6),
+    Group("fast", 2, processes=2),
+    Group("doors", 6, processes=2),
     Group("faults", 6, (("strace", "strace"), ("nginx", "nginx"))),
     Group("cluster", 4),
     Group("spark", 8, (("java", "openjdk-17-jre-headless"),)),
-    Group("browser", 3, (("chromium", "chromium"),)),
+    Group("browser", 3, (("chromium", "chromium"), ("firefox-esr", "firefox-esr"))),
 )
 BY_NAME = {group.name: group for group in GROUPS}
 
@@ -114,7 +115,8 @@ def _run_group(group: Group, arguments: Sequence[str]) -> list[Outcome]:
         report = Path(folder, "report.xml")
         chosen = [] if any(a.startswith("--hypothesis-seed") for a in arguments) else [f"--hypothesis-seed={seed}"]
         pytest = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "--group", group.name]
-        command = [*pytest, f"--junitxml={report}", *chosen, *arguments]
+        spread = ["-n", str(group.processes), "--dist", "loadfile"] if group.processes > 1 else []
+        command = [*pytest, f"--junitxml={report}", *spread, *chosen, *arguments]
         code = _run_within(command, PATIENCE * 60 * group.minutes)
         counts = count(report)
     if code == NO_TESTS:

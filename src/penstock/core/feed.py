@@ -133,6 +133,18 @@ class Feed:
             self._offered = self.position = entry.id
             self._sink.deliver(alone)
 
+    def offer_all(self, entries: Sequence[Entry]) -> None:
+        """Take the newest entries, all of one stream and all with an index, as `offer_last` takes one."""
+        if self.behind:
+            return
+        plain = self._allow is None and not self._waiting and entries[0].id > self._offered
+        if plain and len(entries) <= self._limit and not self._sink.full:
+            self._offered = self.position = entries[-1].id
+            self._sink.deliver(entries)
+        else:
+            for entry in entries:
+                self.offer(entry)
+
     def flush(self) -> None:
         """Give what waits to the sink, unless that is full."""
         if self._waiting and not self._sink.full:

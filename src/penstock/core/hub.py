@@ -122,23 +122,25 @@ class Hub:
     def _follow(self, entries: Sequence[Entry]) -> None:
         """Offer what was just appended; then give each woken feed all of it at once."""
         find = self._interest.find
-        *others, last = entries
-        for entry in others:
-            self._remember(entry)
-            for feed in find(entry.stream):
-                feed.offer(entry)
-        self._remember(last)
-        self.position = last.id
-        alone = (last,)
-        for feed in list(find(last.stream)):  # a copy: a sink may end its feed while it takes an entry
-            feed.offer_last(last, alone)
+        self._recent.extend(entries)
+        self.forgotten = self._recent.after
+        last = entries[-1]
+        if len(entries) > 1 and _are_alike(entries):
+            self.position = last.id
+            together = tuple(entries)  # one object for all feeds: what is made of it once, is made for all
+            for feed in list(find(last.stream)):  # a copy: a sink may end its feed while it takes entries
+                feed.offer_all(together)
+        else:
+            for entry in entries[:-1]:
+                for feed in find(entry.stream):
+                    feed.offer(entry)
+            self.position = last.id
+            alone = (last,)
+            for feed in list(find(last.stream)):
+                feed.offer_last(last, alone)
         woken, self.woken = self.woken, []
         for feed in woken:
             feed.flush()
-
-    def _remember(self, entry: Entry) -> None:
-        self._recent.add(entry)
-        self.forgotten = self._recent.after
 
     def _join(self, feed: Feed) -> bool:
         """Serve a feed from the recent entries if they reach back to its position. Never awaits."""
@@ -205,45 +207,61 @@ class _Ahead(NamedTuple):
 
 
 class _Recent:
-    """The newest entries, by id and by stream. Everything after id `after` is here."""
+    """The newest entries, by id and by stream. Everything after id `after` is here.
+
+    Appends are many and readers that join are few, so entries are sorted by stream only when somebody joins,
+    and the oldest go a quarter of the limit at a time.
+    """
 
     def __init__(self, limit: int, limit_bytes: int, after: int) -> None:
         self._limit, self._limit_bytes = limit, limit_bytes
         self._entries: list[Entry] = []
-        self._start = 0  # entries before it are gone; they are cut off the list now and then
         self._bytes = 0
+        self._sorted = 0  # so many of them are in `_by_stream`
         self._by_stream: dict[str, deque[Entry]] = {}
         self.after = after
 
-    def add(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        self._bytes += len(entry.body)
-        of_stream = self._by_stream.get(entry.stream)
-        if of_stream is None:
-            of_stream = self._by_stream[entry.stream] = deque()
-        of_stream.append(entry)
-        while len(self._entries) - self._start > self._limit or self._bytes > self._limit_bytes:
+    def extend(self, entries: Sequence[Entry]) -> None:
+        self._entries += entries
+        self._bytes += sum([len(entry.body) for entry in entries])
+        if len(self._entries) > self._limit + self._limit // 4 or self._bytes > self._limit_bytes:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        oldest = self._entries[self._start]
-        self._start += 1
-        self._bytes -= len(oldest.body)
-        self.after = oldest.id
-        of_stream = self._by_stream[oldest.stream]
+        """Forget as many as it takes to be within both limits."""
+        count = max(0, len(self._entries) - self._limit)
+        self._bytes -= sum([len(entry.body) for entry in self._entries[:count]])
+        while self._bytes > self._limit_bytes:
+            self._bytes -= len(self._entries[count].body)
+            count += 1
+        if count:
+            self.after = self._entries[count - 1].id
+            for entry in self._entries[: min(count, self._sorted)]:
+                self._forget(entry.stream)
+            self._sorted = max(0, self._sorted - count)
+            del self._entries[:count]
+
+    def _forget(self, stream: str) -> None:
+        of_stream = self._by_stream[stream]
         of_stream.popleft()
         if not of_stream:
-            del self._by_stream[oldest.stream]
-        if self._start > self._limit:
-            del self._entries[: self._start]
-            self._start = 0
+            del self._by_stream[stream]
+
+    def _sort(self) -> None:
+        for entry in self._entries[self._sorted :]:
+            of_stream = self._by_stream.get(entry.stream)
+            if of_stream is None:
+                of_stream = self._by_stream[entry.stream] = deque()
+            of_stream.append(entry)
+        self._sorted = len(self._entries)
 
     def select(self, patterns: tuple[str, ...], after: int) -> list[Entry]:
         """Entries after *after* that match, ascending by id, each once."""
         if all(is_exact(pattern) for pattern in patterns):
+            self._sort()
             found = [e for name in set(patterns) for e in self._of_stream_after(name, after)]
             return found if len(patterns) == 1 else sorted(found, key=_id)
-        begin = bisect_right(self._entries, after, lo=self._start, key=_id)
+        begin = bisect_right(self._entries, after, key=_id)
         interest: Interest[None] = Interest()
         for pattern in patterns:
             interest.add(pattern, None)
@@ -260,6 +278,12 @@ class _Recent:
             found.append(entry)
         found.reverse()
         return found
+
+
+def _are_alike(entries: Sequence[Entry]) -> bool:
+    """All are of one stream, and events rather than anything that few readers want."""
+    stream = entries[-1].stream
+    return all(entry.stream == stream and entry.index is not None for entry in entries)
 
 
 def _id(entry: Entry) -> int:

@@ -26,7 +26,7 @@ import logging
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import msgspec
@@ -36,8 +36,8 @@ from penstock.core.log import Log
 from penstock.core.names import is_system
 from penstock.core.registry import NEW, Registry
 from penstock.errors import PenstockError
-from penstock.limits import LEDGER_BATCH_BYTES, LEDGER_WAITING
-from penstock.values import Batch, Draft
+from penstock.limits import LEDGER_BATCH_BYTES, LEDGER_BATCH_ITEMS, LEDGER_WAITING
+from penstock.values import Batch, Draft, Entry
 
 log = logging.getLogger("penstock.ledger")
 
@@ -127,6 +127,8 @@ class Ledger:
         self._sealed: deque[Sealed] = deque()
         self._sealed_records = 0
         self._pumping: asyncio.Task[None] | None = None
+        self._looked_at: Sequence[Entry] = ()
+        self._intervals: list[tuple[str, int, int]] = []
         self.recorded = 0
         self.lost = 0
 
@@ -165,6 +167,19 @@ class Ledger:
                 return
             row = self._begin_row("sent", "", stream, first, last)
         row.who.append(who)
+
+    def intervals(self, entries: Sequence[Entry]) -> list[tuple[str, int, int]]:
+        """*entries* as `sent` wants them: of each stream the first and the last id.
+
+        A fan-out asks for the same object once per wire.
+        """
+        if entries is not self._looked_at:
+            found: dict[str, tuple[str, int, int]] = {}
+            for entry in entries:
+                first = found.get(entry.stream, ("", entry.id, 0))[1]
+                found[entry.stream] = (entry.stream, first, entry.id)
+            self._looked_at, self._intervals = entries, list(found.values())
+        return self._intervals
 
     def record(self, who: Recipient, state: str, stream: str, first: int, last: int, *, reason: str = "") -> None:
         """Something else happened to an interval of entries."""
@@ -238,10 +253,10 @@ class Ledger:
             self._timer = None
         rows, self._rows, self._row = self._rows, [], _NO_ROW
         items, self._items = self._items, []
-        if rows or items:
-            for columns in _fitting(rows):
-                self._seal(columns, items)
-                items = []
+        for columns in _fitting(rows) if rows else ():
+            self._seal(columns, [])
+        for start in range(0, len(items), LEDGER_BATCH_ITEMS):
+            self._seal(_Columns([]), items[start : start + LEDGER_BATCH_ITEMS])
 
     def _seal(self, columns: _Columns, items: list[_Item], *, mark: str = "") -> None:
         sequence, self._sequence = self._sequence, self._sequence + 1

@@ -21,13 +21,20 @@ class Mailbox(Protocol):
     """
 
     async def put(
-        self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None
+        self,
+        recipient: str,
+        month: str,
+        items: Sequence[NewItem],
+        *,
+        position: int | None = None,
+        expect: int | None = None,
     ) -> list[Item]:
         """Store *items* as one batch and return them with their numbers.
 
         An item with a collapse key takes the place of the pending one with the same channel and
         key: it gets a new number, the older one is gone. *position*, if given, becomes the head's
-        read position in the same batch; it never goes back.
+        read position in the same batch; it never goes back. With *expect* that is where it must be now; else
+        `VersionMismatch`, and nothing is stored: of two who forward the same entries, one does.
         """
         ...
 

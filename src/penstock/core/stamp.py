@@ -23,6 +23,7 @@ from penstock.values import Appended, Batch, Draft, Entry, Expect, Head, Kind, P
 from penstock.wire import eventhorizon
 
 Lookup = Callable[[str], Head | None]
+_DATA = Kind.DATA
 
 
 class Stamped(msgspec.Struct, frozen=True, gc=False):
@@ -70,10 +71,11 @@ def stamp(batch: Batch, lookup: Lookup, *, next_id: int, now_ms: int, server: st
     if len(batch.drafts) == 1 and not batch.create:
         draft = batch.drafts[0]
         head = lookup(draft.stream)
-        if head and draft.kind is Kind.DATA:
-            size = eventhorizon.line_size(draft.body, head.next_index)
-            if head.offset + size <= CHUNK_BYTES:
-                return _stamp_one(draft, head, size, next_id, now_ms)
+        if head and draft.kind is _DATA:
+            one = stamp_one(draft, head, id=next_id, now_ms=now_ms)
+            if one is not None:
+                entry, after = one
+                return Stamped([entry], {draft.stream: after}, appended_one(entry))
     work = _Work(lookup, next_id, now_ms, server)
     if batch.create:
         work.create(batch.create)
@@ -83,28 +85,23 @@ def stamp(batch: Batch, lookup: Lookup, *, next_id: int, now_ms: int, server: st
     return work.result()
 
 
-def _stamp_one(draft: Draft, head: Head, size: int, id: int, now_ms: int) -> Stamped:
-    """The common case, without the machinery: one event for a stream that exists and does not rotate."""
-    stream, index, chunk, offset = draft.stream, head.next_index, head.chunk, head.offset
-    entry = Entry(
-        id,
-        stream,
-        index,
-        chunk,
-        offset,
-        size,
-        Kind.DATA,
-        draft.type,
-        now_ms,
-        draft.expires_ms,
-        draft.attributes,
-        draft.body,
-    )
+def stamp_one(draft: Draft, head: Head, *, id: int, now_ms: int) -> tuple[Entry, Head] | None:
+    """The common case, without the machinery: one event for a stream that exists. None if its chunk is full."""
+    stream, index, chunk, offset, body = draft.stream, head.next_index, head.chunk, head.offset, draft.body
+    size = eventhorizon.line_size(body, index)
     end = offset + size
-    place = Place(id, stream, index, chunk, end)
-    return Stamped(
-        [entry], {stream: Head(stream, index + 1, chunk, end, head.subscribers, id, now_ms)}, Appended(1, place, place)
+    if end > CHUNK_BYTES:
+        return None
+    entry = Entry(
+        id, stream, index, chunk, offset, size, _DATA, draft.type, now_ms, draft.expires_ms, draft.attributes, body
     )
+    return entry, Head(stream, index + 1, chunk, end, head.subscribers, id, now_ms)
+
+
+def appended_one(entry: Entry) -> Appended:
+    """The answer to a batch of this one entry."""
+    place = _place(entry)
+    return Appended(1, place, place)
 
 
 def _check_expected(expect: Expect, head: Head | None) -> None:

@@ -12,7 +12,7 @@ from penstock.errors import PeerError
 from penstock.limits import UNREAD_BODY_BYTES
 from penstock.server import answers
 from penstock.server.body import Intake
-from penstock.server.exchange import LIVE, Answer, Headers, Later, Owner, Request, Response
+from penstock.server.exchange import LIVE, Answer, Headers, Held, Later, Owner, Request, Response
 from penstock.server.flush import Outlet, Pipe, Tap
 from penstock.server.problems import error_response, problem
 from penstock.server.routing import Route
@@ -58,7 +58,7 @@ class Answering(Pipe):
         self._head: http.Head | None = None  # of the request in progress, until it is answered
         self._request: Request | None = None
         self._intake: Intake | None = None  # the body that is on its way in
-        self._work: asyncio.Future[Any] | None = None  # what the answer waits for
+        self._work: asyncio.Future[Any] | Held | None = None  # what the answer waits for
         self._render: Callable[[Any], Response] | None = None  # makes the answer of its result
         self._scope: asyncio.Timeout | None = None
         self._keep_alive = True
@@ -71,8 +71,7 @@ class Answering(Pipe):
     def _call(self, route: Route, request: Request) -> None:
         """Run the handler; answer at once if it has its answer."""
         timeout = self._service.settings.request_timeout if route.timeout == -1.0 else route.timeout
-        if timeout is not None:
-            request.deadline = self._service.loop.time() + timeout
+        request.bounded = timeout is not None
         try:
             answer = route.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its answer
@@ -92,17 +91,35 @@ class Answering(Pipe):
             if timeout is not None and self._intake is None:
                 self._service.wheel.arm(self, timeout)
             answer.add_done_callback(self._future_done)
+        elif isinstance(answer, Held):
+            self._hold(request, answer)
         else:
-            work = self._run(request, cast("Coroutine[Any, Any, Response | None]", answer), timeout)
+            work = self._run(request, cast("Coroutine[Any, Any, Response | Held | None]", answer), timeout)
             self._work = self._service.crew.start(work)
+
+    def _hold(self, request: Request, held: Held) -> None:
+        """Wait for somebody to answer, unless that has happened already."""
+        if self._request is request:
+            self._work = held
+        elif self.phase is Phase.CLOSED:
+            held.lost()
+
+    def answer(self, request: Request, response: Response, *, close: bool) -> None:
+        """Somebody answers a request that was held, or its own handler does before it has returned."""
+        if self._request is request:
+            self._work = self._scope = None
+            self._keep_alive = self._keep_alive and not close
+            self._completed(request, response)
+            self._service.loop.call_soon(self._go_on)  # not before a handler that is running has returned
 
     def _future_done(self, future: asyncio.Future[Any]) -> None:
         response = self._outcome(future)
         if self._work is future:
             self._work = None
             if self._request is not None:  # else it became live meanwhile, or its peer is gone
-                self._completed(self._request, response)
-                self._go_on()
+                self._answer(response)
+                if self._buffer:
+                    self._go_on()
 
     def _outcome(self, future: asyncio.Future[Any]) -> Response:
         render = self._render
@@ -112,9 +129,11 @@ class Answering(Pipe):
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
             return error_response(error)
 
-    async def _run(self, request: Request, work: Coroutine[Any, Any, Response | None], seconds: float | None) -> None:
+    async def _run(
+        self, request: Request, work: Coroutine[Any, Any, Response | Held | None], seconds: float | None
+    ) -> None:
         """Run a coroutine handler to its end. Raises nothing but its own cancellation."""
-        response: Response | None = None
+        response: Response | Held | None = None
         try:
             async with asyncio.timeout(seconds) as scope:
                 if self._request is request:
@@ -125,6 +144,9 @@ class Answering(Pipe):
             response = self._timed_out() if late else error_response(error)
         if self._request is request:
             self._work = self._scope = None
+        if isinstance(response, Held):
+            self._hold(request, response)
+            return
         self._completed(request, response)
         self._go_on()
 
@@ -149,7 +171,11 @@ class Answering(Pipe):
     def _answer(self, response: Response) -> None:
         keep_alive = self._keep_alive = self._keep_alive and not self._service.draining
         request = cast("Request", self._request)
-        self.write(answers.encode(self._service, request, response, keep_alive=keep_alive))
+        data = answers.encode(self._service, request, response, keep_alive=keep_alive)
+        if self._buffer:
+            self.write(data)  # more answers may follow in this turn
+        else:
+            self.write_last(data)
         self._finished()
 
     def _finished(self) -> None:
@@ -172,6 +198,7 @@ class Answering(Pipe):
         intake.dropped, intake.stream = True, None
         intake.pieces.clear()
         intake.limit = intake.received + UNREAD_BODY_BYTES
+        intake.timeout = self._service.settings.body_timeout  # whatever patience its route had
 
     # ── live answers ──────────────────────────────────────────────────────────────────────────
 
@@ -224,6 +251,8 @@ class Answering(Pipe):
             self._scope.reschedule(None)
             self._scope = None
         self._request = None
+        if isinstance(self._work, Held):
+            self._work = None
         if self._intake is None:
             self._head = None
         self._arm_for_phase()
@@ -244,6 +273,9 @@ class Answering(Pipe):
                 self._service.loop.call_soon(self._go_on)
 
     # ── ends ──────────────────────────────────────────────────────────────────────────────────
+
+    def no_more_requests(self) -> None:
+        self._keep_alive = False
 
     def closing(self) -> None:
         self._service.wheel.arm(self, CLOSE_SECONDS)

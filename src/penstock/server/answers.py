@@ -14,6 +14,7 @@ from penstock.wire.frames import handshake_answer, offered_subprotocols
 
 log = logging.getLogger("penstock.server")
 _CLOSE, _KEEP = b"Connection: close\r\n", b"Connection: keep-alive\r\n"
+_BODILESS = (204, 304)
 _EVERYWHERE = Match({})  # what `OPTIONS *` is about
 
 
@@ -38,6 +39,8 @@ def resolve(service: Service, request: Request) -> Route | Response:
 def encode(service: Service, request: Request, response: Response, *, keep_alive: bool) -> bytes:
     """The whole answer to *request*."""
     try:
+        if keep_alive and request.plain and not response.headers and response.status not in _BODILESS:
+            return http.answer(response.status, response.body, response.content_type, service.date())
         return _encode(service, request, response, keep_alive)
     except ValueError as error:  # a header that a handler made cannot be sent
         return _encode(service, request, error_response(error), keep_alive)
@@ -50,7 +53,7 @@ def _encode(service: Service, request: Request, response: Response, keep_alive: 
     elif request.http10:
         fields += _KEEP
     status = response.status
-    if status in (204, 304):
+    if status in _BODILESS:
         return http.bodiless(status, fields)
     if request.method == "HEAD":
         return http.answer_head(status, len(response.body), response.content_type, fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from penstock.errors import PenstockError, TooLarge
 from penstock.limits import BODY_BUFFER_BYTES
@@ -54,10 +55,27 @@ class Intake:
             self.pieces.append(piece)
 
 
+class BodySink(Protocol):
+    """Takes a body as it comes."""
+
+    @property
+    def full(self) -> bool:
+        """It cannot take more now; `BodyStream.resume` when it can."""
+        ...
+
+    def put(self, piece: bytes) -> None:
+        """Take the next bytes."""
+        ...
+
+    def end(self, error: PenstockError | None) -> None:
+        """No more comes: the body is complete, or broke off with *error*."""
+        ...
+
+
 class BodyStream(AsyncIterator[bytes]):
     """A body as its handler reads it."""
 
-    __slots__ = ("_ended", "_error", "_pieces", "_size", "_waiter", "_wanted")
+    __slots__ = ("_ended", "_error", "_pieces", "_sink", "_size", "_waiter", "_wanted")
 
     def __init__(self, wanted: Callable[[], None]) -> None:
         self._wanted = wanted  # called whenever the handler asks for more than there is
@@ -66,13 +84,32 @@ class BodyStream(AsyncIterator[bytes]):
         self._ended = False
         self._error: PenstockError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: BodySink | None = None  # takes it instead of a reader
 
     @property
     def full(self) -> bool:
         """The handler must catch up before more is read from the peer."""
-        return self._size >= BODY_BUFFER_BYTES
+        return self._size >= BODY_BUFFER_BYTES if self._sink is None else self._sink.full
+
+    def divert(self, sink: BodySink) -> None:
+        """Give what is here and all that comes to *sink*."""
+        pieces, self._pieces, self._size = self._pieces, [], 0
+        self._sink = sink
+        for piece in pieces:
+            sink.put(piece)
+        if self._ended:
+            sink.end(self._error)
+        else:
+            self._wanted()
+
+    def resume(self) -> None:
+        """The sink can take more."""
+        self._wanted()
 
     def put(self, piece: bytes) -> None:
+        if self._sink is not None:
+            self._sink.put(piece)
+            return
         self._pieces.append(piece)
         self._size += len(piece)
         self._wake()
@@ -81,6 +118,8 @@ class BodyStream(AsyncIterator[bytes]):
         """No more comes: the body is complete, or broke off with *error*."""
         if not self._ended:
             self._ended, self._error = True, error
+            if self._sink is not None:
+                self._sink.end(error)
             self._wake()
 
     async def __anext__(self) -> bytes:

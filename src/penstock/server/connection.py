@@ -20,7 +20,7 @@ from penstock.limits import BODY_PROGRESS_BYTES, INPUT_QUEUE_BYTES, PIPELINED_BY
 from penstock.server import answers
 from penstock.server.answering import Answering, Phase
 from penstock.server.body import BodyStream, Intake
-from penstock.server.exchange import Request, Response
+from penstock.server.exchange import Held, Request, Response
 from penstock.server.problems import error_response
 from penstock.server.routing import BodyKind, Route
 from penstock.server.service import Service
@@ -54,6 +54,9 @@ class Connection(Answering, asyncio.Protocol):
         service = self._service
         self.transport = cast("asyncio.Transport", transport)
         self._peer = address = _peer_address(transport)
+        if service.draining:  # accepted at the last moment: it would be waited for, and served by nobody
+            self.cut()
+            return
         self._trusted = address in service.trusted
         # Behind a proxy everybody has its address: the cap is then on the clients it names.
         limit = service.caps.admit("" if self._trusted else address)
@@ -81,9 +84,11 @@ class Connection(Answering, asyncio.Protocol):
         self._head = self._request = None
         if self._address is not None:
             self._leave(self._address)
-        if self._work is not None and isinstance(self._work, asyncio.Task):
-            self._work.cancel()  # a bare future belongs to whoever made it, and is left alone
-        self._work = None
+        work, self._work = self._work, None
+        if isinstance(work, asyncio.Task):
+            work.cancel()  # a bare future belongs to whoever made it, and is left alone
+        elif isinstance(work, Held):
+            work.lost()
         if self._intake is not None and self._intake.stream is not None:
             self._intake.stream.end(PeerError(400, "the peer left in the middle of the body"))
         self._intake = None
@@ -109,8 +114,14 @@ class Connection(Answering, asyncio.Protocol):
             service.emptied.set()
 
     def data_received(self, data: bytes) -> None:
-        self._service.counters.bytes_in += len(data)
-        phase = self.phase
+        service, phase = self._service, self.phase
+        service.counters.bytes_in += len(data)
+        if phase is _IDLE and not self._buffer:
+            end = data.find(b"\r\n\r\n") + 4
+            head = service.parser.known.get(data[:end])
+            if head is not None and head.route is not None and head.length == len(data) - end and self._is_free():
+                self._take_again(head, data[end:])
+                return
         if phase is _SOCKET and not self._buffer:
             cast("WebSocket", self.tap).receive(data)
             self._regulate()
@@ -129,7 +140,7 @@ class Connection(Answering, asyncio.Protocol):
         """
         self._eof = True
         if self._request is not None:
-            return self._intake is None and self._request.deadline is not None
+            return self._intake is None and self._request.bounded
         if self.out is not None or self.stuck:
             self.end()
             return True
@@ -161,6 +172,20 @@ class Connection(Answering, asyncio.Protocol):
             elif phase is not _PROXY or not self._take_proxy_header():
                 break
         self._regulate()
+
+    def _is_free(self) -> bool:
+        """Nothing is in the way of a request that came whole, and the peer speaks for itself."""
+        return self.out is None and not (self.stuck or self.ending or self._trusted)
+
+    def _take_again(self, head: http.Head, body: bytes) -> None:
+        """Begin a whole request whose head was here before, to the byte: what is known of it holds again."""
+        service, route = self._service, head.route
+        service.counters.requests += 1
+        self.phase, self.due = _BUSY, 0
+        self._head, self._keep_alive, self._door = head, head.keep_alive, route.door
+        request = self._request = Request(self, head, self._peer, service.scheme)
+        request.captures, request.body = head.captures, body
+        self._call(route, request)
 
     def _must_write_first(self) -> bool:
         """Too much output waits to begin another request: a client may ask faster than it reads."""
@@ -254,6 +279,8 @@ class Connection(Answering, asyncio.Protocol):
             self._answer_early(error_response(error))
             return
         self._door = route.door
+        if not head.chunked and route.body.kind is not BodyKind.STREAM and not service.settings.requests_per_address:
+            head.route, head.captures = route, request.captures
         if head.has_body:
             self._begin_body(head, route, request)
         else:
@@ -353,7 +380,10 @@ class Connection(Answering, asyncio.Protocol):
     def _ready_for_next(self) -> None:
         self.phase = _IDLE
         self._keep_alive = True
-        self._arm_for_phase()
+        if self.stuck:
+            self._arm_for_phase()
+        else:
+            self._service.wheel.arm_ticks(self, self._service.idle_ticks)
 
     def _go_on(self) -> None:
         if self.phase is not _CLOSED:
@@ -439,6 +469,8 @@ class Connection(Answering, asyncio.Protocol):
         """The server is about to stop: finish what was begun, begin nothing."""
         if self.tap is not None and (self.phase is _LIVE or self.phase is _SOCKET):
             self.tap.draining()
+        elif isinstance(self._work, Held):
+            self._work.draining()
         elif self.phase is _IDLE or self.phase is _PROXY:
             self.end()
 

@@ -2,6 +2,7 @@
 
     def hello(request: Request) -> Response:                 # answered at once
     def publish(request: Request) -> Later:                  # answered when a future is done; no task
+    def poll(request: Request) -> Held:                      # answered by somebody else, later; no future either
     async def upload(request: Request) -> Response | None:   # runs in a task, under the route's deadline
 
 A handler answers exactly once, in one of three ways:
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock.wire import http
 
 if TYPE_CHECKING:
-    from penstock.server.body import BodyStream
+    from penstock.server.body import BodySink, BodyStream
     from penstock.server.flush import Outlet, Tap
     from penstock.server.websocket import WebSocket, WebSocketOwner
 
@@ -55,10 +56,23 @@ class Later:
         self.future, self.render = future, render
 
 
+class Held:
+    """Somebody who answers later, with `request.answer` or `request.open`, and hears if the peer leaves first."""
+
+    __slots__ = ()
+
+    def lost(self) -> None:
+        """The peer is gone before it was answered. An owner of an outlet hears the same of a live answer."""
+        raise NotImplementedError
+
+    def draining(self) -> None:
+        """The server is about to stop: answer now, or be cut when its patience ends."""
+
+
 LIVE: Final = Response(0)
 """What a plain handler returns after `request.open` or `request.accept_websocket`."""
 
-Answer = Response | Later | asyncio.Future[Response] | Coroutine[Any, Any, Response | None]
+Answer = Response | Later | Held | asyncio.Future[Response] | Coroutine[Any, Any, Response | Held | None]
 Handler = Callable[["Request"], Answer]
 
 
@@ -87,14 +101,15 @@ class Carrier(Protocol):
         self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
     ) -> WebSocket: ...
     def interim(self, request: Request, status: int, headers: Headers) -> None: ...
+    def answer(self, request: Request, response: Response, *, close: bool) -> None: ...
 
 
 class Request:
     """One request. Names of headers are lower case; values are as they came."""
 
     __slots__ = (
-        "_carrier", "_params", "_path", "_stream", "_tap", "body", "captures", "deadline", "headers", "http10",
-        "memo", "method", "peer", "query", "raw_path", "scheme",
+        "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "captures", "headers", "http10", "memo",
+        "method", "peer", "plain", "query", "raw_path", "scheme",
     )  # fmt: skip
 
     def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
@@ -104,12 +119,13 @@ class Request:
         self.query: str = head.query  # as it came, without the question mark
         self.headers: list[tuple[bytes, bytes]] = head.headers
         self.http10: bool = head.http10
+        self.plain: bool = head.plain
         self.memo = head.memo  # shared by all requests with the very same head: keep in it what follows from that alone
         self.peer = peer  # the client's address, from a trusted proxy's word if there is one
         self.scheme = scheme
         self.captures: tuple[str, ...] = ()  # what the wildcards of the route's path stand for, decoded
         self.body: bytes = b""  # complete, on routes that take the body whole
-        self.deadline: float | None = None  # loop time; None on routes without one
+        self.bounded = False  # its route has a deadline
         self._path: str | None = None
         self._params: dict[str, str] | None = None
         self._stream: BodyStream | None = None
@@ -139,6 +155,25 @@ class Request:
         if self._stream is None:
             return _no_chunks()
         return self._stream
+
+    def divert(self, sink: BodySink) -> None:
+        """Have the body, from its first byte on, put into *sink* as it comes, instead of reading it.
+
+        No task is needed for that. Without a body the sink hears its end at once.
+        """
+        if self._stream is None:
+            sink.end(None)
+        else:
+            self._stream.divert(sink)
+
+    def want_body(self) -> None:
+        """A sink that was full takes more of the body again."""
+        if self._stream is not None:
+            self._stream.resume()
+
+    def answer(self, response: Response, *, close: bool = False) -> None:
+        """Answer a request that is held; with *close* the connection ends after it. Too late is no error."""
+        self._carrier.answer(self, response, close=close)
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that lower-case name."""

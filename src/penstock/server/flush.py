@@ -72,7 +72,7 @@ class Flusher:
 
 
 class Listening(Protocol):
-    """What every owner of a tap can hear."""
+    """What every owner of a tap can hear. Those who ask to watch hear `flushed`, too."""
 
     def drained(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Listening(Protocol):
 class Tap:
     """What stands at the end of a pipe while an answer is live: an outlet or a WebSocket."""
 
-    __slots__ = ("_awaited", "_pipe", "_watch", "notify")
+    __slots__ = ("_awaited", "_pipe", "_watch", "notify", "plain")
 
     owner: Listening
 
@@ -89,6 +89,7 @@ class Tap:
         self._watch = watch
         self._awaited = False  # somebody saw it full
         self.notify = watch  # `emptied` is to be called when all is written
+        self.plain = watch  # … and that is no more than telling the owner
 
     @property
     def pending(self) -> int:
@@ -104,12 +105,18 @@ class Tap:
         if pipe.pending <= pipe.high_water:
             return False
         self._awaited = self.notify = True
+        self.plain = False
         return True
 
     @property
     def open(self) -> bool:
         """Bytes still go somewhere."""
         return self._pipe is not None
+
+    @property
+    def through(self) -> bool:
+        """Nothing is expected of the peer any more, either."""
+        return self._pipe is None
 
     def abort(self) -> None:
         """Cut the connection at once; what is pending is dropped."""
@@ -142,6 +149,7 @@ class Tap:
             owner.flushed()  # type: ignore[attr-defined]  # who asks to watch has it
         if self._awaited:
             self._awaited = False
+            self.plain = self._watch and self._pipe is not None
             if self._pipe is not None:
                 owner.drained()
 
@@ -169,13 +177,16 @@ class Outlet(Tap):
     send = Tap.put
     """Queue bytes that are framed already (`wire.http.chunk` if `chunked`), shared with other outlets."""
 
-    def close(self) -> None:
-        """End the answer properly; the connection goes on with its next request."""
+    def close(self, *, hang_up: bool = False) -> None:
+        """End the answer properly; the connection goes on with its next request, or ends (*hang_up*)."""
         pipe = self._pipe
         if pipe is not None:
             if self.chunked:
                 self.put(LAST_CHUNK)
             self._pipe = None
+            self.plain = False
+            if hang_up:
+                pipe.no_more_requests()
             pipe.tap_closed()
 
     def broken(self) -> None:
@@ -224,6 +235,18 @@ class Pipe(Timed):
             out.append(data)
         self.queued += len(data)
 
+    def write_last(self, data: bytes) -> None:
+        """Write bytes at once: nothing more comes in this turn of the loop.
+
+        Through the transport, which keeps the interpreter lock meanwhile. A direct `send` gives it away, and with a
+        busy writer thread takes it back only after a switch: that costs more than it saves.
+        """
+        if self.out is not None or self.stuck or self.transport.is_closing():
+            self.write(data)
+        else:
+            self.flusher.bytes_out += len(data)
+            self.transport.write(data)
+
     def flush(self) -> None:
         """Write what was collected, unless the transport is still busy with older bytes."""
         out = self.out
@@ -242,8 +265,12 @@ class Pipe(Timed):
                 return
             self.flusher.bytes_out += sent
             if sent == len(data):
-                if self.tap is not None and self.tap.notify:
-                    self._emptied(self.tap)
+                tap = self.tap
+                if tap is not None and tap.notify:
+                    if tap.plain:
+                        tap.owner.flushed()  # type: ignore[attr-defined]  # the path of a fan-out
+                    else:
+                        self._emptied(tap)
                 if self.ending and self.out is None:
                     self.ended()
                 return
@@ -263,7 +290,7 @@ class Pipe(Timed):
 
     def _emptied(self, tap: Tap) -> None:
         tap.emptied()
-        if not tap.open:  # it was closed with bytes on the way, and stayed for this
+        if tap.through:  # it was closed with bytes on the way, and stayed for this
             self.tap = None
 
     def unstick(self) -> None:
@@ -303,6 +330,10 @@ class Pipe(Timed):
 
     def tap_closed(self) -> None:
         """The live answer was ended properly by its owner."""
+        raise NotImplementedError
+
+    def no_more_requests(self) -> None:
+        """Close the connection when the answer is out, whatever its head said."""
         raise NotImplementedError
 
     def closing(self) -> None:

@@ -21,13 +21,14 @@ class LiveWire:
     Doors open the tap, and *encode* says how entries look, framing included.
     """
 
-    __slots__ = ("_encode", "_first", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
+    __slots__ = ("_encode", "_first", "_intervals", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
 
     feed: Feed
     tap: Tap
 
     def __init__(self, who: Recipient, ledger: Ledger, encode: Callable[[Sequence[Entry]], bytes]) -> None:
         self.who, self._ledger, self._encode = who, ledger, encode
+        self._intervals = ledger.intervals
         # What was handed to the tap since its last flush: nearly always entries of one stream.
         self._stream, self._first, self._last = "", 0, 0
         self._others: dict[str, tuple[int, int]] | None = None
@@ -47,20 +48,19 @@ class LiveWire:
             self._stream = entry.stream
             self._first = self._last = entry.id
         elif self._ledger.enabled:
-            for entry in entries:
-                self._note(entry)
+            for stream, first, last in self._intervals(entries):
+                self._note(stream, first, last)
 
-    def _note(self, entry: Entry) -> None:
-        """Stretch the interval of the entry's stream; there may be several streams in one flush."""
-        if entry.stream == self._stream and self._last:
-            self._last = entry.id
+    def _note(self, stream: str, first: int, last: int) -> None:
+        """Stretch the interval of a stream; there may be several streams in one flush."""
+        if stream == self._stream and self._last:
+            self._last = last
             return
         if self._last:
             self._others = self._others or {}
-            first = self._others.get(self._stream, (self._first, 0))[0]
-            self._others[self._stream] = (first, self._last)
-        known = self._others.pop(entry.stream, None) if self._others else None
-        self._stream, self._first, self._last = entry.stream, known[0] if known else entry.id, entry.id
+            self._others[self._stream] = (self._first, self._last)
+        known = self._others.pop(stream, None) if self._others else None
+        self._stream, self._first, self._last = stream, known[0] if known else first, last
 
     def gap(self, after: int, upto: int) -> None:
         """Say that entries are missing."""

@@ -61,8 +61,8 @@ class Service:
 
     __slots__ = (
         "_date", "_date_second", "caps", "clock", "connections", "cors", "counters", "crew", "draining", "emptied",
-        "live_flusher", "loop", "parser", "prompt_flusher", "readers", "router", "scheme", "settings", "trusted",
-        "wheel",
+        "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers", "router", "scheme", "settings",
+        "trusted", "wheel",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.router, self.settings, self.caps, self.trusted = router, settings, caps, trusted
         self.clock, self.wheel = clock, wheel
+        self.idle_ticks = wheel.ticks(settings.idle_timeout)
         self.crew = Crew(group)
         self.cors = Cors(settings)
         self.counters = Counters()

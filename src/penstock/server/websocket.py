@@ -108,9 +108,14 @@ class WebSocket(Tap):
         self._code, self._deaf = code, True
         self._send_waiting(reader)
         self._pipe = None
+        self.plain = False
         self._line.closing()
 
     # ── for the connection ────────────────────────────────────────────────────────────────────
+
+    @property
+    def through(self) -> bool:
+        return self._line is None  # after a close frame the peer's is still to come
 
     def receive(self, data: bytes) -> None:
         """Take bytes from the peer. Whatever they are, they never raise."""
@@ -152,6 +157,7 @@ class WebSocket(Tap):
             elif self._line is not None:
                 self._note_failure(reader)
                 self._pipe = None
+                self.plain = False
                 self._line.hang_up()
 
     def _note_failure(self, reader: ServerProtocol) -> None:

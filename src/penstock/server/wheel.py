@@ -53,9 +53,17 @@ class Wheel:
 
     def arm(self, timed: Timed, seconds: float) -> None:
         """Call *timed* back in so many seconds, instead of at any earlier agreement."""
+        self.arm_ticks(timed, self.ticks(seconds))
+
+    def ticks(self, seconds: float) -> int:
+        """What `arm_ticks` takes, for those who arm again and again."""
+        return 1 + max(1, ceil(seconds / self._tick_seconds))
+
+    def arm_ticks(self, timed: Timed, ticks: int) -> None:
+        """As `arm`, with the division done before."""
         if self._handle is None:
             self._start()
-        due = timed.due = self._now + 1 + max(1, ceil(seconds / self._tick_seconds))
+        due = timed.due = self._now + ticks
         if not timed.place or due < timed.place:
             self._put(timed, due)
 

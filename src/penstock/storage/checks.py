@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.errors import InputInvalid, TooLarge
+from penstock.errors import InputInvalid, TooLarge, VersionMismatch
 from penstock.limits import RECIPIENT_BYTES, RECORD_BYTES, RECORD_KEY_BYTES
 
 _MONTH = re.compile(r"[0-9]{4}_(0[1-9]|1[0-2])")
@@ -20,6 +20,12 @@ def check_month(month: str) -> str:
 def check_recipient(recipient: str) -> str:
     """Return *recipient* if a mailbox may belong to it."""
     return _check_text("recipient", recipient, RECIPIENT_BYTES)
+
+
+def check_position(recipient: str, actual: int, expect: int | None) -> None:
+    """Refuse to store for somebody who believes a mailbox's read position to be another."""
+    if expect is not None and expect != actual:
+        raise VersionMismatch(f"mailbox {recipient}", expect, actual)
 
 
 def check_record(key: str, value: bytes = b"") -> None:

@@ -25,7 +25,7 @@ from penstock.core.registry import NEW
 from penstock.core.stamp import check_batch, stamp
 from penstock.errors import InputInvalid, KeyReused, NotFound, PenstockError, Trimmed, VersionMismatch
 from penstock.limits import KEY_SECONDS, MAILBOX_PAGE, PAGE_BYTES, PAGE_ENTRIES
-from penstock.storage.checks import check_month, check_recipient, check_record
+from penstock.storage.checks import check_month, check_position, check_recipient, check_record
 from penstock.values import Appended, Batch, Entry, Head, Item, Kind, MailboxHead, NewItem, Page, Record
 
 SCAN_ENTRIES = 32_768
@@ -345,8 +345,15 @@ class MemoryMailbox:
         self._months: dict[str, dict[str, _Box]] = {}
 
     async def put(
-        self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None
+        self,
+        recipient: str,
+        month: str,
+        items: Sequence[NewItem],
+        *,
+        position: int | None = None,
+        expect: int | None = None,
     ) -> list[Item]:
+        check_position(recipient, self._box(recipient, month).position, expect)
         box = self._make(recipient, month)
         box.position = max(box.position, position or 0)
         return [box.add(new, self._clock.now_ms()) for new in items]

@@ -49,8 +49,8 @@ class Head:
     """A request head that passed every rule."""
 
     __slots__ = (
-        "chunked", "expects_continue", "headers", "http10", "keep_alive", "length", "memo", "method", "path", "query",
-        "upgrade",
+        "captures", "chunked", "expects_continue", "headers", "http10", "keep_alive", "length", "memo", "method",
+        "path", "plain", "query", "route", "upgrade",
     )  # fmt: skip
 
     def __init__(self, method: str, path: str, query: str, http10: bool, headers: list[tuple[bytes, bytes]]) -> None:
@@ -61,6 +61,10 @@ class Head:
         self.expects_continue = False
         self.upgrade = False  # to a WebSocket
         self.memo: dict[str, Any] = {}  # what was worked out from these very bytes, for the next such head
+        self.route: Any = None  # who answers it, where that was found out for the next such head
+        self.captures: tuple[str, ...] = ()
+        # Its answer needs no field that depends on the request.
+        self.plain = not http10 and method != "HEAD" and all(name != b"origin" for name, _ in headers)
 
     @property
     def has_body(self) -> bool:
@@ -89,14 +93,14 @@ class HeadParser:
     """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Head] = {}
+        self.known: dict[bytes, Head] = {}
         self.headers: list[tuple[bytes, bytes]] = []
         self._done = False
         self._parser = httptools.HttpRequestParser(self)
 
     def parse(self, raw: bytes) -> Head:
         """Parse a head, its empty line included. `PeerError` carries the status to answer with."""
-        known = self._known.get(raw)
+        known = self.known.get(raw)
         if known is not None:
             return known
         method, target, http10 = _request_line(raw)
@@ -114,9 +118,9 @@ class HeadParser:
         return head
 
     def _remember(self, raw: bytes, head: Head) -> None:
-        if len(self._known) >= KNOWN_HEADS:
-            self._known.clear()  # the busy ones are back at once
-        self._known[raw] = head
+        if len(self.known) >= KNOWN_HEADS:
+            self.known.clear()  # the busy ones are back at once
+        self.known[raw] = head
 
     def _split(self, raw: bytes) -> None:
         """Have llhttp check the head and cut it into fields."""

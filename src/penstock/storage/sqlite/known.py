@@ -39,7 +39,7 @@ class KnownStreams:
     """
 
     def __init__(self, limit: int = KNOWN_STREAMS) -> None:
-        self._limit = limit
+        self._limit = self._turn_at = limit
         # One tuple, so that a thread that peeks never sees half a turn.
         self._generations: tuple[dict[str, Known], dict[str, Known]] = ({}, {})
         self.folded_upto = 0
@@ -61,9 +61,11 @@ class KnownStreams:
     def add(self, name: str, known: Known) -> None:
         young, old = self._generations
         young[name] = known
-        if len(young) > self._limit:
+        if len(young) > self._turn_at:
             folded = self.folded_upto
-            self._generations = ({n: k for n, k in old.items() if k.head.last_id > folded}, young)
+            kept = {n: k for n, k in old.items() if k.head.last_id > folded}
+            self._generations = (kept, young)
+            self._turn_at = len(kept) + self._limit  # else many that must stay would make every call a turn
 
     def load(self, connection: sqlite3.Connection, names: list[str]) -> list[Known]:
         """Read streams that are not in memory from the file; return those that exist."""

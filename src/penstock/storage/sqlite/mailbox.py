@@ -17,7 +17,7 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.errors import EngineGone, NotFound
 from penstock.limits import MAILBOX_PAGE
-from penstock.storage.checks import check_month, check_recipient
+from penstock.storage.checks import check_month, check_position, check_recipient
 from penstock.storage.sqlite.readers import Readers
 from penstock.storage.sqlite.writer import Writer
 from penstock.values import Item, MailboxHead, NewItem
@@ -69,12 +69,18 @@ class SqliteMailbox:
         self._writer, self._readers, self._clock = writer, readers, clock
 
     async def put(
-        self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None
+        self,
+        recipient: str,
+        month: str,
+        items: Sequence[NewItem],
+        *,
+        position: int | None = None,
+        expect: int | None = None,
     ) -> list[Item]:
         check_recipient(recipient)
         now_ms = self._clock.now_ms()
         weight = sum(len(item.body) for item in items)
-        return await self._write(month, lambda tables: tables.put(recipient, items, position, now_ms), weight)
+        return await self._write(month, lambda tables: tables.put(recipient, items, position, now_ms, expect), weight)
 
     async def take(self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE) -> list[Item]:
         check_recipient(recipient)
@@ -190,7 +196,11 @@ class _Tables:
             raise NotFound("month", month)
         return cls(connection, month)
 
-    def put(self, recipient: str, items: Sequence[NewItem], position: int | None, now_ms: int) -> list[Item]:
+    def put(
+        self, recipient: str, items: Sequence[NewItem], position: int | None, now_ms: int, expect: int | None
+    ) -> list[Item]:
+        if expect is not None:
+            check_position(recipient, self._position(recipient), expect)
         row = self._make(recipient)
         stored = [_numbered(item, number, now_ms) for number, item in enumerate(items, start=row.next_number)]
         for item in stored:
@@ -280,6 +290,10 @@ class _Tables:
         query = f"SELECT owner, next_number, channels FROM {self._heads} WHERE recipient = ?"
         row = self._execute(query, (recipient,)).fetchone()
         return _Row(row[0], row[1], msgspec.json.decode(row[2], type=_Channels)) if row else None
+
+    def _position(self, recipient: str) -> int:
+        row = self._execute(f"SELECT position FROM {self._heads} WHERE recipient = ?", (recipient,)).fetchone()
+        return row[0] if row else 0
 
     def _make(self, recipient: str) -> _Row:
         if row := self._row(recipient):

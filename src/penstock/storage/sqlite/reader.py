@@ -208,7 +208,7 @@ class Reader:
         row = self.connection.execute(query, (stream, id)).fetchone()
         found = [Spot(*row)] if row else []
         found += [spot for spot in recent if spot.id < id][-1:]
-        return max(found) if found else None
+        return max(found, key=lambda spot: spot.id, default=None)
 
     def entries(self, ids: Sequence[int], look: Look) -> tuple[list[Entry], bool]:
         """The entries of these ids as far as their bodies fit (the first always does), and whether all did."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+
+import msgspec
 
 
-class Spot(NamedTuple):
+class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry's coordinates. Along a stream none of them ever falls."""
 
     id: int

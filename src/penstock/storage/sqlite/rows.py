@@ -8,25 +8,33 @@ all of them 7 ms. Hence an INSERT for every number of rows up to 64, and for a f
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
-Row = tuple[int, int, int, int, int, int, int, str, int, int | None, str, bytes]
+from penstock.storage.sqlite.recent import Spot
+
+Value = int | str | bytes | None
+COLUMNS: Final = 12
 """id, stream number, idx, chunk, offset, size, kind, type, published_ms, expires_ms, attributes, body"""
 
 _EXACT_UPTO: Final = 64
 _LARGER: Final = (512, 256, 128)
 
 
-def insert(connection: sqlite3.Connection, rows: list[Row]) -> None:
-    """Insert *rows*; the caller's transaction decides when they hold."""
+def insert(connection: sqlite3.Connection, values: list[Value]) -> None:
+    """Insert rows, given as their values one after the other; the caller's transaction decides when they hold."""
     begin = 0
-    for count in counts(len(rows)):
-        values: list[object] = []
-        for row in rows[begin : begin + count]:
-            values += row
-        connection.execute(_statement(count), values)
-        begin += count
+    for count in counts(len(values) // COLUMNS):
+        end = begin + COLUMNS * count
+        connection.execute(_statement(count), values if end - begin == len(values) else values[begin:end])
+        begin = end
+
+
+def spots(values: list[Any]) -> Iterator[tuple[int, Spot]]:
+    """The coordinates of such rows, each with its stream's number."""
+    ids, numbers, indexes, chunks, offsets = (values[column::COLUMNS] for column in range(5))
+    return zip(numbers, map(Spot, ids, indexes, chunks, offsets), strict=True)
 
 
 def counts(total: int) -> list[int]:

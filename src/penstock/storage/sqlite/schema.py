@@ -43,7 +43,7 @@ CREATE TABLE streams (
 );
 
 CREATE TABLE entries (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,    -- never given twice, also when all entries are trimmed
+    id INTEGER PRIMARY KEY,                  -- never given twice: see last_id
     stream INTEGER NOT NULL,
     idx INTEGER NOT NULL,
     chunk INTEGER NOT NULL,
@@ -162,6 +162,6 @@ def set_fact(connection: sqlite3.Connection, name: str, value: int) -> None:
 
 
 def last_id(connection: sqlite3.Connection) -> int:
-    """The highest id that was ever given: trimming does not lower it."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
-    return int(row[0]) if row else 0
+    """The highest id that was ever given. Entries go by trimming only, which remembers the last that went."""
+    newest = int(connection.execute("SELECT ifnull(max(id), 0) FROM entries").fetchone()[0])
+    return max(newest, fact(connection, "trimmed_upto"))

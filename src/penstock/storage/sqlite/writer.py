@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -71,6 +71,7 @@ class Limits(msgspec.Struct, frozen=True):
     group_bytes: int = GROUP_BYTES
     fold_entries: int = fold.FOLD_ENTRIES
     fold_rows: int = fold.FOLD_ROWS
+    gather_ms: int = 0  # how long batches wait for others to be stored with
 
 
 class Writer:
@@ -99,6 +100,8 @@ class Writer:
         self._queue: SimpleQueue[list[Job] | None] = SimpleQueue()
         self._waiting: deque[Job] = deque()  # taken from the queue, and more than one group holds
         self._queued = self._queued_bytes = 0
+        self._gather_seconds = limits.gather_ms / 1000
+        self._enough = limits.group_jobs if limits.gather_ms else HAND_OVER_JOBS
         self._closed = self._ending = False
         self._fold: fold.Fold | None = None
         self._fold_wanted = False
@@ -164,9 +167,10 @@ class Writer:
             self._queued += 1
             self._queued_bytes += job.weight
             if not self._gathered:
-                self._loop.call_soon(self._hand_over)
+                self._loop.call_later(self._gather_seconds, self._hand_over)
             self._gathered.append(job)
-            if len(self._gathered) >= HAND_OVER_JOBS:
+            # Who asks for something else than an append waits for it: a confirmation, a lease.
+            if len(self._gathered) >= self._enough or (job.batch is None and self._gather_seconds):
                 self._hand_over()
 
     def _hand_over(self) -> None:
@@ -250,10 +254,14 @@ class Writer:
         group.prepare(batches)
         if len(batches) < len(jobs):
             self._begin()
+        changes = self._connection.total_changes
         for job in jobs:
-            changes = self._connection.total_changes
             try:
-                job.result = group.append(job.batch) if job.batch else job.function(self._connection)  # type: ignore[misc]
+                if job.batch is not None:
+                    job.result = group.append(job.batch)
+                else:
+                    changes = self._connection.total_changes
+                    job.result = cast("Callable[[sqlite3.Connection], Any]", job.function)(self._connection)
             except sqlite3.Error:
                 raise
             except Exception as error:  # one job's mistake or defect must not fail the others
