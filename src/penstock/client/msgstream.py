@@ -1,0 +1,218 @@
+"""The client's side of the message stream, over any of its three transports.
+
+    stream = MessageStream("http://127.0.0.1:8800", session_key)
+    stream.on("shop", lambda path, data: print(path, data))
+    stream.run()
+
+or, without listeners:
+
+    for message in stream.messages():
+        print(message.type, message.data)
+
+Messages come in the order of their packs, each once, however often the server sends them: a pack is confirmed when
+its last message was handled, one that comes again is only confirmed again, and what is behind a gap waits for it.
+A client that breaks off in the middle of a pack has not confirmed it: the next one gets it whole.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import quote, urlencode, urlsplit
+
+from penstock.client.api import ApiError, Unreachable
+from penstock.errors import InputInvalid, PenstockError
+from penstock.wire.msgstream import LONG, SHORT, WEBSOCKET, Inbox, Received, read
+
+Listener = Callable[[str, Any], None]
+POLL_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 90.0
+"""For an answer to a long poll: the server's heartbeat is a minute."""
+
+
+class SessionEnded(PenstockError):
+    """The server knows no such session, or not any more: log in again."""
+
+    code = "session_ended"
+    remedy = "Log in again: the backend makes a new session with POST /v1/sessions."
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the session is over: {reason}")
+        self.reason = reason
+
+
+class Transport(Protocol):
+    """A way to the server."""
+
+    def receive(self, confirm: Sequence[int]) -> bytes | str | None:
+        """Hand over the ids of packs that were handled, and wait for a delivery; None if there is none now.
+
+        Raises `Unreachable` or `ApiError`; then nothing was handed over for certain.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection; the next call opens another."""
+        ...
+
+
+class MessageStream:
+    """One session's messages. Use it from one thread."""
+
+    def __init__(
+        self,
+        url: str,
+        session_key: str,
+        *,
+        transport: str = LONG,
+        interval: float = POLL_SECONDS,
+        retry: float = RETRY_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """*interval* is between two short polls; *retry* is how long to wait when the server cannot be reached."""
+        if transport not in (SHORT, LONG, WEBSOCKET):
+            raise InputInvalid("transport", f"{transport!r} is none of {SHORT}, {LONG}, {WEBSOCKET}")
+        address = _Address(url, session_key)
+        self._transport: Transport = _Socket(address) if transport == WEBSOCKET else _Polls(address, transport)
+        self._interval, self._retry, self._sleep = interval if transport == SHORT else 0.0, retry, sleep
+        self._inbox = Inbox()
+        self._listeners: dict[str, list[Listener]] = {}
+        self._confirm: list[int] = []  # handled, and not handed over yet
+
+    def on(self, path: str, listener: Listener) -> None:
+        """Call *listener* with (type, data) for every message of that type, or of a type beneath it."""
+        self._listeners.setdefault(path, []).append(listener)
+
+    def run(self) -> None:
+        """Tell listeners, from the most to the least specific; raises `SessionEnded` when the session is over."""
+        for message in self.messages():
+            for path in message.paths():
+                for listener in self._listeners.get(path, ()):
+                    listener(message.type, message.data)
+
+    def messages(self) -> Iterator[Received]:
+        """Messages without an end. A server that is away is waited for; `SessionEnded` ends it."""
+        try:
+            while True:
+                text = self._receive()
+                if text is not None:
+                    yield from self._take(text)
+                if not self._confirm and self._interval:
+                    self._sleep(self._interval)
+        finally:
+            self._transport.close()
+
+    def _receive(self) -> bytes | str | None:
+        while True:
+            confirm = tuple(self._confirm)
+            try:
+                text = self._transport.receive(confirm)
+            except (Unreachable, ApiError) as error:
+                if isinstance(error, ApiError) and 400 <= error.status < 500:
+                    raise
+                self._transport.close()
+                self._sleep(self._retry)
+            else:
+                del self._confirm[: len(confirm)]
+                return text
+
+    def _take(self, text: bytes | str) -> Iterator[Received]:
+        taken = self._inbox.take(read(text))
+        self._confirm += taken.again
+        for id, messages in taken.packs:
+            yield from messages
+            self._confirm.append(id)  # only now has it been handled
+        if taken.unset:
+            raise SessionEnded(taken.unset)
+
+
+class _Address:
+    """Where the stream is."""
+
+    def __init__(self, url: str, session_key: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputInvalid("url", f"{url!r} is not http://HOST:PORT")
+        self.url, self.secure = url.rstrip("/"), parts.scheme == "https"
+        self.host, self.port = parts.hostname, parts.port
+        self._path, self._key = parts.path.rstrip("/") + "/msgstream", session_key
+
+    def target(self, **params: str) -> str:
+        """Path and query of a request."""
+        return f"{self._path}?{urlencode({'sessionKey': self._key, **params}, quote_via=quote)}"
+
+    def websocket_url(self) -> str:
+        """The same as the address of a WebSocket."""
+        origin = urlsplit(self.url)
+        return f"{'wss' if self.secure else 'ws'}://{origin.netloc}{self.target()}"
+
+
+class _Polls:
+    """Short or long polls, on one connection that is kept."""
+
+    def __init__(self, address: _Address, transport: str) -> None:
+        self._address, self._transport = address, transport
+        self._connection: http.client.HTTPConnection | None = None
+
+    def receive(self, confirm: Sequence[int]) -> bytes | None:
+        ids = {"confirmIds": ",".join(map(str, confirm))} if confirm else {}
+        try:
+            connection = self._connection = self._connection or self._open()
+            connection.request("GET", self._address.target(transport=self._transport, **ids))
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(self._address.url, str(error) or type(error).__name__) from error
+        if answer.status not in (200, 204):
+            said = body.decode(errors="replace")[:200] or answer.reason
+            raise ApiError(answer.status, f"http_{answer.status}", said, "Look at the address and the session key.")
+        return body if answer.status == 200 else None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> http.client.HTTPConnection:
+        address = self._address
+        if not address.secure:
+            return http.client.HTTPConnection(address.host, address.port, timeout=ANSWER_SECONDS)
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(address.host, address.port, timeout=ANSWER_SECONDS, context=context)
+
+
+class _Socket:
+    """A WebSocket: opened when it is needed, and again when it was closed."""
+
+    def __init__(self, address: _Address) -> None:
+        self._address = address
+        self._opened: Any = None  # a ClientConnection; websockets' client is imported when it is used
+        self._context: Any = None
+
+    def receive(self, confirm: Sequence[int]) -> bytes | str | None:
+        from websockets.exceptions import WebSocketException
+
+        try:
+            if self._opened is None:
+                self._open()
+            if confirm:
+                self._opened.send(",".join(map(str, confirm)))
+            text: bytes | str = self._opened.recv()
+        except (OSError, EOFError, WebSocketException) as error:
+            raise Unreachable(self._address.url, str(error) or type(error).__name__) from error
+        return text
+
+    def close(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            self._context.__exit__(None, None, None)
+
+    def _open(self) -> None:
+        from websockets.sync.client import connect
+
+        self._context = connect(self._address.websocket_url(), max_size=None)
+        self._opened = self._context.__enter__()

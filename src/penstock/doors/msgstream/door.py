@@ -1,0 +1,88 @@
+"""The door: its rows of the table, and what lives with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from penstock.config import Settings
+from penstock.core.metering import Sample
+from penstock.doors.msgstream.api import Api
+from penstock.doors.msgstream.emit import Emitter
+from penstock.doors.msgstream.records import DOOR
+from penstock.doors.msgstream.sessions import Sessions
+from penstock.doors.msgstream.streaming import Streaming
+from penstock.doors.msgstream.tasks import Tasks
+from penstock.errors import PenstockError
+from penstock.limits import PACK_BYTES
+from penstock.server.context import Context
+from penstock.server.exchange import Handler
+from penstock.server.routing import WHOLE, Route
+
+log = logging.getLogger("penstock.msgstream")
+
+
+class MessageStream:
+    """The message stream."""
+
+    kind: type[Sessions] = Sessions
+
+    def __init__(self, context: Context, settings: Settings) -> None:
+        self._context, self._settings = context, settings.msgstream
+        self._tasks = Tasks()
+        self.sessions = self.kind(context, settings.msgstream, self._tasks)
+        self._streaming = Streaming(self.sessions, settings)
+        self._emitter = Emitter(self.sessions)
+        self._api = Api(self.sessions, settings.msgstream.ttl)
+
+    async def __aenter__(self) -> Self:
+        await self._context.mailbox.make_month(self.sessions.month)
+        self._tasks.start(_again_and_again(self.sessions.sweep, self._settings.sweep))
+        if not self.sessions.alone:
+            self._tasks.start(_again_and_again(self.sessions.recheck_all, self._settings.recheck))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._tasks.__aexit__(kind, error, trace)
+        self.sessions.close()
+
+    def samples(self) -> Iterable[Sample]:
+        """How many sessions are known and connected here, and how many packs were emitted."""
+        sessions = self.sessions
+        yield "gauge", "sessions_known", "Sessions that this node remembers.", len(sessions.known), {}
+        yield "gauge", "sessions_connected", "Sessions with a connection to this node.", sessions.connected, {}
+        yield "counter", "sessions_ended", "Sessions that this node has cleared away.", sessions.ended, {}
+        yield "counter", "packs_emitted", "Packs that were emitted here.", self._emitter.emitted, {}
+
+    def routes(self) -> list[Route]:
+        """The stream under its path, with and without a slash at the end, and the backend's calls."""
+        rows = [
+            self._call("POST", "/v1/emit", self._emitter, 2 * PACK_BYTES),
+            self._call("POST", "/v1/sessions", self._api.create),
+            self._call("POST", "/v1/actors", self._api.find_actors, 256 * 1024),
+            Route("GET", "/v1/sessions", self._api.list, door=DOOR),
+            Route("GET", "/v1/sessions/*", self._api.show, door=DOOR),
+            Route("DELETE", "/v1/sessions/*", self._api.end, door=DOOR),
+        ]
+        for path in ("/msgstream", "/msgstream/"):
+            rows += [Route(method, path, self._streaming, timeout=None, door=DOOR) for method in ("GET", "POST")]
+            rows.append(Route("OPTIONS", path, self._streaming.options, door=DOOR))
+        return rows
+
+    def _call(self, method: str, path: str, handler: Handler, limit: int = 64 * 1024) -> Route:
+        return Route(method, path, handler, body=WHOLE(limit), admit=self._context.admit, door=DOOR)
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Do *work* now and then. One that fails is logged, and the next comes."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await work()
+        except PenstockError as error:
+            log.warning("msgstream.round_failed", extra={"error": str(error)})

@@ -1,0 +1,398 @@
+"""All sessions: those that this node knows, how they are found, made and ended.
+
+The registry is the truth. A node that is alone keeps copies and trusts them, for nobody else writes. Where several
+nodes share the data, a session's record says which of them serves its connections: whoever gets a newer connection
+writes itself down by compare-and-set and tells the other; a message that is lost is made up for by a look at the
+record every few seconds (`msgstream.recheck`). A copy whose version is not the record's is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from penstock.config import MsgstreamSettings
+from penstock.core.ledger import recipient
+from penstock.core.matching import Interest
+from penstock.core.months import month_of
+from penstock.core.registry import NEW
+from penstock.doors.msgstream import records
+from penstock.doors.msgstream.lives import Poll, Socket
+from penstock.doors.msgstream.packs import Texts, Waiting, record, waiting
+from penstock.doors.msgstream.records import DOOR, PREFIX, Kept, mailbox_of
+from penstock.doors.msgstream.session import BROADCAST, Session
+from penstock.doors.msgstream.settling import Settling
+from penstock.doors.msgstream.tasks import Tasks
+from penstock.errors import Conflict, NotFound, PenstockError, VersionMismatch
+from penstock.limits import PAGE_ENTRIES, SESSIONS_KNOWN
+from penstock.server.context import Context
+from penstock.values import Entry, Item, MailboxHead, NewItem
+
+log = logging.getLogger("penstock.msgstream")
+
+TOPIC = "msgstream"
+_NEWS, _CHANGE, _END = b"+", b"!", b"-"  # something was put into a mailbox; a record was changed; it is over
+_TRIES = 5
+
+
+class Sessions:
+    """The sessions that this node knows, by actor."""
+
+    kind: type[Session] = Session
+
+    def __init__(self, context: Context, settings: MsgstreamSettings, tasks: Tasks) -> None:
+        self.context, self._settings, self.tasks = context, settings, tasks
+        self.limit, self.limit_bytes = settings.packs, settings.bytes
+        self.resend_all = settings.resend == "all"
+        self.texts = Texts(context.log)
+        self.settling = Settling(context.ledger, tasks)
+        self.broadcast_only = (BROADCAST,)  # of a session that follows nothing else
+        self.alone = context.bus.alone
+        self.known: dict[str, Session] = {}
+        self._quiet: OrderedDict[str, Session] = OrderedDict()  # those without a connection, the latest last
+        self._loading: dict[str, asyncio.Task[Session | None]] = {}
+        self._month, self._month_ends_ms = "", 0
+        self._watching: Interest[Session] = Interest()  # sessions that are to hear of news in their streams
+        self.ended = 0
+        context.bus.listen(TOPIC, self._hear)
+        context.log.follow(self._follow)
+
+    @property
+    def month(self) -> str:
+        """The month whose mailboxes are in use."""
+        now_ms = self.context.clock.now_ms()
+        if now_ms >= self._month_ends_ms:
+            self._month = month_of(now_ms)
+            year, number = divmod(int(self._month[:4]) * 12 + int(self._month[5:]), 12)  # the next, from 0
+            self._month_ends_ms = int(datetime(year, number + 1, 1, tzinfo=UTC).timestamp() * 1000)
+        return self._month
+
+    @property
+    def connected(self) -> int:
+        """Sessions with a connection to this node."""
+        return len(self.known) - len(self._quiet)
+
+    # ── timers of connections ─────────────────────────────────────────────────────────────────
+
+    def arm_poll(self, poll: Poll) -> None:
+        """Begin to count a long poll's patience."""
+        if poll.patience:
+            self.context.wheel.arm(poll, poll.patience)
+
+    def poll_due(self, poll: Poll) -> None:
+        """A long poll has waited long enough."""
+        poll.displaced()
+
+    def arm_socket(self, socket: Socket) -> None:
+        """Ping a WebSocket after a while, and before its session's life is over."""
+        if socket.session is not None:
+            self.context.wheel.arm(socket, min(self._settings.ping, socket.session.kept.ttl / 3))
+
+    # ── which are known ───────────────────────────────────────────────────────────────────────
+
+    def became_live(self, session: Session) -> None:
+        """Somebody is connected."""
+        self._quiet.pop(session.actor, None)
+
+    def became_quiet(self, session: Session) -> None:
+        """Nobody is connected any more; or somebody who asked is gone again."""
+        if self.known.get(session.actor) is session:
+            self._quiet[session.actor] = session
+            self._quiet.move_to_end(session.actor)
+            if len(self._quiet) > SESSIONS_KNOWN:
+                next(iter(self._quiet.values())).end("")
+
+    def watch(self, session: Session) -> None:
+        """Tell *session* when something comes into its streams."""
+        for pattern in session.patterns:
+            self._watching.add(pattern, session)
+
+    def unwatch(self, session: Session) -> None:
+        """Tell it no more."""
+        for pattern in session.patterns:
+            self._watching.remove(pattern, session)
+
+    def _follow(self, entries: Sequence[Entry]) -> None:
+        """Something was appended. Who hears of it need not hear of more before somebody asks."""
+        find = self._watching.find
+        for entry in entries:
+            if found := list(find(entry.stream)):
+                for session in found:
+                    session.news = True
+                    self.unwatch(session)
+
+    def forget(self, session: Session) -> None:
+        """Know nothing of it any more; the registry does."""
+        if self.known.get(session.actor) is session:
+            del self.known[session.actor]
+            self._quiet.pop(session.actor, None)
+
+    def close(self) -> None:
+        """Let go of them all."""
+        for session in list(self.known.values()):
+            session.end("")
+
+    # ── finding ───────────────────────────────────────────────────────────────────────────────
+
+    def at_hand(self, actor: str) -> Session | None:
+        """A copy that is certainly right, if there is one."""
+        return self.known.get(actor) if self.alone else None
+
+    async def find(self, actor: str) -> Session | None:
+        """The session of an actor, as it is now; None if there is none."""
+        if not records.is_actor(actor):
+            return None
+        while True:
+            if not self.alone:
+                await self.recheck(actor)
+            session = self.known.get(actor) or await self._loaded(actor)
+            if session is None or not session.gone:
+                break  # one that went meanwhile was a copy that is not right any more
+        if session is None or session.expires_ms <= self.context.clock.now_ms():
+            return None
+        session.stale = session.stale or not self.alone
+        return session
+
+    async def _loaded(self, actor: str) -> Session | None:
+        """Load a session, once for all who ask at the same time."""
+        loading = self._loading.get(actor)
+        if loading is None:
+            loading = self._loading[actor] = self.tasks.start(self._load(actor))
+            loading.add_done_callback(lambda _: self._loading.pop(actor, None))
+        return await asyncio.shield(loading)
+
+    async def _load(self, actor: str) -> Session | None:
+        found = await records.find(self.context.registry, actor)
+        if found is None or found[0].ended:
+            return None
+        kept, version = found
+        mailbox, name = self.context.mailbox, mailbox_of(actor)
+        if kept.former:
+            await self._move(name, kept)
+        head = await mailbox.head(name, kept.month)
+        session = self.kind(self, actor, kept, version, head)
+        if head.pending:
+            pending = await self._pending(actor, kept.month, head.next_number - 1)
+            await self._drop(actor, kept.month, [pack for pack in pending if pack[0] <= kept.base], "replaced")
+            session.packs = {number: pack for number, pack in pending if number > kept.base}
+            session.size = sum(pack.size for pack in session.packs.values())
+        self.known[actor] = session
+        self.became_quiet(session)
+        return session
+
+    async def _move(self, name: str, kept: Kept) -> None:
+        """Bring along what another node put into the month that the session has left."""
+        mailbox = self.context.mailbox
+        if kept.former not in await mailbox.months():
+            return
+        for item in await mailbox.take(name, kept.former):
+            if await mailbox.find(name, kept.month, item.message_id) is None:
+                new = NewItem(item.message_id, item.entry_id, item.body, item.channel)
+                await mailbox.put(name, kept.month, [new])
+            await mailbox.confirm(name, kept.former, [item.number])
+
+    async def _pending(self, actor: str, month: str, upto: int) -> list[tuple[int, Waiting]]:
+        """All that waits in a mailbox, up to a number."""
+        found: list[tuple[int, Waiting]] = []
+        after = 0
+        while items := await self.context.mailbox.take(mailbox_of(actor), month, after=after):
+            found += [(item.number, waiting(item)) for item in items if item.number <= upto]
+            after = items[-1].number
+        return found
+
+    async def _drop(self, actor: str, month: str, packs: list[tuple[int, Waiting]], reason: str) -> None:
+        """Take packs away that nobody can get any more, and say so in the ledger first."""
+        if packs:
+            state, why = ("expired", "") if reason == "expired" else ("dropped", reason)
+            record(self.context.ledger, recipient(DOOR, actor), state, month, packs, why)
+            await self.settling.settle()
+            await self.context.mailbox.confirm(mailbox_of(actor), month, [number for number, _ in packs])
+
+    # ── making and ending ─────────────────────────────────────────────────────────────────────
+
+    async def make(self, actor: str, ttl: int, follow: tuple[str, ...], after: int | None, meta: msgspec.Raw) -> str:
+        """Begin a session and return its key. An actor has one: the former is over, with what waited in it."""
+        context, now_ms, month = self.context, self.context.clock.now_ms(), self.month
+        secret = records.new_secret()
+        await context.mailbox.make_month(month)
+        for _ in range(_TRIES):
+            found = await records.find(context.registry, actor)
+            head = await context.mailbox.head(mailbox_of(actor), month)
+            kept = Kept(
+                digest=records.digest(secret), created_ms=now_ms, expires_ms=now_ms + ttl * 1000, ttl=ttl, month=month,
+                base=head.next_number - 1, after=context.hub.position if after is None else after,
+                node=context.bus.node, follow=follow, meta=meta,
+            )  # fmt: skip
+            try:
+                version = await records.write(context.registry, actor, kept, found[1] if found else NEW)
+            except VersionMismatch:
+                continue
+            await self._replace(actor, found[0] if found else None, kept, version, head)
+            return f"{actor}:{secret}"
+        raise Conflict(f"the session of {actor!r} is being changed by others all the time")
+
+    async def _replace(self, actor: str, former: Kept | None, kept: Kept, version: int, head: MailboxHead) -> None:
+        if (session := self.known.get(actor)) is not None:
+            session.end("keyMismatch")
+        if former is None:
+            # Nobody else can have put anything anywhere yet.
+            session = self.kind(self, actor, kept, version, head)
+            self.known[actor] = session
+            self.became_quiet(session)
+            return
+        await self._tell(former.node, _CHANGE, actor)
+        months = {former.month, former.former} & set(await self.context.mailbox.months())
+        for month in months:
+            upto = kept.base if month == kept.month else 2**62
+            await self._drop(actor, month, await self._pending(actor, month, upto), "replaced")
+
+    async def end(self, actor: str, reason: str) -> bool:
+        """End a session; False if there is none. Whatever breaks off in between is gone on with by the sweep."""
+        for _ in range(_TRIES):
+            found = await records.find(self.context.registry, actor)
+            if found is None:
+                return False
+            kept, version = found
+            try:
+                if not kept.ended:
+                    kept.ended = reason
+                    version = await records.write(self.context.registry, actor, kept, version)
+                break
+            except VersionMismatch:
+                continue
+        else:
+            raise Conflict(f"the session of {actor!r} is being changed by others all the time")
+        if (session := self.known.get(actor)) is not None:
+            session.end(reason)
+        await self._tell(kept.node, _END, f"{actor}\n{kept.digest}\n{kept.ended}")
+        await self._clear(actor, kept, version)
+        return True
+
+    async def _clear(self, actor: str, kept: Kept, version: int) -> None:
+        """Take away what is left of a session that has ended. Doing it twice does no harm."""
+        for month in {kept.month, kept.former} & set(await self.context.mailbox.months()):
+            await self._drop(actor, month, await self._pending(actor, month, 2**62), kept.ended)
+        await self.context.registry.delete(PREFIX + actor, expect=version)
+        self.ended += 1
+
+    async def sweep(self) -> None:
+        """End sessions whose life is over, and go on with ends that broke off."""
+        after = PREFIX
+        while found := await self.context.registry.list(PREFIX, after=after, limit=PAGE_ENTRIES):
+            after = found[-1].key
+            for one in found:
+                actor, kept = records.read(one)
+                if kept.ended or self._is_over(actor, kept):
+                    await self.end(actor, "expired")
+
+    def _is_over(self, actor: str, kept: Kept) -> bool:
+        session = self.known.get(actor) if kept.node == self.context.bus.node else None
+        # What is written down is a step ahead of the truth, which only the node knows that serves it.
+        expires_ms = session.expires_ms if session else kept.expires_ms
+        return expires_ms <= self.context.clock.now_ms()
+
+    # ── storing ───────────────────────────────────────────────────────────────────────────────
+
+    async def put(self, session: Session, new: NewItem) -> Item:
+        """Store a pack of a session that is served here."""
+        while True:
+            month = session.kept.month
+            (item,) = await self.context.mailbox.put(session.mailbox, month, [new])
+            if session.kept.month == month:
+                session.added([item], month)
+                return item
+            # It went on to another month meanwhile: so does the pack.
+            await self.context.mailbox.confirm(session.mailbox, month, [item.number])
+
+    async def put_anywhere(self, actor: str, kept: Kept, new: NewItem) -> tuple[Item, Kept]:
+        """Store a pack of a session that any node may serve, and tell that node."""
+        name, mailbox = mailbox_of(actor), self.context.mailbox
+        while True:
+            (item,) = await mailbox.put(name, kept.month, [new])
+            now = await records.find(self.context.registry, actor)
+            if now is None or now[0].month == kept.month:
+                break
+            await mailbox.confirm(name, kept.month, [item.number])
+            kept = now[0]
+        if now is None or now[0].node != self.context.bus.node:
+            await self._tell(now[0].node if now else kept.node, _NEWS, actor)
+        elif (session := self.known.get(actor)) is not None:
+            session.added([item], kept.month)
+        return item, kept
+
+    # ── other nodes ───────────────────────────────────────────────────────────────────────────
+
+    async def claim(self, session: Session) -> bool:
+        """Serve this session's connections from here on; False if somebody else was quicker."""
+        node, mine = session.kept.node, self.context.bus.node
+        if node == mine:
+            return True
+        kept = msgspec.structs.replace(session.kept, node=mine)
+        try:
+            await session.write(kept)
+        except VersionMismatch:
+            session.end("")
+            return False
+        await self._tell(node, _CHANGE, session.actor)
+        return True
+
+    async def _tell(self, node: str, what: bytes, about: str) -> None:
+        """Give another node a hint; it finds out by itself if the hint is lost."""
+        if not self.alone and node != self.context.bus.node:
+            await self.context.bus.send(node, TOPIC, what + about.encode())
+
+    def _hear(self, topic: str, message: bytes) -> None:
+        what, (actor, *details) = message[:1], message[1:].decode(errors="replace").split("\n")
+        session = self.known.get(actor)
+        if session is None:
+            return
+        if what == _NEWS:
+            session.stale = True
+            session.wake()
+        elif what == _END and details[:1] == [session.kept.digest]:
+            session.end(details[-1])
+        else:
+            self.look_again(actor)
+
+    def look_again(self, actor: str) -> None:
+        """Compare what is known of a session with its record, soon."""
+        self.tasks.start(self._look(actor))
+
+    async def _look(self, actor: str) -> None:
+        try:
+            await self.recheck(actor)
+        except PenstockError as error:
+            log.warning("session.unchecked", extra={"actor": actor, "error": str(error)})
+
+    async def recheck(self, actor: str) -> None:
+        """Throw a copy away whose record has changed; whoever is connected hears why."""
+        session = self.known.get(actor)
+        if session is None:
+            return
+        found = await records.find(self.context.registry, actor)
+        if session.gone or session.writing or (found is not None and found[1] == session.version):
+            return
+        if found is None or found[0].ended:
+            session.end(found[0].ended if found else "noSession")
+        else:
+            session.end("" if found[0].digest == session.kept.digest else "keyMismatch")
+
+    async def recheck_all(self) -> None:
+        """Find out what no hint has told about those who are connected here."""
+        for session in [session for session in self.known.values() if session.live is not None]:
+            await self.recheck(session.actor)
+            if not session.gone:
+                session.stale = True
+                session.wake()
+
+    async def kept(self, actor: str) -> Kept:
+        """The record of a session that is there; raises `NotFound`."""
+        found = await records.find(self.context.registry, actor)
+        if found is None or found[0].ended or self._is_over(actor, found[0]):
+            raise NotFound("session", actor, code="session_unknown", remedy="Make one with POST /v1/sessions.")
+        return found[0]

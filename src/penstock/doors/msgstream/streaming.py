@@ -1,0 +1,151 @@
+"""`/msgstream`: polls and WebSockets find their session here."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from penstock.config import Settings
+from penstock.doors.msgstream import records
+from penstock.doors.msgstream.lives import EMPTY, HEADERS, Poll, Socket, json_answer, refusal
+from penstock.doors.msgstream.session import Session
+from penstock.doors.msgstream.sessions import Sessions
+from penstock.errors import PenstockError
+from penstock.server.exchange import LIVE, Held, Request, Response
+from penstock.wire import msgstream
+from penstock.wire.msgstream import LONG, SHORT, Asked, split_key
+
+Key = tuple[str, str]  # actor and secret
+Ids = tuple[int, ...]
+BAD_REQUEST = 1008
+FINDERS: Final = 16
+"""Sessions that are looked for at once. After a restart all clients come back together: the others wait without a
+task, in an order that is bounded by the number of connections."""
+_HEAD = Response(200, headers=HEADERS)
+_METHODS = "GET, POST, HEAD, OPTIONS"
+_PREFLIGHT_SECONDS = 20 * 24 * 3600  # as the original says
+
+
+class Streaming:
+    """Answers everything that comes to the stream's path."""
+
+    def __init__(self, sessions: Sessions, settings: Settings) -> None:
+        self._sessions, self._context = sessions, sessions.context
+        self._heartbeat = settings.msgstream.heartbeat
+        self._origins = settings.server.cors_origins
+        self._waiting: deque[tuple[Poll | Socket, Key, Ids]] = deque()  # those whose session is to be found
+        self._finders = 0
+
+    def __call__(self, request: Request) -> Response | Held:
+        """A poll, or the handshake of a WebSocket."""
+        asked: Asked | None = request.memo.get("msgstream")
+        if asked is None:
+            asked = msgstream.parse(request.query)
+            if asked.transport == SHORT and not asked.confirm:  # others hardly ever come twice to the byte
+                request.memo["msgstream"] = asked
+        if (request.header(b"upgrade") or b"").lower() == b"websocket":
+            return self._open(request, asked)
+        if reason := msgstream.why_no_poll(asked):
+            return refusal(400, reason)
+        if request.method == "HEAD":
+            return _HEAD
+        if asked.session_key == "":
+            return refusal(400, "No sessionKey given")
+        return self._poll(request, asked)
+
+    def options(self, request: Request) -> Response:
+        """What a page of another origin asks before it asks."""
+        origin, wanted = request.header(b"origin"), request.header(b"access-control-request-headers")
+        headers = [*HEADERS, ("Allow", _METHODS)]
+        if origin is not None and ("*" in self._origins or origin.decode("latin-1") in self._origins):
+            headers.append(("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS)))
+            headers.append(("Access-Control-Allow-Methods", _METHODS))
+            if wanted:
+                headers.append(("Access-Control-Allow-Headers", wanted.decode("latin-1")))
+        return Response(200, b"", "", tuple(headers))
+
+    # ── polls ─────────────────────────────────────────────────────────────────────────────────
+
+    def _poll(self, request: Request, asked: Asked) -> Response | Held:
+        """Answer at once where nothing has to be waited for."""
+        parts = split_key(asked.session_key)
+        if parts is None:
+            return json_answer(msgstream.unset("invalidSessionKey"))
+        session = self._sessions.at_hand(parts[0])
+        if session is not None:
+            if reason := self._why_not(session, parts[1]):
+                return json_answer(msgstream.unset(reason))
+            if asked.transport == SHORT and not asked.confirm and session.glance():
+                return EMPTY
+        patience = self._heartbeat if asked.transport == LONG else None
+        poll = Poll(request, patience, confirming=bool(asked.confirm))
+        self._serve(poll, session, parts, asked.confirm)
+        return poll
+
+    def _why_not(self, session: Session, secret: str) -> str:
+        """The reason why this key is no key of that session; empty if it is."""
+        if session.expires_ms <= self._context.clock.now_ms():
+            return "noSession"
+        return "" if records.fits(session.kept, secret) else "keyMismatch"
+
+    # ── WebSockets ────────────────────────────────────────────────────────────────────────────
+
+    def _open(self, request: Request, asked: Asked) -> Response:
+        """Become a WebSocket first: what is wrong with the session is said over it."""
+        socket = Socket()
+        socket.tap = request.accept_websocket(socket, watch=self._context.ledger.enabled)
+        parts = split_key(asked.session_key)
+        if asked.session_key == "":
+            socket.refuse(BAD_REQUEST, "No sessionKey given")
+        elif parts is None:
+            socket.unset("invalidSessionKey")
+        else:
+            session = self._sessions.at_hand(parts[0])
+            if session is not None and (reason := self._why_not(session, parts[1])):
+                socket.unset(reason)
+            else:
+                self._serve(socket, session, parts, ())
+        return LIVE
+
+    # ── both ──────────────────────────────────────────────────────────────────────────────────
+
+    def _serve(self, live: Poll | Socket, session: Session | None, key: Key, confirm: Ids) -> None:
+        """Connect to a session that is at hand, or else have it found, after those who asked before."""
+        if session is not None:
+            self._connect(live, session, confirm)
+            return
+        self._waiting.append((live, key, confirm))
+        if self._finders < FINDERS:
+            self._finders += 1
+            self._sessions.tasks.start(self._find_all())
+
+    async def _find_all(self) -> None:
+        try:
+            while self._waiting:
+                await self._find(*self._waiting.popleft())
+        finally:
+            self._finders -= 1
+
+    async def _find(self, live: Poll | Socket, key: Key, confirm: Ids) -> None:
+        actor, secret = key
+        try:
+            session = await self._sessions.find(actor)
+            while session is not None and not self._why_not(session, secret):
+                if await self._sessions.claim(session):
+                    self._connect(live, session, confirm)
+                    return
+                session = await self._sessions.find(actor)
+        except PenstockError as error:
+            live.failed(error)
+            return
+        live.unknown("noSession" if session is None else self._why_not(session, secret))
+
+    def _connect(self, live: Poll | Socket, session: Session, confirm: Ids) -> None:
+        if isinstance(live, Socket):
+            confirm = live.join(session)
+        else:
+            live.session = session
+        if not live.over:
+            session.connect(live, confirm)
+        elif confirm:
+            session.confirm(confirm, live)  # it left, and is no connection; but what it said holds
