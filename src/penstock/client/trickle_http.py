@@ -1,0 +1,265 @@
+"""As much of an HTTP client as Trickle needs: bodies that go out and come in while they are being made.
+
+A request that is still being sent may already be answered, so whoever sends one listens at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+from urllib.parse import quote, urlsplit
+
+from penstock.client.api import Unreachable
+from penstock.errors import InputInvalid
+from penstock.wire.http import LAST_CHUNK, chunk
+
+_IDLE_KEPT: Final = 4
+_HEAD_BYTES: Final = 64 * 1024
+_BROKEN: Final = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of an answer. Names of headers are lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    def number(self, name: str) -> int | None:
+        """A header that is a whole number."""
+        text = self.headers.get(name.lower(), "")
+        return int(text) if text.removeprefix("-").isdigit() else None
+
+
+class Wire:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self._writer = reader, writer
+        self._left: int | None = 0  # bytes of the body still to come; None: chunked; -1: up to the end
+        self.keep = True
+
+    def close(self) -> None:
+        """Let it go at once."""
+        self._writer.transport.abort()
+
+    @property
+    def usable(self) -> bool:
+        """It can take another request."""
+        return self.keep and not self._writer.transport.is_closing() and not self.reader.at_eof()
+
+    async def send(self, data: bytes) -> None:
+        """Send, and wait while the peer does not take it."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def head(self) -> Head:
+        """The next answer that is no interim one."""
+        while True:
+            raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            fields = (line.partition(":") for line in raw[1:] if line)
+            head = Head(int(raw[0].split(" ")[1]), {name.lower(): value.strip() for name, _, value in fields})
+            if head.status >= 200:
+                self._begin_body(head)
+                return head
+
+    def _begin_body(self, head: Head) -> None:
+        if head.headers.get("transfer-encoding") == "chunked":
+            self._left = None
+        else:
+            self._left = int(head.headers.get("content-length", -1))
+        if self._left == -1 or head.headers.get("connection", "").lower() == "close":
+            self.keep = False
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body, as it comes. Raises what `_BROKEN` lists when it breaks off."""
+        if self._left is None:
+            while size := int((await self.reader.readuntil(b"\r\n"))[:-2].partition(b";")[0], 16):
+                while size:
+                    piece = await self.reader.read(min(size, 65_536))
+                    if not piece:
+                        raise asyncio.IncompleteReadError(b"", size)
+                    size -= len(piece)
+                    yield piece
+                await self.reader.readexactly(2)
+            await self.reader.readuntil(b"\r\n")
+            self._left = 0
+        while self._left:
+            piece = await self.reader.read(65_536 if self._left < 0 else min(self._left, 65_536))
+            if not piece:
+                if self._left > 0:
+                    raise asyncio.IncompleteReadError(b"", self._left)
+                return
+            self._left -= len(piece) if self._left > 0 else 0
+            yield piece
+
+
+class Answer:
+    """An answer whose body has not been read yet."""
+
+    def __init__(self, peer: Peer, wire: Wire, head: Head) -> None:
+        self._peer, self._wire = peer, wire
+        self.status, self.headers, self.number = head.status, head.headers, head.number
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._wire.pieces():
+                yield piece
+        except _BROKEN as error:
+            self.close()
+            raise Unreachable(self._peer.url, f"the answer broke off: {error}") from error
+        self._peer.give_back(self._wire)
+
+    async def read(self) -> bytes:
+        """All of the body."""
+        return b"".join([piece async for piece in self])
+
+    def close(self) -> None:
+        """Do not read the rest."""
+        self._peer.drop(self._wire)
+
+
+class Upload:
+    """A request whose body is being made. Lives in `async with`."""
+
+    def __init__(self, peer: Peer, wire: Wire) -> None:
+        self._peer, self._wire = peer, wire
+        self._listening = asyncio.create_task(wire.head())
+        self._handed_over = False  # whoever reads the answer has the connection
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+        await asyncio.gather(self._listening, return_exceptions=True)
+
+    @property
+    def answered(self) -> bool:
+        """The server has said something, or is gone, before the body was complete."""
+        return self._listening.done()
+
+    async def write(self, data: bytes) -> None:
+        """Send more, as fast as the server takes it."""
+        if data and not self.answered:
+            try:
+                await self._wire.send(chunk(data))
+            except OSError as error:
+                await asyncio.wait([self._listening])
+                if self._listening.exception() is not None:
+                    raise Unreachable(self._peer.url, str(error)) from error
+
+    async def finish(self) -> Answer:
+        """End the body and wait for the answer."""
+        try:
+            if not self.answered:
+                await self._wire.send(LAST_CHUNK)
+        except OSError:
+            pass  # perhaps it answered first
+        return await self.answer()
+
+    async def answer(self) -> Answer:
+        """The answer, when it comes."""
+        try:
+            head = await asyncio.shield(self._listening)
+        except _BROKEN as error:
+            raise Unreachable(self._peer.url, f"the connection broke off: {error}") from error
+        self._handed_over = True
+        return Answer(self._peer, self._wire, head)
+
+    def close(self) -> None:
+        """Give it up; what was sent stays with the server."""
+        self._listening.cancel()
+        if not self._handed_over:
+            self._peer.drop(self._wire)
+
+
+class Peer:
+    """A server, and the connections that are kept to it."""
+
+    def __init__(self, url: str, token: str = "", *, context: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputInvalid("url", f"{url!r} is not http://HOST:PORT/BASE")
+        self.url, self._base = url, parts.path.rstrip("/") + "/"
+        self._host, self._token = parts.hostname, token
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._context = (context or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._idle: list[Wire] = []
+        self._wires: set[Wire] = set()
+
+    def close(self) -> None:
+        """Let go of all connections, also of those whose answers were not read to the end."""
+        for wire in self._wires:
+            wire.close()
+        self._wires.clear()
+        self._idle.clear()
+
+    def give_back(self, wire: Wire) -> None:
+        """An exchange is complete: its connection can be used again."""
+        if wire.usable and len(self._idle) < _IDLE_KEPT:
+            self._idle.append(wire)
+        else:
+            self.drop(wire)
+
+    def drop(self, wire: Wire) -> None:
+        """Close a connection."""
+        self._wires.discard(wire)
+        wire.close()
+
+    async def ask(
+        self, method: str, levels: tuple[str, ...], headers: Mapping[str, str] | None = None, query: str = ""
+    ) -> Answer:
+        """Send a request without a body; the answer's body is still to be read. Safe to repeat, so it is repeated."""
+        while self._idle:
+            wire = self._idle.pop()
+            try:
+                return await self._exchange(wire, method, levels, headers, query)
+            except _BROKEN:
+                self.drop(wire)
+        wire = await self._connect()
+        try:
+            return await self._exchange(wire, method, levels, headers, query)
+        except _BROKEN as error:
+            self.drop(wire)
+            raise Unreachable(self.url, str(error) or type(error).__name__) from error
+        except BaseException:
+            self.drop(wire)
+            raise
+
+    async def _exchange(
+        self, wire: Wire, method: str, levels: tuple[str, ...], headers: Mapping[str, str] | None, query: str
+    ) -> Answer:
+        await wire.send(self._request(method, levels, {"Content-Length": "0", **(headers or {})}, query))
+        return Answer(self, wire, await wire.head())
+
+    async def upload(self, levels: tuple[str, ...], headers: Mapping[str, str]) -> Upload:
+        """Begin a POST on a connection of its own."""
+        wire = await self._connect()
+        try:
+            await wire.send(self._request("POST", levels, {"Transfer-Encoding": "chunked", **headers}))
+        except OSError as error:
+            self.drop(wire)
+            raise Unreachable(self.url, str(error)) from error
+        return Upload(self, wire)
+
+    def _request(self, method: str, levels: tuple[str, ...], headers: Mapping[str, str], query: str = "") -> bytes:
+        path = self._base + "/".join(quote(level, safe="~") for level in levels)
+        fields = {"Host": f"{self._host}:{self._port}", **headers}
+        if self._token:
+            fields["Authorization"] = f"Bearer {self._token}"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        return f"{method} {path}{'?' + query if query else ''} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+
+    async def _connect(self) -> Wire:
+        try:
+            async with asyncio.timeout(10):
+                streams = await asyncio.open_connection(self._host, self._port, ssl=self._context, limit=_HEAD_BYTES)
+        except (OSError, TimeoutError) as error:
+            raise Unreachable(self.url, str(error) or type(error).__name__) from error
+        wire = Wire(*streams)
+        self._wires.add(wire)
+        return wire

@@ -1,0 +1,54 @@
+"""Answers of this door: the original's texts where it has one, and its headers everywhere."""
+
+from __future__ import annotations
+
+from penstock.server.exchange import Headers, Response
+from penstock.server.problems import error_response
+from penstock.wire import trickle
+from penstock.wire.trickle_channel import Channel
+
+_TEXT = "text/plain; charset=utf-8"
+OCTETS = "application/octet-stream"
+
+
+def text(status: int, body: bytes, headers: Headers = ()) -> Response:
+    """A short answer in words."""
+    return Response(status, body, _TEXT, headers)
+
+
+def no_stream() -> Response:
+    """There is no such channel."""
+    return text(404, trickle.NO_STREAM)
+
+
+def no_seq() -> Response:
+    """That is no sequence number, or none for this."""
+    return text(400, trickle.NO_SEQ)
+
+
+def empty(*headers: tuple[str, str]) -> Response:
+    """A good answer that has nothing to say."""
+    return Response(200, content_type="", headers=headers)
+
+
+def missing(status: int, asked: int, head: int, oldest: int = 0) -> Response:
+    """That segment is not here: the next one is *head*, and none below *oldest* can be had."""
+    headers = ((trickle.LATEST, str(head)), (trickle.SEQ, str(asked)), (trickle.OLDEST, str(oldest)))
+    return text(status, trickle.NO_ENTRY, headers)
+
+
+def nothing_more(seq: int, head: int) -> Response:
+    """The channel is closed, and this is beyond its end."""
+    ended = (trickle.CLOSED, trickle.TERMINATED)
+    return empty((trickle.SEQ, str(seq)), (trickle.LATEST, str(head)), ended)
+
+
+def refused(error: Exception, channel: Channel, seq: int) -> Response:
+    """An error about one segment: where it was meant for, and where the channel is."""
+    response = error_response(error)
+    response.headers += ((trickle.SEQ, str(seq)), (trickle.LATEST, str(channel.head)))
+    if (size := channel.size_of(seq)) is not None:
+        response.headers += ((trickle.SIZE, str(size)),)
+    if channel.closed:
+        response.headers += ((trickle.CLOSED, trickle.TERMINATED),)
+    return response

@@ -1,0 +1,286 @@
+"""The channels that are open on this node: made, found, swept and closed here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from penstock.config import TrickleSettings
+from penstock.core.ledger import Recipient
+from penstock.doors.trickle.posting import Posting
+from penstock.doors.trickle.recording import Recorder
+from penstock.doors.trickle.registry import ChannelRecord, Found, Owners, State
+from penstock.errors import Busy, PenstockError
+from penstock.limits import BATCH_BYTES
+from penstock.server.context import Context
+from penstock.server.wheel import Timed
+from penstock.wire.trickle import stream_of
+from penstock.wire.trickle_channel import Channel, Keep, Segment
+
+log = logging.getLogger("penstock.trickle")
+
+SWEEP_SECONDS = 1.0
+
+
+class LiveChannel(Channel):
+    """A channel of this node, with its way into the log if it has one."""
+
+    def __init__(self, record: ChannelRecord, now: float, *, head: int = 0, gaps: bool = False) -> None:
+        super().__init__(
+            record.name,
+            record.keep,
+            now,
+            epoch=record.epoch,
+            mime=record.mime,
+            head=head,
+            gaps=gaps and not record.record,
+        )
+        self.record = record
+        self.recorder: Recorder | None = None
+        self.closed_at = 0.0
+
+    def ended(self, segment: Segment) -> None:
+        # Beyond the head there are only those that were waited for when the channel closed.
+        if self.recorder is not None and segment.seq < self.head:
+            self.recorder.take(segment)
+
+    def confirm(self, posting: Posting) -> None:
+        """Tell *posting* that its segment is safe, when it is."""
+        if self.recorder is None:
+            posting.confirmed()
+        else:
+            self.recorder.confirm(posting)
+
+    def note(self, seq: int, who: Recipient, state: str, reason: str) -> None:
+        """Something happened to a segment for a reader; only what is recorded can be asked about."""
+        if self.recorder is not None:
+            self.recorder.note(seq, (who, state, reason))
+
+    def find(self, seq: int, now: float) -> Segment | None:
+        found = super().find(seq, now)
+        return self.recorder.waiting(seq) if found is None and self.recorder is not None else found
+
+
+class Channels(Timed):
+    """All channels of this node. Lives in `async with`."""
+
+    kind: type[LiveChannel] = LiveChannel
+    recording: type[Recorder] = Recorder
+    ownership: type[Owners] = Owners
+
+    def __init__(self, context: Context, settings: TrickleSettings, time: Callable[[], float] | None = None) -> None:
+        super().__init__()
+        self._context, self.settings, self.wheel = context, settings, context.wheel
+        self.time = time or asyncio.get_running_loop().time
+        self._members, self._me = context.members, context.members.me
+        self.owners = self.ownership(context.registry, context.members)
+        self._open: dict[str, LiveChannel] = {}
+        self._left: dict[str, LiveChannel] = {}  # closed a moment ago
+        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._making = 0  # channels whose records are being written
+        self.changed: Callable[[tuple[str, ...], tuple[str, ...]], None] = _nobody  # hears what was added, removed
+        self.waiting = 0
+        self.held = 0  # bytes of all channels, as of the last sweep
+        self.relayed = 0
+        self.timeouts = 0
+        self._slow = 0  # of channels that are gone
+
+    async def __aenter__(self) -> Self:
+        self._members.on_change.append(self._check_membership)
+        for record in await self.owners.left_open() if self._members.alone else ():
+            await self._resume(await self.owners.look(record.name))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.wheel.forget(self)
+        with suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(5):
+                await self._stop_recording()
+        for task in self._closing.values():
+            task.cancel()
+        await asyncio.gather(*self._closing.values(), return_exceptions=True)
+
+    async def _stop_recording(self) -> None:
+        """What is complete goes into the log; the channels stay open, for the next start."""
+        for channel in self._open.values():
+            if channel.recorder is not None:
+                await channel.recorder.emptied()
+                channel.recorder.close()
+
+    # ── finding and making ────────────────────────────────────────────────────────────────────
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, name: str) -> LiveChannel | None:
+        """A channel that is open here."""
+        return self._open.get(name)
+
+    def left(self, name: str) -> LiveChannel | None:
+        """One that was closed a moment ago: what it has can still be read."""
+        return self._left.get(name)
+
+    @property
+    def all(self) -> list[LiveChannel]:
+        return list(self._open.values())
+
+    def segment_limit(self, channel: LiveChannel) -> int:
+        """Bytes that one of its segments may have: a recorded one must fit into a batch."""
+        return min(self.settings.segment_bytes, channel.keep.bytes, BATCH_BYTES if channel.record.record else 1 << 62)
+
+    @property
+    def slow(self) -> int:
+        """Readers that were too slow for their window."""
+        return self._slow + sum(channel.slow for channel in self._open.values())
+
+    async def find(self, name: str) -> LiveChannel | Found:
+        """The channel, opened again if it was recorded here or by a node that is gone; else what is known of it."""
+        while (channel := self._open.get(name)) is None:
+            if (closing := self._closing.get(name)) is not None:
+                await asyncio.wait([closing])
+                continue
+            found = await self.owners.look(name)
+            if name in self._closing:
+                continue  # it was open, and closed, while we looked
+            if found.state is not State.OURS:
+                return self._open.get(name) or found
+            channel = await self._resume(found)
+            if channel is not None:
+                return channel
+        return channel
+
+    async def create(self, record: ChannelRecord) -> LiveChannel | Found:
+        """Open a channel as *record* wants it, unless there is one. Raises `Busy` when there are too many."""
+        while True:
+            found = await self.find(record.name)
+            if isinstance(found, LiveChannel) or found.state is State.ELSEWHERE:
+                return found
+            if len(self._open) + self._making >= self.settings.channels:
+                raise Busy("trickle.channels", self.settings.channels)
+            # Once a channel was recorded its record stays, and with it the count of its epochs.
+            kept = found.record.epoch if found.record is not None else 0
+            wanted = msgspec.structs.replace(record, epoch=kept + 1)
+            self._making += 1
+            try:
+                claimed = await self.owners.claim(wanted, found.version)
+            finally:
+                self._making -= 1
+            if claimed:
+                return self._open.get(record.name) or self._add(self.kind(wanted, self.time(), gaps=self.settings.gaps))
+
+    async def _resume(self, found: Found) -> LiveChannel | None:
+        """Go on with a recorded channel where the log ends; None if somebody else does."""
+        record = found.record
+        if record is None or not await self.owners.claim(record, found.version):
+            return None
+        head = await self._context.log.head(stream_of(record.name, record.epoch))
+        if (channel := self._open.get(record.name)) is not None:
+            return channel
+        log.info("trickle.resumed", extra={"channel": record.name, "epoch": record.epoch})
+        return self._add(self.kind(record, self.time(), head=head.next_index if head else 0))
+
+    def add_own(self, name: str, mime: str, keep: Keep) -> LiveChannel:
+        """A channel that only this server writes, and only this node has."""
+        record = ChannelRecord(name, 1, "", keep.segments, keep.bytes, keep.seconds, mime)
+        return self._add(self.kind(record, self.time()))
+
+    def _add(self, channel: LiveChannel) -> LiveChannel:
+        name = channel.name
+        if channel.record.record:
+            context = self._context
+            channel.recorder = self.recording(
+                context.log, context.ledger, self.wheel, stream_of(name, channel.epoch), channel.mime, channel.head,
+                lambda: self._taken(channel),
+            )  # fmt: skip
+        self._open[name] = channel
+        self._left.pop(name, None)
+        self.wheel.arm(self, SWEEP_SECONDS)
+        self.changed((name,), ())
+        return channel
+
+    # ── closing ───────────────────────────────────────────────────────────────────────────────
+
+    def close(self, channel: LiveChannel) -> asyncio.Task[None]:
+        """Close a channel for good, whoever waits for it: in the end all of it is in the log, and its record says so.
+
+        Until then nobody can open it again: two recorders of one epoch would get in each other's way.
+        """
+        self._forget(channel)
+        task = self._closing.get(channel.name)
+        if task is None:
+            task = self._closing[channel.name] = asyncio.create_task(self._finish(channel))
+            task.add_done_callback(lambda task: self._closed(channel.name, task))
+        return task
+
+    async def _finish(self, channel: LiveChannel) -> None:
+        if channel.recorder is not None:
+            await channel.recorder.emptied()
+            channel.recorder.close()
+        await self.owners.release(channel.name, channel.epoch)
+
+    def _closed(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._closing[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("trickle.not_closed", extra={"channel": name, "error": str(error)})
+
+    def _forget(self, channel: LiveChannel) -> None:
+        if self._open.get(channel.name) is not channel:
+            return
+        del self._open[channel.name]
+        channel.closed_at = self.time()
+        channel.close(channel.closed_at)
+        self._slow += channel.slow
+        channel.slow = 0
+        if self.settings.linger:
+            self._left[channel.name] = channel
+        self.changed((), (channel.name,))
+
+    def _taken(self, channel: LiveChannel) -> None:
+        """Another node has written this epoch on: here it is over."""
+        log.error("trickle.lost_channel", extra={"channel": channel.name, "epoch": channel.epoch})
+        self._forget(channel)
+
+    # ── what time does ────────────────────────────────────────────────────────────────────────
+
+    def expired(self) -> None:
+        """Once a second, while there is anything."""
+        now, settings = self.time(), self.settings
+        for channel in list(self._open.values()):
+            channel.sweep(now, settings.abandon)
+            if settings.idle and now - channel.touched > settings.idle and not channel.name.startswith("_"):
+                log.info("trickle.idle", extra={"epoch": channel.epoch, "head": channel.head})
+                self.close(channel)
+        for channel in [one for one in self._left.values() if now - one.closed_at > settings.linger]:
+            del self._left[channel.name]
+        self.held = sum(channel.size for channel in (*self._open.values(), *self._left.values()))
+        if self._open or self._left:
+            self.wheel.arm(self, SWEEP_SECONDS)
+
+    def _check_membership(self) -> None:
+        """The others took this node for dead: what it had is theirs."""
+        if self._members.me != self._me:
+            self._me = self._members.me
+            for channel in [one for one in self._open.values() if not one.name.startswith("_")]:
+                self._taken(channel)
+
+    def admit_waiting(self) -> None:
+        """Let one more reader wait; raises `Busy` when too many do."""
+        if self.waiting >= self.settings.waiting:
+            raise Busy("trickle.waiting", self.settings.waiting)
+        self.waiting += 1
+
+    def log_dropped(self, name: str, seq: int, at: int, reason: str) -> None:
+        """A reader was cut."""
+        log.info("trickle.reader_dropped", extra={"channel": name, "seq": seq, "at": at, "reason": reason})
+
+
+def _nobody(added: tuple[str, ...], removed: tuple[str, ...]) -> None:
+    """No feed of changes is wanted."""

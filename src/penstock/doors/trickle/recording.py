@@ -1,0 +1,172 @@
+"""A recorded channel's way into the log: segments in the order of their numbers, one append at a time.
+
+The stream is `/channels/<name>/<epoch>`, and a segment's seq is its entry's index, always: a number that was
+given up is an empty entry with the reason in its attributes, and every append says which index it expects.
+So a segment is never there twice, and a node that lost its channel to another one finds out at its next append.
+A body above the limit of an entry is followed by part entries in the same batch.
+
+What readers got of a segment before it had an id is noted until it has one; then the ledger hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core.ledger import Ledger, Recipient
+from penstock.core.log import Log
+from penstock.errors import PenstockError, PositionMismatch
+from penstock.limits import ENTRY_BYTES, RECORD_BACKLOG_BYTES
+from penstock.server.wheel import Timed, Wheel
+from penstock.values import Appended, Batch, Draft, Expect, Kind
+from penstock.wire.trickle_channel import COMPLETE, Segment
+
+if TYPE_CHECKING:
+    from penstock.doors.trickle.posting import Posting
+
+log = logging.getLogger("penstock.trickle")
+
+_RETRY_SECONDS = 1.0
+_KNOWN_IDS = 1_000  # segments whose readers may still finish
+
+Note = tuple[Recipient, str, str]
+
+
+def drafts(stream: str, body: bytes, mime: str, end: str) -> tuple[Draft, ...]:
+    """A segment as entries of one batch."""
+    pieces = [body[at : at + ENTRY_BYTES] for at in range(0, len(body), ENTRY_BYTES)] or [b""]
+    about = {"content-type": mime, "parts": str(len(pieces) - 1), "end": end}
+    plain = {"content-type": "", "parts": "0", "end": COMPLETE}
+    said = {name: value for name, value in about.items() if value != plain[name]}
+    attributes = msgspec.json.encode(said).decode() if said else ""
+    first = Draft(stream, pieces[0], attributes=attributes)
+    return (first, *(Draft(stream, piece, kind=Kind.PART) for piece in pieces[1:]))
+
+
+class Recorder(Timed):
+    """Appends what has ended."""
+
+    def __init__(
+        self, target: Log, ledger: Ledger, wheel: Wheel, stream: str, mime: str, head: int, taken: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._log, self._ledger, self._wheel = target, ledger, wheel
+        self.stream, self._mime = stream, mime
+        self.next = head  # the seq that the log wants next
+        self._taken = taken  # called when the stream turns out to be another's
+        self._waiting: dict[int, Segment] = {}  # ended, and not in the log
+        self._bytes = 0
+        self._postings: dict[int, Posting] = {}  # who waits for the log, and for room
+        self._writing: dict[Posting, None] = {}
+        self._ids: dict[int, int] = {}
+        self._notes: dict[int, list[Note]] = {}
+        self._appending = False
+        self._resting = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """As much waits for the log as may."""
+        return self._bytes >= RECORD_BACKLOG_BYTES
+
+    def waiting(self, seq: int) -> Segment | None:
+        """A segment that is out of the window and not in the log yet."""
+        return self._waiting.get(seq)
+
+    def take(self, segment: Segment) -> None:
+        """A segment has ended: it is the log's next, or waits for those before it."""
+        self._waiting[segment.seq] = segment
+        self._bytes += segment.size
+        self._go_on()
+
+    def confirm(self, posting: Posting) -> None:
+        """Tell *posting* when its segment is in the log."""
+        if posting.seq < self.next:
+            posting.confirmed()
+        else:
+            self._postings[posting.seq] = posting
+
+    def want_room(self, posting: Posting) -> None:
+        """Tell *posting* when there is room again."""
+        self._writing[posting] = None
+
+    def note(self, seq: int, note: Note) -> None:
+        """Something happened to a segment for a reader."""
+        if (id := self._ids.get(seq)) is not None:
+            self._tell(id, note)
+        elif seq >= self.next:
+            self._notes.setdefault(seq, []).append(note)
+
+    async def emptied(self) -> None:
+        """Wait until everything that has ended is in the log."""
+        while self._appending or self.next in self._waiting:
+            self._resting.clear()
+            await self._resting.wait()
+
+    def expired(self) -> None:
+        self._go_on()
+
+    def close(self) -> None:
+        """Append no more."""
+        self._wheel.forget(self)
+
+    def _go_on(self) -> None:
+        segment = self._waiting.get(self.next)
+        if self._appending or segment is None:
+            self._resting.set()
+            return
+        self._appending = True
+        self._log.append(self._batch(segment)).add_done_callback(self._appended)
+
+    def _batch(self, segment: Segment) -> Batch:
+        entries = drafts(self.stream, segment.body(), self._mime, segment.end)
+        return Batch(entries, expect=Expect(self.stream, index=segment.seq))
+
+    def _appended(self, future: asyncio.Future[Appended]) -> None:
+        self._appending = False
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if error is None:
+            self._stored(future.result().first.id)
+            self._go_on()
+        else:
+            self._failed(error)
+
+    def _stored(self, id: int) -> None:
+        seq = self.next
+        self.next += 1
+        self._bytes -= self._waiting.pop(seq).size
+        self._ids[seq] = id
+        if len(self._ids) > _KNOWN_IDS:
+            del self._ids[next(iter(self._ids))]
+        for note in self._notes.pop(seq, ()):
+            self._tell(id, note)
+        if (posting := self._postings.pop(seq, None)) is not None:
+            posting.confirmed()
+        if self._writing and not self.full:
+            waiting, self._writing = self._writing, {}
+            for writer in waiting:
+                writer.want_more()
+
+    def _failed(self, error: BaseException) -> None:
+        """The log takes nothing now: its publishers hear it, and we try again."""
+        log.warning("trickle.not_recorded", extra={"stream": self.stream, "seq": self.next, "error": str(error)})
+        postings, self._postings = self._postings, {}
+        for posting in postings.values():
+            posting.confirmed(error if isinstance(error, PenstockError) else RuntimeError(str(error)))
+        if isinstance(error, PositionMismatch):
+            self._waiting.clear()
+            self._bytes = 0
+            self._taken()
+            self._resting.set()
+        else:
+            self._wheel.arm(self, _RETRY_SECONDS)
+
+    def _tell(self, id: int, note: Note) -> None:
+        who, state, reason = note
+        if state == "sent":
+            self._ledger.sent(who, self.stream, id, id)
+        else:
+            self._ledger.record(who, state, self.stream, id, id, reason=reason)

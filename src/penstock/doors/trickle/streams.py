@@ -1,0 +1,192 @@
+"""Segments that come from the log: recorded channels, and every stream, with the index as seq.
+
+A stream is read as a channel that cannot be closed: its head is the next index, and who asks for that one waits
+on a feed, as any live reader does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.feed import Feed
+from penstock.core.ledger import Ledger, Recipient
+from penstock.doors.trickle import answers
+from penstock.doors.trickle.channels import Channels
+from penstock.doors.trickle.posting import timed_out
+from penstock.errors import Busy, Trimmed
+from penstock.server.context import Context
+from penstock.server.exchange import Held, Request, Response
+from penstock.server.flush import Outlet
+from penstock.server.problems import error_response
+from penstock.server.wheel import Timed
+from penstock.values import Entry, Kind
+from penstock.wire import trickle
+from penstock.wire.http import chunk
+
+
+class About(msgspec.Struct):
+    """What a segment's entry says besides its body."""
+
+    content_type: str = msgspec.field(default="", name="content-type")
+    parts: str = "0"
+
+
+def about(entry: Entry) -> About:
+    """The attributes that matter here; others are somebody else's."""
+    return msgspec.json.decode(entry.attributes, type=About) if entry.attributes else About()
+
+
+class Streams:
+    """Answers from the log."""
+
+    def __init__(self, context: Context, home: Channels) -> None:
+        self._context, self._home = context, home
+
+    async def next_index(self, stream: str) -> int | None:
+        """The head of a stream; None if there is none of that name."""
+        head = await self._context.log.head(stream)
+        return None if head is None else head.next_index
+
+    async def serve(
+        self, request: Request, stream: str, asked: int, who: Recipient, *, wait: float, closed: bool = False
+    ) -> Response | Held | None:
+        """Answer with the entry at that index. A closed channel says so beyond its end, any other waits there."""
+        head = await self._context.log.head(stream)
+        next_index = head.next_index if head is not None else 0
+        if head is None and not closed:
+            return answers.no_stream()
+        seq = asked if asked >= 0 else max(0, next_index + asked + 1)
+        if seq < next_index:
+            return await self._send(request, stream, seq, next_index, who) or answers.missing(
+                self._home.settings.missing_status, asked, next_index
+            )
+        if closed:
+            return answers.nothing_more(seq, next_index)
+        if seq > next_index or head is None:
+            return answers.missing(self._home.settings.missing_status, asked, next_index)
+        return self._follow(request, stream, seq, head.last_id, who, wait)
+
+    async def _send(self, request: Request, stream: str, seq: int, head: int, who: Recipient) -> Held | None:
+        """Send the entry, if the log still has it."""
+        try:
+            page = await self._context.log.read_index(stream, seq, limit=1)
+        except Trimmed:
+            return None
+        if not page.entries or page.entries[0].index != seq:
+            return None
+        sending = Sending(self._context.ledger, who)
+        sending.begin(request, page.entries, head)
+        return sending
+
+    def _follow(self, request: Request, stream: str, seq: int, after: int, who: Recipient, wait: float) -> Held:
+        following = Following(self._home, self._context.ledger, request, seq, who)
+        following.begin(wait)
+        following.feed = self._context.hub.start(following, (stream,), after=after)
+        return following
+
+
+class Sending(Held):
+    """One entry on its way to one reader."""
+
+    __slots__ = ("_entry", "_ledger", "_outlet", "_who")
+
+    def __init__(self, ledger: Ledger, who: Recipient) -> None:
+        self._ledger, self._who = ledger, who
+        self._entry: Entry
+        self._outlet: Outlet
+
+    def begin(self, request: Request, entries: Sequence[Entry], head: int) -> None:
+        """Answer with the first of *entries* and the parts that follow it."""
+        entry = self._entry = entries[0]
+        pieces = [entry.body, *(part.body for part in entries[1:] if part.kind is Kind.PART)]
+        size = sum(map(len, pieces))
+        headers = [("Content-Type", about(entry).content_type or answers.OCTETS), ("Cache-Control", "no-store")]
+        headers += [(trickle.SEQ, str(entry.index)), (trickle.SIZE, str(size))]
+        if head != entry.index:
+            headers.append((trickle.LATEST, str(head)))
+        self._outlet = request.open(200, tuple(headers), owner=self, watch=self._ledger.enabled)
+        for piece in pieces:
+            if piece:
+                self._outlet.send(chunk(piece) if self._outlet.chunked else piece)
+        self._outlet.close()
+
+    def flushed(self) -> None:
+        self._ledger.sent(self._who, self._entry.stream, self._entry.id, self._entry.id)
+
+    def drained(self) -> None:
+        """All of it was handed over at once: there is no more."""
+
+    def lost(self) -> None:
+        """The reader is gone before it had everything."""
+
+
+class Following(Timed, Held):
+    """A reader that waits for the next entry of a stream: the sink of a feed."""
+
+    __slots__ = ("_done", "_entries", "_home", "_ledger", "_request", "_seq", "_wait", "feed", "who")
+
+    feed: Feed | None
+
+    def __init__(self, home: Channels, ledger: Ledger, request: Request, seq: int, who: Recipient) -> None:
+        super().__init__()
+        self._home, self._ledger, self._request, self._seq, self.who = home, ledger, request, seq, who
+        self._entries: list[Entry] = []
+        self._done = False
+        self._wait = 0.0
+        self.feed = None
+
+    def begin(self, wait: float) -> None:
+        """Wait so many seconds, or for ever. Raises `Busy` when too many wait."""
+        self._home.admit_waiting()
+        if wait:
+            self._wait = wait
+            self._home.wheel.arm(self, wait)
+
+    @property
+    def full(self) -> bool:
+        return self._done
+
+    def deliver(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if self._entries:
+                if entry.kind is Kind.PART:
+                    self._entries.append(entry)
+            elif entry.index == self._seq:
+                self._entries.append(entry)
+        if self._entries and len(self._entries) > int(about(self._entries[0]).parts) and not self._done:
+            self._stop()
+            Sending(self._ledger, self.who).begin(self._request, self._entries, self._seq)
+
+    def gap(self, after: int, upto: int) -> None:
+        """It was trimmed before it could be read."""
+        if not self._done:
+            self._stop()
+            self._request.answer(answers.missing(self._home.settings.missing_status, self._seq, self._seq + 1))
+
+    def failed(self, error: Exception) -> None:
+        if not self._done:
+            self._stop()
+            self._request.answer(error_response(error))
+
+    def lost(self) -> None:
+        self._stop()
+
+    def expired(self) -> None:
+        if not self._done:
+            self._stop()
+            self._request.answer(timed_out(self._seq, self._seq, self._wait))
+
+    def draining(self) -> None:
+        if not self._done:
+            self._stop()
+            self._request.answer(error_response(Busy("time before the server stops", 0)), close=True)
+
+    def _stop(self) -> None:
+        if not self._done:
+            self._done = True
+            self._home.waiting -= 1
+            self._home.wheel.forget(self)
+            if self.feed is not None:
+                self.feed.stop()

@@ -1,0 +1,41 @@
+"""Trickle channels of a real cluster: every node serves each of them, and a recorded one outlives its node."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from penstock.cli.cluster import start_nodes
+from penstock.testing import NatsCluster, wait_until
+from tests.cluster.homes import new_prefix
+from tests.doors.trickle_client import Get, Post, create, delete, get, made, post, readers
+
+
+def test_every_node_serves_every_channel_and_a_recorded_one_outlives_its_node(
+    nats_alone: NatsCluster, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        one, two = start_nodes(stack, tmp_path, nats_alone.url, 2, log_prefix=new_prefix(), log_replicas=1)
+        # Given channels on one node
+        recorded, plain = made(one, record="true"), made(one)
+        assert create(two, plain).status == 200
+        # When they are written and read through the other, live
+        for channel in (recorded, plain):
+            assert post(two, channel, 0, b"zero").headers["lp-trickle-seq"] == "0"
+            with Get(two, channel, 1) as reader:
+                wait_until(lambda channel=channel: readers(one, channel) == 1)  # type: ignore[misc]
+                with Post(two, channel, 1, b"live") as posting:
+                    assert (reader.head(), reader.chunk()) == (200, b"live")
+                    assert posting.end().status == 200
+                assert reader.chunk() == b""
+            assert [get(node, channel, seq).body for node in (one, two) for seq in (0, 1)] == [b"zero", b"live"] * 2
+            assert get(two, channel, 7).status == 470
+        # and their node dies
+        one.kill()
+        # Then the other goes on with what was recorded
+        wait_until(lambda: get(two, recorded, 1).status == 200, within=20)
+        assert [get(two, recorded, seq).body for seq in (0, 1)] == [b"zero", b"live"]
+        assert post(two, recorded, 2, b"two").status == 200
+        assert get(two, plain, 0).status == 404
+        assert delete(two, recorded).status == 200
+        assert get(two, recorded, 2).body == b"two"

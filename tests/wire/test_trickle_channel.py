@@ -1,0 +1,445 @@
+"""The rules of a channel, without sockets and with time by hand. The defects of the original are tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.wire.trickle import SeqInvalid
+from penstock.wire.trickle_channel import TOO_SLOW, Channel, Keep, Segment, WriteRefused, content
+
+ROOMY = Keep(5, 10_000, 0)
+
+
+class Pen:
+    """A writer that remembers why it was cut."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def cut(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class Eye:
+    """A reader that takes everything at once, or nothing."""
+
+    def __init__(self, channel: Channel, segment: Segment, *, blocked: bool = False) -> None:
+        self.channel, self.segment, self.blocked = channel, segment, blocked
+        self.got, self.at, self.ended, self.reason = b"", 0, False, ""
+        segment.readers[self] = None
+        self.moved()
+
+    def moved(self) -> None:
+        if self.blocked:
+            return
+        while self.at < self.segment.size:
+            framed, self.at = self.segment.piece(self.at)
+            self.got += content(framed)
+        if self.segment.end:
+            self.ended = True
+            self.channel.release(self.segment, self)
+
+    def dropped(self, reason: str) -> None:
+        self.reason = reason
+
+
+def channel_at(head: int = 0, keep: Keep = ROOMY, **options: bool) -> Channel:
+    return Channel("cam1", keep, 0.0, head=head, **options)
+
+
+def publish(channel: Channel, body: bytes = b"x", seq: int = -1, now: float = 0.0) -> int:
+    pen = Pen()
+    segment = channel.take(seq, pen, now)
+    if body:
+        channel.write(segment, body, now)
+    channel.finish(segment, now)
+    return segment.seq
+
+
+def read(channel: Channel, asked: int) -> Eye | None:
+    segment = channel.find(channel.position(asked), 0.0)
+    return None if segment is None else Eye(channel, segment)
+
+
+# ── positions ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_fresh_channel_lets_readers_wait_for_its_first_two() -> None:
+    channel = channel_at()
+
+    assert [read(channel, asked) is not None for asked in (0, 1, -1, -2, -9)] == [True] * 5
+    assert read(channel, 2) is None
+
+
+def test_negative_numbers_count_back_from_the_head() -> None:
+    channel = channel_at()
+    for body in (b"a", b"b", b"c"):
+        publish(channel, body)
+
+    assert [eye.got for asked in (-2, -3, -4, -5) if (eye := read(channel, asked))] == [b"c", b"b", b"a", b"a"]
+    waiting = read(channel, -1)
+    assert waiting is not None
+    assert not waiting.ended
+
+
+def test_preconnecting_moves_nothing_and_the_first_byte_does() -> None:
+    channel = channel_at()
+    segment = channel.take(0, Pen(), 0)
+
+    assert channel.head == 0
+    channel.write(segment, b"x", 0)
+    assert channel.head == 1
+
+
+def test_the_head_never_moves_back() -> None:
+    channel = channel_at(3)
+    late, early = channel.take(3, Pen(), 0), channel.take(4, Pen(), 0)
+
+    channel.write(early, b"4", 0)
+    channel.write(late, b"3", 0)
+
+    assert channel.head == 5
+
+
+def test_a_number_that_was_left_out_at_first_may_still_come() -> None:
+    channel = channel_at()
+    publish(channel, b"one", 1)
+    waiting = read(channel, 0)
+    assert waiting is not None
+
+    publish(channel, b"zero", 0)
+
+    assert waiting.got == b"zero"
+    assert channel.head == 2
+
+
+# ── who may write ──────────────────────────────────────────────────────────────────────────────
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    with pytest.raises(WriteRefused) as refused:
+        attempt()
+    return refused.value.code
+
+
+def test_a_segment_that_ended_is_never_written_again() -> None:
+    channel = channel_at()
+    publish(channel, b"kept")
+
+    assert refusal(lambda: publish(channel, b"RESTART", 0)) == "segment_closed"
+    assert channel.head == 1
+    eye = read(channel, 0)
+    assert eye is not None
+    assert eye.got == b"kept"
+
+
+def test_numbers_are_not_left_out() -> None:
+    channel = channel_at(3)
+
+    assert refusal(lambda: publish(channel, seq=5)) == "seq_gap"
+    assert refusal(lambda: publish(channel, seq=10**12)) == "seq_gap"
+    assert publish(channel_at(3, gaps=True), seq=10**12) == 10**12
+
+
+@pytest.mark.parametrize("asked", [-2, -5, -(2**62)])
+def test_a_publisher_cannot_count_back(asked: int) -> None:
+    with pytest.raises(SeqInvalid):
+        publish(channel_at(3), seq=asked)
+
+
+def test_a_second_writer_waits_for_the_first_to_be_silent() -> None:
+    channel, first, second = channel_at(), Pen(), Pen()
+    segment = channel.take(0, first, 0)
+    channel.write(segment, b"one-", 1.0)
+
+    assert refusal(lambda: channel.take(0, second, 2.9)) == "segment_busy"
+    assert channel.take(0, second, 3.1) is segment
+    assert first.reasons == ["replaced"]
+    channel.write(segment, b"two", 3.1)
+    assert segment.body() == b"one-two"
+
+
+def test_a_second_writer_need_not_wait_with_reset() -> None:
+    channel, first = channel_at(), Pen()
+    segment = channel.take(0, first, 0)
+
+    assert channel.take(0, Pen(), 0.1, reset=True) is segment
+    assert first.reasons == ["replaced"]
+
+
+def test_what_a_lost_writer_began_another_goes_on_with() -> None:
+    channel, first = channel_at(), Pen()
+    segment = channel.take(0, first, 0)
+    channel.write(segment, b"one-", 0)
+    eye = Eye(channel, segment)
+
+    channel.leave(segment, first, 0)
+    publish(channel, b"two", 0)
+
+    assert (eye.got, eye.ended, first.reasons) == (b"one-two", True, [])
+
+
+def test_reset_ends_what_was_left_open_before_it() -> None:
+    channel, dead, ahead = channel_at(), Pen(), Pen()
+    left, kept = channel.take(0, dead, 0), channel.take(1, ahead, 0)
+    channel.write(left, b"Hello", 0)
+    eye = Eye(channel, left)
+
+    fresh = channel.take(-1, Pen(), 9, reset=True)
+
+    assert (eye.got, eye.ended, dead.reasons) == (b"Hello", True, ["reset"])
+    assert fresh is kept
+    assert ahead.reasons == ["replaced"]
+
+
+def test_a_refused_reset_resets_nothing() -> None:
+    channel, pen = channel_at(), Pen()
+    open_one = channel.take(0, pen, 0)
+    channel.write(open_one, b"x", 0)
+
+    assert refusal(lambda: channel.take(9, Pen(), 0, reset=True)) == "seq_gap"
+
+    assert (open_one.end, pen.reasons) == ("", [])
+
+
+# ── how segments end ───────────────────────────────────────────────────────────────────────────
+
+
+def test_an_empty_segment_is_one() -> None:
+    channel = channel_at()
+    publish(channel, b"")
+
+    eye = read(channel, 0)
+
+    assert eye is not None
+    assert (eye.got, eye.ended, channel.head) == (b"", True, 1)
+
+
+def test_deleting_a_preconnected_segment_frees_both_sides() -> None:
+    channel, pen = channel_at(), Pen()
+    channel.take(0, pen, 0)
+    eye = read(channel, 0)
+
+    assert channel.delete(0, 0)
+    assert not channel.delete(7, 0)
+    assert eye is not None
+    assert (eye.ended, pen.reasons, channel.head) == (True, ["deleted"], 1)
+
+
+def test_closing_a_channel_ends_everything() -> None:
+    channel, pen = channel_at(), Pen()
+    segment = channel.take(0, pen, 0)
+    channel.write(segment, b"x", 0)
+    eyes = [Eye(channel, segment), read(channel, 1)]
+
+    channel.close(0)
+
+    assert [eye.ended for eye in eyes if eye] == [True, True]
+    assert pen.reasons == ["closed"]
+    assert channel.find(2, 0) is None
+
+
+def test_a_segment_nobody_writes_ends_after_a_while_but_the_next_one_waits() -> None:
+    channel, pen = channel_at(), Pen()
+    segment = channel.take(0, pen, 0)
+    channel.write(segment, b"half", 0)
+    channel.leave(segment, pen, 5)
+    eye, edge = Eye(channel, segment), read(channel, 1)
+
+    channel.sweep(14, 10)
+    assert not eye.ended
+    channel.sweep(16, 10)
+
+    assert eye.ended
+    assert edge is not None
+    assert not edge.ended
+
+
+# ── the window ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_window_is_bounded_by_count_and_a_segment_that_leaves_it_ends() -> None:
+    channel, dead = channel_at(), Pen()
+    orphan = channel.take(0, dead, 0)
+    channel.write(orphan, b"half", 0)
+    eye = Eye(channel, orphan)
+    for _ in range(5):
+        publish(channel)
+
+    assert (eye.ended, dead.reasons) == (True, ["evicted"])
+    assert read(channel, 0) is None
+    assert [eye.got for seq in range(1, 6) if (eye := read(channel, seq))] == [b"x"] * 5
+    assert channel.size == 5
+
+
+def test_a_waiting_reader_takes_no_place_in_the_window() -> None:
+    channel = channel_at()
+    for _ in range(5):
+        publish(channel)
+
+    read(channel, 5)
+
+    assert read(channel, 0) is not None
+
+
+def test_the_window_is_bounded_by_bytes_and_a_slow_reader_is_dropped_with_the_reason() -> None:
+    channel = channel_at(keep=Keep(5, 100, 0))
+    first = channel.take(0, Pen(), 0)
+    channel.write(first, b"a" * 40, 0)
+    slow = Eye(channel, first, blocked=True)
+    channel.finish(first, 0)
+    publish(channel, b"b" * 40)
+    assert slow.reason == ""
+
+    publish(channel, b"c" * 40)
+
+    assert slow.reason == TOO_SLOW
+    assert (channel.size, channel.slow) == (80, 1)
+
+
+def test_a_reader_of_what_left_the_window_may_finish_while_there_is_room() -> None:
+    channel = channel_at(keep=Keep(1, 100, 0))
+    publish(channel, b"a" * 40)
+    segment = channel.find(0, 0)
+    assert segment is not None
+    slow = Eye(channel, segment, blocked=True)
+    publish(channel, b"b" * 40)
+    assert (read(channel, 0), channel.size) == (None, 80)
+
+    slow.blocked = False
+    slow.moved()
+
+    assert (slow.got, channel.size) == (b"a" * 40, 40)
+
+
+def test_the_window_is_bounded_by_age() -> None:
+    channel = channel_at(keep=Keep(5, 1000, 30))
+    publish(channel, now=0)
+    publish(channel, now=20)
+
+    channel.sweep(40, 10)
+
+    assert read(channel, 0) is None
+    assert read(channel, 1) is not None
+
+
+# ── bytes ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=60), st.data())
+def test_a_reader_gets_every_byte_wherever_it_joins_and_stops(pieces: list[bytes], data: st.DataObject) -> None:
+    segment, sent = Segment(0, 0), b""
+    for piece in pieces:
+        segment.append(piece)
+        sent += piece
+        at = data.draw(st.integers(0, len(sent)))
+        got = b""
+        position = at
+        while position < segment.size:
+            framed, after = segment.piece(position)
+            got += content(framed)
+            assert after - position == len(content(framed))
+            position = after
+        assert got == sent[at:]
+    assert segment.body() == sent
+
+
+def test_bytes_that_come_one_by_one_are_kept_in_few_pieces() -> None:
+    segment = Segment(0, 0)
+    for _ in range(10_000):
+        segment.append(b"x")
+
+    assert len(segment._pieces) < 20
+    assert segment.body() == b"x" * 10_000
+
+
+class Against(RuleBasedStateMachine):
+    """A channel against a model: a dict of what was written, by seq."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channel = channel_at(keep=Keep(4, 10_000, 0))
+        self.written: dict[int, bytes] = {}
+        self.open: dict[int, tuple[Segment, Pen]] = {}
+        self.eyes: list[Eye] = []
+        self.head = 0
+
+    @rule(asked=st.integers(-3, 8))
+    def take(self, asked: int) -> None:
+        pen = Pen()
+        seq = self.channel.head if asked == -1 else asked
+        busy = seq in self.open
+        try:
+            segment = self.channel.take(asked, pen, 0)
+        except SeqInvalid:
+            assert asked < -1
+            return
+        except WriteRefused as refused:
+            code = refused.code
+        else:
+            code = ""
+            assert segment.seq == seq
+            self.open[seq] = (segment, pen)
+        right = {
+            "segment_busy": busy,
+            "seq_gap": seq > self.channel.head + 1,
+            "segment_closed": seq < self.channel.head,
+        }
+        assert right.get(code, seq <= self.channel.head + 1 and not busy)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), body=st.binary(min_size=1, max_size=5))
+    def write(self, data: st.DataObject, body: bytes) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.open)))
+        self.channel.write(self.open[seq][0], body, 0)
+        self.written[seq] = self.written.get(seq, b"") + body
+        self._forget_cut()
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), crash=st.booleans())
+    def stop(self, data: st.DataObject, crash: bool) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.open)))
+        segment, pen = self.open.pop(seq)
+        if crash:
+            self.channel.leave(segment, pen, 0)
+        else:
+            self.channel.finish(segment, 0)
+            self.written.setdefault(seq, b"")
+        self._forget_cut()
+
+    @rule(asked=st.integers(-4, 9))
+    def join(self, asked: int) -> None:
+        if eye := read(self.channel, asked):
+            self.eyes.append(eye)
+
+    @rule(seq=st.integers(-1, 9))
+    def delete(self, seq: int) -> None:
+        self.channel.delete(seq, 0)
+        self._forget_cut()
+
+    def _forget_cut(self) -> None:
+        for seq, (segment, pen) in list(self.open.items()):
+            if pen.reasons:
+                assert segment.end
+                del self.open[seq]
+
+    @invariant()
+    def readers_have_exactly_what_was_written(self) -> None:
+        for eye in self.eyes:
+            assert eye.got == self.written.get(eye.segment.seq, b"")
+
+    @invariant()
+    def the_head_only_rises_and_the_window_is_bounded(self) -> None:
+        assert self.channel.head >= self.head
+        self.head = self.channel.head
+        assert sum(segment.begun for segment in self.channel) <= 4
+        assert self.channel.size == sum(segment.size for segment in self.channel)
+
+
+Against.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestAgainstAModel = Against.TestCase
