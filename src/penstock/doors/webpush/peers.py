@@ -1,0 +1,179 @@
+"""From node to node: an endpoint gives a notification to the node where its user agent is connected.
+
+    PUT /push/<uaid>                       take this notification: 200, 503 busy, 404 not connected here
+    PUT /notif/<uaid>                      look into the storage: 200, 202 later, 404
+    DELETE /notif/<uaid>/<connected_at>    that session is not the newest any more: 200
+
+The same three go over the bus to a node that has no internal listener. Whatever does not get an answer
+counts as unreachable: the message is stored, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from enum import Enum
+from typing import Protocol
+
+import msgspec
+
+from penstock.core.bus import Bus
+from penstock.core.calls import Calls
+from penstock.core.clock import Clock
+from penstock.doors.webpush.records import RouterRecord
+from penstock.errors import InputInvalid, Unauthenticated
+from penstock.limits import PUSH_BODY_READ
+from penstock.server.exchange import Request, Response
+from penstock.server.outgoing import OutgoingError, Target, parse_url
+from penstock.server.routing import WHOLE, Route
+from penstock.wire.webpush import Message, is_uaid, pass_on, passed_on
+
+log = logging.getLogger("penstock.webpush")
+
+_ADDRESSES = 1_000  # of nodes, former ones too, that connections are kept to
+
+
+class Outcome(Enum):
+    """What a node says to another."""
+
+    TAKEN = 200
+    LATER = 202
+    ABSENT = 404
+    BUSY = 503
+    UNREACHABLE = 0
+
+
+class Local(Protocol):
+    """The user agents that are connected to this node."""
+
+    def push(self, message: Message) -> Outcome: ...
+    def notified(self, uaid: str, month: str) -> Outcome: ...
+    def superseded(self, uaid: str, connected_at: int) -> None: ...
+
+
+class _Asked(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A question over the bus. The body is empty for a hint to look into the storage."""
+
+    uaid: str
+    body: msgspec.Raw = msgspec.Raw(b"null")
+    month: str = ""
+    superseded: int = 0
+
+
+class Peers:
+    """Talks to the node that a router record names, this one included."""
+
+    def __init__(self, local: Local, bus: Bus, clock: Clock, *, token: str, timeout: float) -> None:
+        self._local, self._bus, self._clock = local, bus, clock
+        self._token, self._timeout = token, timeout
+        self._targets: dict[str, Target] = {}
+        self._calls = Calls(bus, "webpush", self._hear)
+
+    def close(self) -> None:
+        """Let go of connections."""
+        for target in self._targets.values():
+            target.close()
+        self._targets.clear()
+
+    async def push(self, record: RouterRecord, message: Message) -> Outcome:
+        """Have the notification delivered where the user agent is connected."""
+        if record.node == self._bus.node:
+            return self._local.push(message)
+        body = pass_on(message, self._clock.now_ms())
+        if record.address:
+            return await self._request(record.address, "PUT", f"/push/{message.uaid}", body)
+        return await self._ask(record.node, _Asked(message.uaid, msgspec.Raw(body)))
+
+    async def notify(self, record: RouterRecord, uaid: str, month: str) -> Outcome:
+        """Have the storage looked into, that *month* among it."""
+        if record.node == self._bus.node:
+            return self._local.notified(uaid, month)
+        if record.address:
+            return await self._request(record.address, "PUT", f"/notif/{uaid}?month={month}")
+        return await self._ask(record.node, _Asked(uaid, month=month))
+
+    async def supersede(self, record: RouterRecord, uaid: str) -> None:
+        """Say that the session of this record is over: the user agent is connected elsewhere."""
+        if record.node == self._bus.node:
+            self._local.superseded(uaid, record.connected_at)
+        elif record.address:
+            await self._request(record.address, "DELETE", f"/notif/{uaid}/{record.connected_at}")
+        else:
+            await self._ask(record.node, _Asked(uaid, superseded=record.connected_at))
+
+    # ── over HTTP ─────────────────────────────────────────────────────────────────────────────
+
+    async def _request(self, address: str, method: str, path: str, body: bytes = b"") -> Outcome:
+        target = self._targets.get(address)
+        if target is None:
+            if len(self._targets) >= _ADDRESSES:
+                self.close()
+            target = self._targets[address] = Target(
+                parse_url(address), allow_private=True, timeout=self._timeout, connect_timeout=self._timeout
+            )
+        try:
+            answer = await target.post(body, (("Authorization", f"Bearer {self._token}"),), path=path, method=method)
+            return Outcome(answer.status)
+        except (OutgoingError, ValueError) as error:
+            log.info("node.unreachable", extra={"address": address, "error": str(error)})
+            return Outcome.UNREACHABLE
+
+    def routes(self) -> list[Route]:
+        """Rows of the internal listener's table."""
+        whole = WHOLE(2 * PUSH_BODY_READ)
+        return [
+            Route("PUT", "/push/*", self._handle_push, body=whole, admit=self._admit, door="webpush"),
+            Route("PUT", "/notif/*", self._handle_notify, door="webpush"),
+            Route("DELETE", "/notif/*/*", self._handle_superseded, door="webpush"),
+        ]
+
+    def _admit(self, request: Request) -> None:
+        given = request.header(b"authorization") or b""
+        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            raise Unauthenticated("the internal listener has a token of its own")
+
+    def _handle_push(self, request: Request) -> Response:
+        self._admit(request)
+        try:
+            message = passed_on(_uaid(request), request.body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise InputInvalid("body", str(error)) from None
+        return _answer(self._local.push(message))
+
+    def _handle_notify(self, request: Request) -> Response:
+        self._admit(request)
+        return _answer(self._local.notified(_uaid(request), request.params.get("month", "")))
+
+    def _handle_superseded(self, request: Request) -> Response:
+        self._admit(request)
+        if not request.captures[1].isdecimal():
+            raise InputInvalid("connected_at", "is not a number")
+        self._local.superseded(_uaid(request), int(request.captures[1]))
+        return Response(200, content_type="")
+
+    # ── over the bus ──────────────────────────────────────────────────────────────────────────
+
+    async def _ask(self, node: str, asked: _Asked) -> Outcome:
+        answer = await self._calls.ask(node, msgspec.json.encode(asked))
+        return Outcome.UNREACHABLE if answer is None else Outcome(int(answer))
+
+    async def _hear(self, question: bytes) -> bytes:
+        return b"%d" % self._decide(msgspec.json.decode(question, type=_Asked)).value
+
+    def _decide(self, asked: _Asked) -> Outcome:
+        if asked.superseded:
+            self._local.superseded(asked.uaid, asked.superseded)
+            return Outcome.TAKEN
+        if asked.month:
+            return self._local.notified(asked.uaid, asked.month)
+        return self._local.push(passed_on(asked.uaid, bytes(asked.body)))
+
+
+def _uaid(request: Request) -> str:
+    if not is_uaid(request.captures[0]):
+        raise InputInvalid("uaid", "is not 32 hexadecimal digits")
+    return request.captures[0]
+
+
+def _answer(outcome: Outcome) -> Response:
+    return Response(outcome.value, content_type="")

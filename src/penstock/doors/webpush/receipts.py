@@ -1,0 +1,89 @@
+"""Receipts of RFC 8030, on HTTP/1.1: who sent a message can listen to what becomes of it.
+
+The RFC pushes a receipt as an HTTP/2 response; here a receipt subscription is a stream of the log, and a GET
+on it stays open and brings one line, or one event, for each outcome:
+
+    {"message":"https://…/m/…","status":204,"time":"…"}     acknowledged by the user agent
+    {"message":"https://…/m/…","status":410,"time":"…"}     expired, cancelled, replaced or dropped
+
+Being a stream, it is durable, is resumed with Last-Event-ID, and works from every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.core.ledger import recipient
+from penstock.doors.webpush.tokens import Tokens
+from penstock.errors import InputInvalid, NotFound
+from penstock.limits import PUSH_RECEIPT_SECONDS
+from penstock.server.context import Context
+from penstock.server.exchange import LIVE, Request, Response
+from penstock.server.live import LiveWire
+from penstock.values import Batch, Draft, Entry
+from penstock.wire.eventhorizon import timestamp
+from penstock.wire.http import chunk
+
+DELIVERED, GONE = 204, 410
+_STREAM = "/_receipts/"
+_FORMS = {True: "text/event-stream", False: "application/x-ndjson"}
+
+
+class Receipts:
+    """Writes outcomes down, and lets senders listen."""
+
+    def __init__(self, context: Context, tokens: Tokens) -> None:
+        self._context, self._tokens = context, tokens
+
+    async def report(self, receipt: str, message: str, status: int) -> None:
+        """Say what became of the message; durable when this returns. *receipt* is `ID ORIGIN`."""
+        id, _, origin = receipt.partition(" ")
+        now_ms = self._context.clock.now_ms()
+        body = {"message": f"{origin}/m/{message}", "status": status, "time": timestamp(now_ms)}
+        draft = Draft(
+            _STREAM + id, msgspec.json.encode(body), "receipt", expires_ms=now_ms + PUSH_RECEIPT_SECONDS * 1000
+        )
+        await self._context.log.append(Batch((draft,)))
+
+    def choose(self, asked: str, origin: str) -> str:
+        """The receipt subscription that a sender names, or a new one; `InputInvalid` for a strange one."""
+        if not asked:
+            return self._tokens.receipt_id()
+        id = asked.strip().strip("<>").removeprefix(origin).removeprefix("/r/")
+        if not self._tokens.is_receipt(id):
+            raise InputInvalid("Push-Receipt", "names no receipt subscription of this service")
+        return id
+
+    def listen(self, request: Request) -> Response:
+        """Answer with all outcomes so far, and stay open for those to come."""
+        id = request.captures[0]
+        if not self._tokens.is_receipt(id):
+            raise NotFound("receipt subscription", id[:80], remedy="Use the URL from the Link header whole.")
+        events = b"text/event-stream" in (request.header(b"accept") or b"")
+        encode = _encoder(events, chunked=not request.http10)
+        wire = LiveWire(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, encode)
+        headers = (("Content-Type", _FORMS[events]), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+        after = _after(request)
+        wire.tap = request.open(200, headers, owner=wire)
+        wire.feed = self._context.hub.start(wire, (_STREAM + id,), after=after)
+        return LIVE
+
+
+def _after(request: Request) -> int:
+    text = (request.header(b"last-event-id") or b"0").decode("latin-1")
+    if not text.isdecimal() or len(text) > 18:
+        raise InputInvalid("Last-Event-ID", "is not an id that we gave")
+    return int(text)
+
+
+def _encoder(events: bool, *, chunked: bool) -> Callable[[Sequence[Entry]], bytes]:
+    line = b"id: %d\ndata: %b\n\n" if events else b"%b\n"
+    frame = chunk if chunked else bytes
+
+    def encode(entries: Sequence[Entry]) -> bytes:
+        lines = b"".join(line % ((one.id, one.body) if events else (one.body,)) for one in entries if one.body)
+        return frame(lines or b"\n")  # an empty chunk would end the answer
+
+    return encode

@@ -1,0 +1,95 @@
+"""One push service and the bindings that wait for it: a service that is down holds up nobody else's.
+
+A binding is in one place at a time: it has nothing to send, waits in its service's line, is being served, or
+waits for its time after a failure of its own. Nothing of this costs a task while nothing is sent.
+
+    Binding ──offers entries──▶ Service.line ──a slot is free──▶ serve one entry ──▶ settle it ──▶ again
+                                     ▲                                │
+                                     └── the service failed: all wait ┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Protocol
+
+from penstock.server.outgoing import Target
+from penstock.server.wheel import Timed, Wheel
+
+Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+
+
+class Served(Protocol):
+    """Who waits in the line of a service."""
+
+    @property
+    def has_work(self) -> bool:
+        """There is something to send, and no reason to wait."""
+        ...
+
+    async def serve(self) -> None:
+        """Do one piece of it. Never raises."""
+        ...
+
+
+class Service(Timed):
+    """The line before one push service."""
+
+    __slots__ = ("_line", "_slots", "_spawn", "_wheel", "failures", "held", "members", "queued", "running", "target")
+
+    def __init__(self, target: Target, wheel: Wheel, spawn: Spawn, slots: int) -> None:
+        super().__init__()
+        self.target, self._wheel, self._spawn, self._slots = target, wheel, spawn, slots
+        self._line: deque[Served] = deque()
+        self.queued: set[Served] = set()  # in the line, or being served
+        self.members = 0  # bindings that belong here
+        self.running = self.failures = 0
+        self.held = False  # it failed: nobody is served until the time is up
+
+    def enqueue(self, one: Served) -> None:
+        """Serve *one* when it is its turn; nothing happens if it waits already."""
+        if one not in self.queued:
+            self.queued.add(one)
+            self._line.append(one)
+            self.advance()
+
+    def advance(self) -> None:
+        """Begin with as many as there are slots for. A service that failed is felt for with one message."""
+        slots = 1 if self.failures else self._slots
+        while self._line and not self.held and self.running < slots:
+            self.running += 1
+            self._spawn(self._serve(self._line.popleft()))
+
+    async def _serve(self, one: Served) -> None:
+        try:
+            await one.serve()
+        finally:
+            self.running -= 1
+            self.queued.discard(one)
+            if one.has_work:
+                self.enqueue(one)
+            self.advance()
+
+    def answered(self) -> None:
+        """It works."""
+        self.failures = 0
+
+    def hold(self, seconds: float) -> None:
+        """It does not: try it again when the time is up. What fails together with the first counts as one failure."""
+        if not self.held:
+            self.failures += 1
+            self.held = True
+            self._wheel.arm(self, seconds)
+
+    def expired(self) -> None:
+        """The time is up."""
+        self.held = False
+        self.advance()
+
+    def close(self) -> None:
+        """Nobody belongs here any more."""
+        self._wheel.forget(self)
+        self._line.clear()
+        self.target.close()

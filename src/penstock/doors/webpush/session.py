@@ -1,0 +1,284 @@
+"""One user agent on its WebSocket: hello first, then commands, one after the other.
+
+There is no task while nothing happens. A command that needs the storage starts the session's worker, which
+carries out what waits and ends. Deadlines stand in the one wheel.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.core.ledger import recipient
+from penstock.doors.webpush.delivery import Delivery
+from penstock.doors.webpush.records import AlreadyConnected
+from penstock.doors.webpush.tokens import Subscription
+from penstock.errors import CallerError, NotFound, PenstockError
+from penstock.limits import PUSH_CHANNELS, PUSH_COMMANDS, PUSH_SETTLE_SECONDS
+from penstock.wire import webpush as wire
+from penstock.wire.vapid import key_hash, parse_key
+from penstock.wire.webpush import Close
+
+if TYPE_CHECKING:
+    from penstock.doors.webpush.agents import Agents
+
+log = logging.getLogger("penstock.webpush")
+
+_SLACK = 0.001  # seconds by which sums of floats may be off
+
+
+class Session(Delivery):
+    """A connection of a user agent. Its end, whoever brings it about, is `leave`, once."""
+
+    __slots__ = ("_alive", "_asked", "_client_pinged", "_left", "_origin", "_settle_at", "_waiting", "_working")
+
+    def __init__(self, home: Agents, origin: str) -> None:
+        super().__init__(home)
+        self._origin = origin
+        self._waiting: list[wire.Heard] | None = None
+        self._working = False
+        self._left = False
+        self._alive = home.time()  # when it last showed life; all times are the loop's
+        self._asked = 0.0  # when it was pinged; 0 while no answer is due
+        self._client_pinged = 0.0
+        self._settle_at = 0.0
+
+    # ── as the WebSocket's owner ──────────────────────────────────────────────────────────────
+
+    def received(self, frame: str | bytes) -> None:
+        """A message from the user agent."""
+        self._alive, self._asked = self.home.time(), 0.0
+        heard = wire.parse(frame)
+        match heard:
+            case wire.Mistake(code, reason):
+                self.close(code, reason)
+            case wire.Ping() if self.ready:
+                self._pinged()
+            case wire.Ack(updates) if self.ready and not self._waiting and self.is_simple(updates):
+                self.take_acks(updates)
+                self.acks_taken()
+            case _:
+                self._command(heard)
+
+    def ponged(self) -> None:
+        """It is alive."""
+        self._alive, self._asked = self.home.time(), 0.0
+
+    def lost(self, code: int) -> None:
+        """It is gone."""
+        self.leave()
+
+    def draining(self) -> None:
+        """The server stops: the user agent comes back to whoever serves it next."""
+        self.close(Close.GOING_AWAY)
+
+    def close(self, code: Close, reason: str = "") -> None:
+        self.leave()
+        self.socket.close(code, reason)
+
+    def leave(self) -> None:
+        """Take no more; what was sent past the storage and not acknowledged is stored now."""
+        if not self._left:
+            self._left, self.ready, self._waiting = True, False, None
+            self.home.wheel.forget(self)
+            self.home.left(self, self.take_unsaved())
+
+    def _pinged(self) -> None:
+        now = self.home.time()
+        if self._client_pinged and now - self._client_pinged < self.home.settings.ping_least - _SLACK:
+            self.close(Close.PINGS_TOO_OFTEN, "pings too often")
+            return
+        self._client_pinged = now
+        self.socket.send_text(wire.PONG)
+
+    # ── the worker ────────────────────────────────────────────────────────────────────────────
+
+    def _command(self, heard: wire.Heard) -> None:
+        if self._left:
+            return
+        self._waiting = self._waiting or []
+        if len(self._waiting) >= PUSH_COMMANDS:
+            self.close(Close.TOO_MUCH, "too many commands at once")
+            return
+        self._waiting.append(heard)
+        self.wake()
+
+    def wake(self) -> None:
+        if not self._working and not self._left:
+            self._working = True
+            self.home.start(self._work())
+
+    async def _work(self) -> None:
+        """Carry out what waits, commands first; end when nothing is left."""
+        try:
+            async with self.home.turnstile:
+                while not self._left and (self._waiting or self.check_due):
+                    if self._waiting:
+                        await self._obey(self._waiting.pop(0))
+                    else:
+                        await self.check()
+        except AlreadyConnected:
+            self.close(Close.FAILED, "already_connected")
+        except PenstockError as error:
+            log.warning("session.failed", extra={"uaid": self.uaid, "error": str(error)})
+            self.close(Close.FAILED, "try again later")
+        except Exception:  # a defect ends this session and no other; the user agent comes back
+            log.exception("session.broken", extra={"uaid": self.uaid})
+            self.close(Close.FAILED, "InternalError")
+        finally:
+            self._working = False
+
+    async def _obey(self, heard: wire.Heard) -> None:
+        match heard:
+            case wire.Hello() if not self.uaid:
+                await self._hello(heard)
+            case _ if not self.uaid:
+                self.close(Close.FAILED, "hello comes first")
+            case wire.Hello():
+                self.socket.send_text(wire.refused("hello", None, 401, "duplicate hello"))
+                self.close(Close.FAILED, "duplicate hello")
+            case wire.Register():
+                await self._register(heard)
+            case wire.Unregister():
+                await self._unregister(heard)
+            case wire.Ack(updates):
+                await self.acknowledge(updates)
+            case wire.Nack():
+                self.home.counts["nacked"] += 1  # it stays unacknowledged
+            case wire.BroadcastSubscribe(asked):
+                if news := wire.broadcast_news(self.home.broadcasts, asked):
+                    self.socket.send_text(wire.broadcast(news))
+            case wire.Ping():
+                self._pinged()
+
+    # ── hello ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _hello(self, hello: wire.Hello) -> None:
+        """Find out who this is, be the one session it has, then answer, and only then read the storage."""
+        if not wire.is_uaid(hello.uaid) or not await self._come_back(hello.uaid):
+            self._be(self.home.new_uaid(), self.home.next_generation())
+            self.look_into(self.home.month())
+        if self._left:  # meanwhile
+            self.home.left(self, [])
+            return
+        news = wire.broadcast_news(self.home.broadcasts, hello.broadcasts or {})
+        self.socket.send_text(wire.hello(self.uaid, news))
+        self.ready = self.check_due = True
+        self.home.counts["hellos"] += 1
+        if self.home.alone:  # then there is no other whose answer could have been out of date
+            self.arm()
+        else:
+            self.settle_later()
+
+    async def _come_back(self, uaid: str) -> bool:
+        """Be the user agent of that name, if it is known."""
+        router, generation = self.home.router, self.home.next_generation()
+        found = await router.find(uaid)
+        if found is None:
+            return False
+        joined = await router.connect(uaid, found, generation)
+        if joined is None:
+            return False
+        before, record = joined
+        try:
+            head = await self.home.mailbox.head(uaid, record.month)
+        except NotFound:  # it was away for so long that its month is gone
+            await self.home.drop(uaid, (), "month_gone")
+            return False
+        self.channels = frozenset(head.channels)
+        self._be(uaid, record.connected_at)
+        self.look_into(record.month, record.previous)
+        self.saved, self.moves = True, record.month != self.home.month()
+        self.home.joined(self)
+        if before.node and before.node != router.node:
+            self.home.start(self.home.peers.supersede(before, uaid))
+        await self.home.saved(uaid)  # what an older session here had on its way is stored before we read
+        return True
+
+    def _be(self, uaid: str, generation: int) -> None:
+        self.uaid, self.connected_at = uaid, generation
+        self.who = recipient("webpush", uaid)
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────
+
+    async def _register(self, command: wire.Register) -> None:
+        channel, said = command.channelID, self.socket.send_text
+        if not wire.is_channel(channel):
+            said(wire.refused("register", channel, 401, "channelID is not a UUID in lower case with dashes"))
+            return
+        try:
+            wanted = key_hash(parse_key(command.key)) if command.key else b""
+        except (CallerError, AttributeError, TypeError):
+            said(wire.refused("register", channel, 400, "key is not a P-256 public key in base64url"))
+            return
+        if len(self.channels) >= PUSH_CHANNELS and channel not in self.channels:
+            said(wire.refused("register", channel, 413, f"more than {PUSH_CHANNELS:,} channels"))
+            return
+        await self._save_channel(channel)
+        path = self.home.tokens.endpoint(Subscription(self.uaid, channel, wanted))
+        said(wire.registered(channel, self._origin + path))
+
+    async def _save_channel(self, channel: str) -> None:
+        """Write the channel down; with the first one the user agent itself becomes known."""
+        if not self.saved:
+            self.look_into(self.home.month())
+            await self.home.router.add(self.uaid, self.month, self.connected_at)
+            self.saved = True
+            self.home.joined(self)
+        await self.home.mailbox.add_channel(self.uaid, self.month, channel)
+        self.home.lookup.forget(self.uaid)
+        self.channels |= {channel}
+
+    async def _unregister(self, command: wire.Unregister) -> None:
+        channel = command.channelID
+        if not wire.is_channel(channel):
+            reason = "channelID is not a UUID in lower case with dashes"
+            self.socket.send_text(wire.refused("unregister", channel, 401, reason))
+            return
+        if channel in self.channels:
+            self.channels -= {channel}
+            await self.home.note_gone(self.uaid, self.month, "unregistered", channel)
+            await self.home.mailbox.remove_channel(self.uaid, self.month, channel)
+            self.home.lookup.forget(self.uaid)
+            self.forget_channel(channel)
+        self.socket.send_text(wire.unregistered(channel))
+
+    # ── deadlines ─────────────────────────────────────────────────────────────────────────────
+
+    def settle_later(self) -> None:
+        self._settle_at = self.home.time() + PUSH_SETTLE_SECONDS
+        self.arm()
+
+    def arm(self) -> None:
+        """Book the next deadline."""
+        settings, now = self.home.settings, self.home.time()
+        if not self.ready:  # a hello that is being answered has all the time it needs
+            due = (now if self._working else self._alive) + settings.hello_timeout
+        elif self._asked:
+            due = self._asked + settings.ping_timeout
+        else:
+            due = self._alive + settings.ping_interval if settings.ping_interval else now + 86_400
+        if self._settle_at:
+            due = min(due, self._settle_at)
+        self.home.wheel.arm(self, max(0.0, due - now))
+
+    def expired(self) -> None:
+        """The wheel calls: a deadline has come, unless it was put off meanwhile."""
+        settings, now = self.home.settings, self.home.time() + _SLACK
+        if not self.ready:
+            if not self._working and now >= self._alive + settings.hello_timeout:
+                self.close(Close.FAILED, "HandshakeTimeout")
+                return
+        elif self._asked:
+            if now >= self._asked + settings.ping_timeout:
+                self.close(Close.FAILED, "PongTimeout")
+                return
+        elif settings.ping_interval and now >= self._alive + settings.ping_interval:
+            self._asked = now
+            self.socket.ping()
+            self.home.renew(self)
+        if self._settle_at and now >= self._settle_at:
+            self._settle_at = 0.0
+            self._recheck = True
+            self._look_again()
+        self.arm()

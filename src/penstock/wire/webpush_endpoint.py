@@ -1,0 +1,158 @@
+"""What a sender says to an endpoint, and every way in which it can be refused (RFC 8030, autopush's errno table)."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.errors import CallerError
+from penstock.wire.webcrypto import Coding, CodingInvalid, parse_coding
+
+URGENCIES = ("very-low", "low", "normal", "high")
+RECEIPT_RELATION = "urn:ietf:params:push:receipt"
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_TOPIC = re.compile(r"[A-Za-z0-9_-]{1,32}=*")
+_PUSH = "https://www.rfc-editor.org/rfc/rfc8030"
+_ENCRYPTION = "https://www.rfc-editor.org/rfc/rfc8291"
+_VAPID = "https://www.rfc-editor.org/rfc/rfc8292"
+
+
+class Errno(IntEnum):
+    """Why a request was refused: autopush's numbers, which senders know."""
+
+    TOKEN = 102
+    USER_AGENT_GONE = 103
+    BODY_TOO_LARGE = 104
+    GONE_MEANWHILE = 105
+    CHANNEL_GONE = 106
+    MESSAGE_UNKNOWN = 107
+    ROUTER_TYPE = 108
+    AUTHORIZATION = 109
+    CODING = 110
+    TTL_MISSING = 111
+    TTL_INVALID = 112
+    TOPIC = 113
+    TTL_NEGATIVE = 114
+    OVERLOADED = 201
+    TEMPORARY = 202
+    UNKNOWN = 999
+
+
+class _About(NamedTuple):
+    status: int
+    remedy: str
+    more_info: str = _PUSH
+
+
+ERRNOS: dict[Errno, _About] = {
+    Errno.TOKEN: _About(404, "Use the endpoint's URL whole, exactly as the user agent gave it."),
+    Errno.USER_AGENT_GONE: _About(410, "Forget this endpoint: its user agent was away too long, or was reset."),
+    Errno.BODY_TOO_LARGE: _About(413, "Send less, or a hint to fetch the rest; webpush.body_limit is the limit."),
+    Errno.GONE_MEANWHILE: _About(410, "Forget this endpoint: its user agent was dropped while we tried."),
+    Errno.CHANNEL_GONE: _About(410, "Forget this endpoint: the subscription was ended."),
+    Errno.MESSAGE_UNKNOWN: _About(400, "Use the message's URL whole, as Location gave it."),
+    Errno.ROUTER_TYPE: _About(400, "Only user agents on a WebSocket are served here; no bridges."),
+    Errno.AUTHORIZATION: _About(401, "Correct the Authorization header.", _VAPID),
+    Errno.CODING: _About(400, "Encrypt the body as RFC 8291 says, with Content-Encoding: aes128gcm.", _ENCRYPTION),
+    Errno.TTL_MISSING: _About(400, "Send 'TTL: SECONDS'; 0 delivers now or never."),
+    Errno.TTL_INVALID: _About(400, "Send 'TTL: SECONDS' as a whole number."),
+    Errno.TOPIC: _About(400, "Send a topic of at most 32 characters of base64url."),
+    Errno.TTL_NEGATIVE: _About(400, "Send a TTL of 0 or more."),
+    Errno.OVERLOADED: _About(503, "Try again after the time in Retry-After; the message was not taken."),
+    Errno.TEMPORARY: _About(503, "Try again soon; the message was not taken."),
+    Errno.UNKNOWN: _About(500, "This is a defect of the server: please report it with the server's log."),
+}
+"""The table. Numbers of autopush that cannot happen here are left out: 101 (now 110) and 900 to 903 (bridges)."""
+
+
+class Refused(CallerError):
+    """A sender's request is refused. Nothing was stored and nothing was sent."""
+
+    def __init__(self, errno: Errno, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.errno, self.status = errno, ERRNOS[errno].status
+        self.remedy = remedy or ERRNOS[errno].remedy
+
+    def body(self) -> bytes:
+        """The answer, in autopush's form; the message ends with what to do."""
+        said = {
+            "code": self.status,
+            "errno": int(self.errno),
+            "error": HTTPStatus(self.status).phrase,
+            "message": f"{self}. {self.remedy}",
+            "more_info": ERRNOS[self.errno].more_info,
+        }
+        return msgspec.json.encode(said)
+
+
+class Push(NamedTuple):
+    """What the headers of a send say."""
+
+    ttl: int  # as it is kept, after cutting
+    topic: str
+    urgency: str
+    coding: Coding
+    respond_async: bool
+
+
+class PushHeaders(NamedTuple):
+    """The headers that mean something to an endpoint, as they came."""
+
+    ttl: str | None = None
+    topic: str | None = None
+    urgency: str = ""
+    content_encoding: str = ""
+    encryption: str = ""
+    crypto_key: str = ""
+    prefer: str = ""
+
+
+NO_CODING, USUAL_CODING = Coding(""), Coding("aes128gcm")
+
+
+def parse_push(headers: PushHeaders, body_bytes: int, *, body_limit: int, ttl_most: int) -> Push:
+    """Check everything about a send but who sends it. Raises `Refused`."""
+    if body_bytes > body_limit:
+        raise Refused(Errno.BODY_TOO_LARGE, f"the body has {body_bytes:,} bytes, the limit is {body_limit:,}")
+    ttl = min(parse_ttl(headers.ttl), ttl_most)
+    coding = _parse_coding(headers) if body_bytes else NO_CODING
+    topic = _parse_topic(headers.topic)
+    urgency = headers.urgency if headers.urgency in URGENCIES else ""
+    return Push(ttl, topic, urgency, coding, _prefers_async(headers.prefer))
+
+
+def parse_ttl(text: str | None) -> int:
+    """Seconds for which a message is kept."""
+    if text is None:
+        raise Refused(Errno.TTL_MISSING, "there is no TTL header")
+    if not _INTEGER.fullmatch(text.strip()):
+        raise Refused(Errno.TTL_INVALID, f"TTL {text[:20]!r} is not a whole number")
+    if int(text) < 0:
+        raise Refused(Errno.TTL_NEGATIVE, f"TTL {int(text)} is negative")
+    return int(text)
+
+
+def _parse_coding(headers: PushHeaders) -> Coding:
+    if headers.content_encoding == "aes128gcm" and not headers.encryption and not headers.crypto_key:
+        return USUAL_CODING
+    try:
+        return parse_coding(headers.content_encoding, headers.encryption, headers.crypto_key)
+    except CodingInvalid as error:
+        raise Refused(Errno.CODING, str(error), error.remedy) from None
+
+
+def _parse_topic(text: str | None) -> str:
+    if text is None:
+        return ""
+    if len(text) > 32 or not _TOPIC.fullmatch(text):
+        raise Refused(Errno.TOPIC, f"Topic {text[:40]!r} is not 1 to 32 characters of base64url")
+    return text
+
+
+def _prefers_async(prefer: str) -> bool:
+    return any(part.strip().lower() == "respond-async" for part in prefer.split(","))
