@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.testing import RunningServer
+from penstock.testing import RunningServer, wait_until
 from tests.doors.sps_client import Wire, new_user, notify, token
 from tests.server.api import ask
 
@@ -152,3 +152,24 @@ def test_tokens_are_made_by_the_admin_or_by_who_may_make_sessions(shared_server:
 def make_token(server: RunningServer, *arguments: str) -> str:
     command = [sys.executable, "-m", "penstock", "token", "--data", str(server.data), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_an_event_may_have_a_time_to_live(shared_server: RunningServer) -> None:
+    uid = new_user()
+    notify(shared_server, "user", b"short", {"Expires-In": "1"}, uid=uid)
+    id = notify(shared_server, "user", b"long", {"Expires-In": "600"}, uid=uid).json["id"]
+
+    def only_the_long_one_is_left() -> bool:
+        entries = ask(shared_server, "GET", "/v1/read", stream=f"/users/{uid}").json["entries"]
+        return [entry["data"] for entry in entries] == ["long"]
+
+    wait_until(only_the_long_one_is_left)
+    with Wire(shared_server, uid=uid, o=0).opened() as wire:
+        assert wire.line()["id"] == id
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "1.5", "soon", "9" * 12])
+def test_a_time_to_live_that_is_none_is_refused(shared_server: RunningServer, seconds: str) -> None:
+    answer = notify(shared_server, "user", b"x", {"Expires-In": seconds}, uid=new_user())
+
+    assert (answer.status, answer.json["error"]["code"]) == (400, "input_invalid")

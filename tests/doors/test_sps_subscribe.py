@@ -242,6 +242,7 @@ def test_a_second_subscribe_replaces_the_first_and_says_so(shared_server: Runnin
         Wire(shared_server, uid=first.uid, hid="phone").opened() as second,
     ):
         assert first.rest() == [{"event": "replaced"}]
+        assert first.hung_up()  # the connection ends, too: there is nothing to come back for
         notify(shared_server, "user", b"x", uid=first.uid)
         assert second.line()["data"] == "x"
 

@@ -16,6 +16,7 @@ class Bus(Protocol):
     """Carries small messages between the nodes of one cluster."""
 
     node: str  # this node's name, unique while it runs
+    alone: bool  # there are no other nodes: nobody need be told anything
 
     def listen(self, topic: str, receiver: Receiver) -> None:
         """Call *receiver* on the event loop for each message to this node or to all on *topic*."""
@@ -32,6 +33,8 @@ class Bus(Protocol):
 
 class LocalBus:
     """The bus of a server that is alone: the embedded engine's."""
+
+    alone = True
 
     def __init__(self, node: str) -> None:
         self.node = node

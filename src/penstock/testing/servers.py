@@ -14,6 +14,9 @@ from pathlib import Path
 
 from penstock.testing.waiting import TooLate, wait_until
 
+READY_SECONDS = 60
+"""A start takes a second of work; on a machine that does ten other things that can be long."""
+
 _READY = re.compile(
     r"^penstock ready on (?P<url>\w+://\S+:(?P<port>\d+)) durability=(?P<durability>\S+)$", re.MULTILINE
 )
@@ -28,6 +31,8 @@ class RunningServer:
 
     What it writes to standard error is in `log`, beside the data directory, over all restarts.
     """
+
+    module = "penstock"  # what Python runs; another one for a server that is broken on purpose
 
     def __init__(self, data: Path, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
         self.data, self.arguments = data, arguments
@@ -65,18 +70,18 @@ class RunningServer:
 
     def _start(self) -> subprocess.Popen[bytes]:
         listen = f"127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "penstock", "serve", "--data", str(self.data), "--listen", listen]
+        command = [sys.executable, "-m", self.module, "serve", "--data", str(self.data), "--listen", listen]
         with self.log.open("ab") as log, self._output.open("wb") as output:
             process = subprocess.Popen([*command, *self.arguments], stdout=output, stderr=log, env=self._environment)
         try:
-            wait_until(lambda: self._is_ready() or process.poll() is not None, within=20)
+            wait_until(lambda: self._is_ready() or process.poll() is not None, within=READY_SECONDS)
             if not self._is_ready():
                 raise ServerFailed(f"ended with {process.returncode} before it was ready\n{self.log_text()}")
         except BaseException as error:
             process.kill()
             process.wait()
             if isinstance(error, TooLate):
-                raise ServerFailed(f"was not ready within 20 s\n{self.log_text()}") from None
+                raise ServerFailed(f"was not ready within {READY_SECONDS} s\n{self.log_text()}") from None
             raise
         return process
 

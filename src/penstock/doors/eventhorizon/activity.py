@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 
 from penstock.core.clock import Clock
+from penstock.core.duties import Duties
 from penstock.core.log import Log
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import PenstockError
@@ -21,24 +22,37 @@ from penstock.wire.eventhorizon import subscription_activity, timestamp
 
 log = logging.getLogger("penstock.eventhorizon")
 
+DUTY = "eventhorizon/announcements"
 _TYPE = "SubscriptionActivity"
 _ROOM = LINE_BYTES - 128  # of one line, beside its type, its time and JSON's own marks
 
 
 class Activity:
-    """The batched task."""
+    """The batched task. Of a cluster's nodes one announces; the others keep in mind what it has not announced yet."""
 
-    def __init__(self, target: Log, subscriptions: Subscriptions, clock: Clock, interval: float) -> None:
+    def __init__(
+        self, target: Log, subscriptions: Subscriptions, clock: Clock, interval: float, duties: Duties | None = None
+    ) -> None:
         self._log, self._subscriptions, self._clock, self._interval = target, subscriptions, clock, interval
+        self._duties = duties
 
     async def run(self) -> None:
         """Announce what moved, again and again."""
         while True:
             await asyncio.sleep(self._interval)
             try:
-                await self.tick()
+                if await self._is_ours():
+                    await self.tick()
             except PenstockError as error:
                 log.warning("activity.failed", extra={"error": str(error)})
+
+    async def _is_ours(self) -> bool:
+        if self._duties is None:
+            return True
+        if not self._duties.should(DUTY):
+            await self._duties.release(DUTY)
+            return False
+        return await self._duties.take(DUTY)
 
     async def tick(self) -> None:
         """Announce everything that moved until now. If that fails, it stays to be announced."""

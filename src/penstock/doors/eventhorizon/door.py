@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.config import Settings
+from penstock.core.duties import Duties
 from penstock.core.metering import Sample
 from penstock.doors.eventhorizon.activity import Activity
 from penstock.doors.eventhorizon.pushers import Pushers
@@ -24,12 +25,13 @@ class EventHorizon:
 
     def __init__(self, context: Context, settings: Settings) -> None:
         self._context = context
-        self._subscriptions = Subscriptions(context.log, context.registry)
+        self._subscriptions = Subscriptions(context.log, context.registry, alone=context.members.alone)
+        self._duties = Duties(context.registry, context.members)
         self._writer = Writer(context, self._subscriptions)
         self._reader = Reader(context, self._subscriptions)
         interval = settings.eventhorizon.activity_interval
-        self._activity = Activity(context.log, self._subscriptions, context.clock, interval)
-        self._pushers = Pushers(context, self._subscriptions, settings.eventhorizon)
+        self._activity = Activity(context.log, self._subscriptions, context.clock, interval, self._duties)
+        self._pushers = Pushers(context, self._subscriptions, settings.eventhorizon, self._duties)
         self._announcing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -45,6 +47,7 @@ class EventHorizon:
         if self._announcing is not None:
             self._announcing.cancel()
             await asyncio.gather(self._announcing, return_exceptions=True)
+        await self._duties.release_all()
 
     def samples(self) -> Iterable[Sample]:
         """How many pushers this node runs."""

@@ -1,25 +1,35 @@
-"""`/v1/pushers`: pushers that the server runs itself, kept in the registry so that they outlive it."""
+"""`/v1/pushers`: pushers that the server runs itself, kept in the registry so that they outlive it.
+
+Of a cluster's nodes each pusher is run by one (`core/duties.py`), and any node answers about it: it changes the
+record and hints to the others, and asks the one that runs it how it goes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
 from penstock.config import EventHorizonSettings
+from penstock.core.calls import Calls
+from penstock.core.duties import Duties
+from penstock.core.members import node_of
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.pusher import Gone, Pusher
 from penstock.doors.eventhorizon.sources import LocalSource
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.errors import InputInvalid, NotFound, TooLarge
+from penstock.errors import InputInvalid, NotFound, PenstockError, TooLarge
 from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES, PUSHERS, URL_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context, only
 from penstock.server.exchange import Request, Response
-from penstock.server.outgoing import Target, parse_url
+from penstock.server.outgoing import Answer, Target, Unreachable, parse_url
 from penstock.values import Record
 from penstock.wire.eventhorizon import Cursor, timestamp
 from penstock.wire.pusher import Pace
@@ -28,6 +38,9 @@ from penstock.wire.webhooks import parse_secret
 log = logging.getLogger("penstock.eventhorizon")
 
 T = TypeVar("T")
+HINT = "pushers"
+LOOK_SECONDS = 2.0
+SETTLE_SECONDS = 3.0
 _PREFIX = "pushers/"
 _STATES = ("sent", "acked", "retried", "dead")
 _encode = msgspec.json.Encoder().encode
@@ -74,6 +87,7 @@ class Shown(msgspec.Struct):
     signed: bool
     owner: str
     created: str
+    node: str = ""  # that runs it; of a cluster
 
 
 class Report(msgspec.Struct, rename="pascal"):
@@ -95,38 +109,135 @@ class Managed:
         self.task: asyncio.Task[None] | None = None
 
 
+class FencedTarget(Target):
+    """An app that is only spoken to while this node has the duty to."""
+
+    may: Callable[[], bool] = staticmethod(lambda: True)
+
+    async def post(self, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> Answer:  # type: ignore[override]
+        if not self.may():
+            raise Unreachable("this node may no longer push to it")
+        return await super().post(body, headers)
+
+
 class Pushers:
     """Starts, stops and shows them."""
 
-    def __init__(self, context: Context, subscriptions: Subscriptions, settings: EventHorizonSettings) -> None:
+    def __init__(
+        self, context: Context, subscriptions: Subscriptions, settings: EventHorizonSettings, duties: Duties
+    ) -> None:
         self._context, self._subscriptions, self._settings = context, subscriptions, settings
-        self._registry, self._clock = context.registry, context.clock
+        self._registry, self._clock, self._members = context.registry, context.clock, context.members
+        self._duties = duties
         self._all: dict[str, Managed] = {}
         self._pace = Pace(settings.push_retry, settings.push_retry_longest, settings.push_repeat, settings.push_slots)
+        self._look = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # one look at a time
+        self._calls = Calls(context.bus, HINT, self._asked)
+        context.bus.listen(HINT, lambda topic, message: self._look.set())
 
     async def start(self) -> None:
-        """Run what the registry holds."""
-        after = ""
-        while records := await self._registry.list(_PREFIX, after=after, limit=PAGE_ENTRIES):
-            after = records[-1].key
-            for record in records:
-                self._load(record)
+        """Run what the registry holds, and this node has the duty to run."""
+        await self.look()
+        if not self._members.alone:
+            self._members.on_change.append(self._members_changed)
+            self._looking = asyncio.create_task(self._keep_looking())
 
     @property
     def running(self) -> int:
         """How many of them push, or try to."""
         return sum(managed.task is not None for managed in self._all.values())
 
-    def _load(self, record: Record) -> None:
-        kept = msgspec.json.decode(record.value, type=Kept)
-        managed = Managed(record.key.removeprefix(_PREFIX), kept, record.version)
-        self._all[managed.id] = managed
-        if kept.state == "running":
-            self._run(managed)
-
     async def stop(self) -> None:
         """End them all; each app is somewhere, and will say where."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         await asyncio.gather(*(self._halt(managed) for managed in self._all.values()))
+        await self._calls.__aexit__(None, None, None)
+
+    # ── who runs which ─────────────────────────────────────────────────────────────────────────
+
+    def _members_changed(self) -> None:
+        """Stop at once what is no longer this node's to do: a push that is under way, too."""
+        for managed in self._all.values():
+            if managed.task is not None and not self._duties.mine(_duty(managed.id)):
+                managed.task.cancel()
+        self._look.set()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._look.wait()
+            self._look.clear()
+            try:
+                await self.look()
+            except PenstockError as error:
+                log.warning("pushers.not_seen", extra={"error": str(error)})
+
+    async def look(self) -> None:
+        """Take in what the registry says now, and run or halt accordingly."""
+        async with self._turn:
+            for managed in self._all.values():  # at once, whatever the registry says or does not say
+                if managed.task is not None and not self._duties.mine(_duty(managed.id)):
+                    await self._halt(managed)
+            records = {record.key.removeprefix(_PREFIX): record async for record in self._records()}
+            for id in self._all.keys() - records.keys():
+                await self._drop(self._all.pop(id))
+            for id, record in records.items():
+                await self._see_to(id, record)
+
+    async def _records(self) -> AsyncIterator[Record]:
+        after = ""
+        while records := await self._registry.list(_PREFIX, after=after, limit=PAGE_ENTRIES):
+            after = records[-1].key
+            for record in records:
+                yield record
+
+    async def _see_to(self, id: str, record: Record) -> None:
+        managed = self._all.get(id)
+        if managed is None or managed.version < record.version:
+            kept = msgspec.json.decode(record.value, type=Kept)
+            if managed is None:
+                managed = self._all[id] = Managed(id, kept, record.version)
+            managed.kept, managed.version = kept, record.version
+        if managed.kept.state != "running" or not self._duties.should(_duty(id)):
+            await self._drop(managed)
+        elif managed.task is None and await self._duties.take(_duty(id)):
+            self._run(managed)
+
+    async def _drop(self, managed: Managed) -> None:
+        """Run it no more, and let others run it."""
+        await self._halt(managed)
+        await self._duties.release(_duty(managed.id))
+
+    async def _changed(self, managed: Managed) -> None:
+        """Let all nodes see a changed record; done when nobody runs it who should not."""
+        if self._members.alone:
+            return
+        await self._context.bus.hint(HINT, b"")
+        await self.look()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                # Another node lets go of it, so there is nothing here to wait for.
+                while managed.kept.state != "running" and await self._duties.holder(_duty(managed.id)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+
+    async def _asked(self, body: bytes) -> bytes:
+        """What another node wants to know: how those go that run here."""
+        return _encode([self._shown(managed) for managed in self._all.values() if managed.task is not None])
+
+    async def _elsewhere(self) -> dict[str, Shown]:
+        """How those go that run on other nodes."""
+        found: dict[str, Shown] = {}
+        for member in self._members.living():
+            if member != self._members.me:
+                answer = await self._calls.ask(node_of(member), b"")
+                shown = msgspec.json.decode(answer, type=list[Shown]) if answer else []
+                found |= {one.id: one for one in shown}
+        return found
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────
 
@@ -141,6 +252,7 @@ class Pushers:
         parse_url(wanted.url)
         if wanted.secret:
             parse_secret(wanted.secret)
+        await self._refresh()
         if len(self._all) >= PUSHERS:
             raise TooLarge("pushers", len(self._all) + 1, PUSHERS)
         kept = Kept(
@@ -150,40 +262,53 @@ class Pushers:
         managed = Managed(secrets.token_hex(8), kept, 0)
         await self._keep(managed)
         self._all[managed.id] = managed
-        self._run(managed)
+        await self._begin(managed)
         return Response(201, _encode(self._shown(managed)))
 
-    def list(self, request: Request) -> Response:
+    async def list(self, request: Request) -> Response:
         """All that the caller may see: the own ones, or everybody's for the admin."""
         caller = self._caller(request)
         only(request)
-        shown = [self._shown(m) for m in self._all.values() if caller.admin or m.kept.owner == caller.subject]
-        return Response(200, _encode({"pushers": shown}))
+        await self._refresh()
+        elsewhere = await self._elsewhere()
+        mine = [m for m in self._all.values() if caller.admin or m.kept.owner == caller.subject]
+        return Response(200, _encode({"pushers": [elsewhere.get(m.id) or self._shown(m) for m in mine]}))
 
-    def show(self, request: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         """One of them."""
-        return Response(200, _encode(self._shown(self._find(request))))
+        managed = await self._find(request)
+        elsewhere = {} if managed.task is not None else await self._elsewhere()
+        return Response(200, _encode(elsewhere.get(managed.id) or self._shown(managed)))
 
     async def pause(self, request: Request) -> Response:
         """Push no more until it is resumed."""
-        managed = self._find(request)
+        managed = await self._find(request)
         await self._halt(managed)
         return await self._change(managed, "paused")
 
     async def resume(self, request: Request) -> Response:
         """Push again; also after the app said that it was gone."""
-        managed = self._find(request)
+        managed = await self._find(request)
         await self._halt(managed)
         answer = await self._change(managed, "running")
-        self._run(managed)
+        await self._begin(managed)
         return answer
+
+    async def _begin(self, managed: Managed) -> None:
+        if self._members.alone:
+            self._run(managed)
+        else:
+            await self._changed(managed)
 
     async def delete(self, request: Request) -> Response:
         """Forget it."""
-        managed = self._find(request)
+        managed = await self._find(request)
         await self._halt(managed)
         self._all.pop(managed.id, None)
         await self._registry.delete(_PREFIX + managed.id)
+        managed.kept.state = "deleted"
+        await self._duties.release(_duty(managed.id))
+        await self._changed(managed)
         return Response(204)
 
     async def report(self, request: Request) -> Response:
@@ -203,7 +328,9 @@ class Pushers:
 
     def _run(self, managed: Managed) -> None:
         kept, settings = managed.kept, self._settings
-        managed.target = Target(parse_url(kept.url), allow_private=kept.allow_private, timeout=settings.push_timeout)
+        target = FencedTarget(parse_url(kept.url), allow_private=kept.allow_private, timeout=settings.push_timeout)
+        target.may = partial(self._duties.mine, _duty(managed.id))
+        managed.target = target
         source = LocalSource(self._context, self._subscriptions, kept.caller())
         secret = parse_secret(kept.secret) if kept.secret else None
         managed.pusher = Pusher(managed.target, source, self._pace, secret=secret)
@@ -216,6 +343,7 @@ class Pushers:
             log.warning("pusher.gone", extra={"pusher": managed.id, "subscription": pusher.status.subscription})
             managed.kept.state = "gone"
             await self._keep(managed)
+            await self._duties.release(_duty(managed.id))
         except Exception as error:
             pusher.status.error = f"{type(error).__name__}: {error}"
             log.exception("pusher.crashed", extra={"pusher": managed.id})
@@ -231,6 +359,9 @@ class Pushers:
     async def _change(self, managed: Managed, state: str) -> Response:
         managed.kept.state = state
         await self._keep(managed)
+        if state != "running":
+            await self._duties.release(_duty(managed.id))
+            await self._changed(managed)
         return Response(200, _encode(self._shown(managed)))
 
     async def _keep(self, managed: Managed) -> None:
@@ -244,8 +375,14 @@ class Pushers:
         caller.check_grant("pushers")
         return caller
 
-    def _find(self, request: Request) -> Managed:
+    async def _refresh(self) -> None:
+        """Know what other nodes have changed."""
+        if not self._members.alone:
+            await self.look()
+
+    async def _find(self, request: Request) -> Managed:
         caller = self._caller(request)
+        await self._refresh()
         managed = self._all.get(request.captures[0])
         if managed is None or not (caller.admin or managed.kept.owner == caller.subject):
             raise NotFound("pusher", request.captures[0])
@@ -270,6 +407,7 @@ class Pushers:
             bool(kept.secret),
             kept.owner,
             timestamp(kept.created_ms),
+            "" if self._members.alone or managed.task is None else self._context.bus.node,
         )
 
     def _lag(self, pusher: Pusher) -> tuple[int, int]:
@@ -283,6 +421,10 @@ class Pushers:
                 behind += 1
                 total += _distance(flow.acked, newest)
         return total, behind
+
+
+def _duty(id: str) -> str:
+    return f"{_PREFIX}{id}"
 
 
 def _distance(begin: Cursor, end: Cursor) -> int:

@@ -25,7 +25,7 @@ from penstock.core.registry import Registry
 from penstock.errors import VersionMismatch
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry, Kind, Record
-from penstock.wire.eventhorizon import Cursor
+from penstock.wire.eventhorizon import Cursor, parse_cursor
 
 Wake = Callable[[Cursor], None]
 _RECORDS = "eventhorizon/subscribed/"
@@ -48,8 +48,8 @@ class Subscription(msgspec.Struct):
 class Subscriptions:
     """The subscribers of every stream, the newest position of every stream that has some, and who waits for it."""
 
-    def __init__(self, log: Log, registry: Registry) -> None:
-        self._log, self._registry = log, registry
+    def __init__(self, log: Log, registry: Registry, *, alone: bool = True) -> None:
+        self._log, self._registry, self._alone = log, registry, alone
         self._ids: dict[str, set[str]] = {}  # by stream
         self._newest: dict[str, Cursor] = {}
         self._streams: dict[str, set[str]] = {}  # by id
@@ -133,6 +133,8 @@ class Subscriptions:
         for entry in entries:
             if entry.kind is _META and entry.type in ("Subscribed", "Unsubscribed"):
                 self._change(entry)
+            elif not self._alone and entry.kind is _META and entry.type == "SubscriptionActivity":
+                self._announced_elsewhere(entry)
             if entry.stream in self._ids or entry.stream in self._waiting:
                 grown[entry.stream] = entry
         for stream, entry in grown.items():
@@ -149,6 +151,17 @@ class Subscriptions:
             self._add(entry.stream, id)
         else:
             self._remove(entry.stream, id)
+
+    def _announced_elsewhere(self, entry: Entry) -> None:
+        """Whichever node announces: what it has announced need not be announced by this one."""
+        waiting = self.moved.get(entry.stream)
+        for text in msgspec.json.decode(entry.body)["activity"] if waiting else ():
+            cursor = parse_cursor(text)
+            newest = self._newest.get(cursor.stream)
+            if waiting and (newest is None or not newest.ahead_of(cursor)):
+                waiting.discard(cursor.stream)
+        if waiting is not None and not waiting:
+            self.moved.pop(entry.stream, None)
 
     def _grown(self, entry: Entry, ids: set[str]) -> None:
         self._newest[entry.stream] = Cursor(entry.stream, entry.chunk, entry.end, self._log.server)

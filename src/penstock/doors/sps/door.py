@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from penstock.config import Settings
 from penstock.core.metering import Sample
 from penstock.doors.sps.asking import subscribing
+from penstock.doors.sps.claims import Claims
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.publish import Notify, to_all, to_room, to_user
 from penstock.doors.sps.rooms import Rooms
@@ -28,17 +30,27 @@ class Sps:
 
     def __init__(self, context: Context, settings: Settings, time: Callable[[], float] | None = None) -> None:
         self._context, self._settings = context, settings.sps
-        self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence)
+        members = context.members
+        self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence, alone=members.alone)
         self.wires = self.kind(context, settings.sps, self._presence, time)
+        self._stack = AsyncExitStack()
+        if not members.alone:
+            self.wires.claims = Claims(
+                context.registry, context.bus, members, context.clock, self._presence, self.wires
+            )
+        self._rooms = Rooms(context, self.wires)
 
     async def __aenter__(self) -> Self:
-        await self._presence.__aenter__()
+        await self._stack.enter_async_context(self._presence)
+        if self.wires.claims is not None:
+            await self._stack.enter_async_context(self._rooms.calls)
+            await self._stack.enter_async_context(self.wires.claims)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._presence.__aexit__(kind, error, trace)
+        await self._stack.aclose()
 
     def samples(self) -> Iterable[Sample]:
         """Nothing that the node does not count for every door."""
@@ -46,7 +58,7 @@ class Sps:
 
     def routes(self) -> list[Route]:
         """Every path of the seed, and those that its promises need."""
-        context, rooms, tokens = self._context, Rooms(self._context, self.wires), Tokens(self._context)
+        context, rooms, tokens = self._context, self._rooms, Tokens(self._context)
         rows = [
             Route("GET", "/subscribe", Turnstile(self.subscribe), timeout=None, door=DOOR),
             Route("POST", "/subsist", rooms.subsist, door=DOOR),

@@ -4,7 +4,8 @@
 
 One line for each change. The changes of a moment are appended together, and when they are many they are the
 lines of one entry: a storm of reconnects must not push the very events it asks for out of the hub's memory.
-The first line after a start is `{"state":"reset",…}`: whoever was online before is not.
+The first line after a start is `{"state":"reset",…}`: whoever was online before is not. In a cluster there is
+no such line: the other nodes say `offline` for the devices of one that is gone.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _text = msgspec.json.Encoder().encode
 class Presence:
     """Gathers changes and appends them, in order, one append at a time. Lives in `async with`."""
 
-    def __init__(self, target: Log, clock: Clock, *, enabled: bool = True) -> None:
+    def __init__(self, target: Log, clock: Clock, *, enabled: bool = True, alone: bool = True) -> None:
         self._log, self._clock, self._enabled = target, clock, enabled
         self._lines: list[bytes] = []
         self._booked: asyncio.TimerHandle | None = None
         self._appending: asyncio.Future[Appended] | None = None
         self._taken = 0  # lines that are being appended
-        self._begun = False
+        self._begun = not alone  # a node that comes to a cluster says nothing about the others' wires
 
     async def __aenter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from penstock.doors.sps.topics import ALL, ROOMS, chosen, user_stream
 from penstock.doors.sps.wire import Wire
 from penstock.doors.sps.wires import Wires, name_of
 from penstock.errors import InputInvalid, TooLarge
-from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, KEY_BYTES, TYPE_BYTES
+from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, EXPIRES_SECONDS, KEY_BYTES, TYPE_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context
 from penstock.server.exchange import Later, Request, Response
@@ -106,10 +106,20 @@ class Notify:
         event_type = _header(request, b"event-type", TYPE_BYTES)
         key = _header(request, b"idempotency-key", KEY_BYTES)
         caller = self._allowed(request, address)
-        draft = Draft(address.stream, request.body, event_type, address.attributes)
+        expires_ms = self._expiry(request)
+        draft = Draft(address.stream, request.body, event_type, address.attributes, expires_ms)
         batch = Batch((draft,), key=_key(caller.subject, draft, key) if key else None)
         plain = b"text/plain" in (request.header(b"accept") or b"")
         return Later(self._context.log.append(batch), partial(self._response, address, plain))
+
+    def _expiry(self, request: Request) -> int | None:
+        """When the event's time runs out: a device that comes later does not get it any more."""
+        text = _header(request, b"expires-in", 20)
+        if not text:
+            return None
+        if not (text.isascii() and text.isdigit()) or not 0 < int(text) <= EXPIRES_SECONDS:
+            raise InputInvalid("header expires-in", f"{text!r} is not a number of seconds up to {EXPIRES_SECONDS:,}")
+        return self._context.clock.now_ms() + int(text) * 1000
 
     def _allowed(self, request: Request, address: Address) -> Caller:
         caller = self._context.caller(request)

@@ -252,7 +252,7 @@ class Wire(Timed):
         if not self.feed.stopped:
             self.feed.stop()
             self.say(self.frames.words(self.frames.form.ended(reason)) if reason else b"")
-            self.tap.close()
+            self.tap.close(hang_up=bool(reason))  # whoever is told to go has nothing more to ask here
             self._leave()
 
     def _leave(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from penstock.config import SpsSettings
 from penstock.core.ledger import Recipient, recipient
 from penstock.doors.sps.asking import Subscribing
+from penstock.doors.sps.claims import Claims
 from penstock.doors.sps.frames import Frames, Targets
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.spans import Span, confirm
@@ -46,6 +47,9 @@ class Wires:
         self._presence = presence
         self.targets = Targets()
         self._open: dict[str, Wire] = {}
+        self.claims: Claims | None = None  # among other nodes; a server that is alone needs none
+        self._numbers: dict[str, int] = {}  # of open wires, for claims
+        self._opened = 0
         self._left: OrderedDict[str, list[Span]] = OrderedDict()  # unconfirmed when the wire ended
         forms: dict[str, Form] = {"lines": Lines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
         self._frames = {
@@ -65,6 +69,16 @@ class Wires:
     def find(self, uid: str, hid: str) -> Wire | None:
         """The wire of one device."""
         return self._open.get(name_of(uid, hid))
+
+    def number(self, uid: str, hid: str) -> int | None:
+        """The number of a device's wire here, if it has one."""
+        return self._numbers.get(name_of(uid, hid))
+
+    def replace(self, uid: str, hid: str, number: int) -> None:
+        """End that wire: there is a newer one on another node."""
+        wire = self.find(uid, hid)
+        if wire is not None and self.number(uid, hid) == number:
+            wire.end("replaced")
 
     def of_user(self, uid: str) -> list[Wire]:
         """The wires of all devices of a user."""
@@ -91,9 +105,13 @@ class Wires:
         )
         wire.tap = request.open(200, headers, owner=wire, watch=self.ledger.enabled)
         self._open[name] = wire
-        if before is None:
+        if self.claims is not None:
+            self._opened += 1
+            self._numbers[name] = self._opened
+            self.claims.changed(asked.uid, asked.hid, asked.after)
+        elif before is None:
             self._presence.note("online", asked.uid, asked.hid)
-        else:
+        if before is not None:
             before.end("replaced")
         self.confirm(wire.who, asked.after)
         self._start(wire, asked.after)
@@ -129,13 +147,25 @@ class Wires:
                 self._left.popitem(last=False)
         if self._open.get(name) is wire:
             del self._open[name]
-            self._presence.note("offline", wire.uid, wire.hid)
+            if self.claims is None:
+                self._presence.note("offline", wire.uid, wire.hid)
+            else:
+                self._numbers.pop(name, None)
+                self.claims.changed(wire.uid, wire.hid)
 
     def confirm(self, who: Recipient, upto: int | None) -> None:
         """A device comes back: it has what it was sent up to the id it names. What it does not name stays `sent`."""
         spans = self._left.pop(who.name, None)
         if spans and upto is not None:
             self._record(who, confirm(spans, upto)[0])
+
+    def confirmed(self, uid: str, hid: str, upto: int) -> None:
+        """A device has said on another node what it has; this one may have sent it."""
+        wire = self.find(uid, hid)
+        if wire is not None and wire.began < upto:
+            self.confirm_open(wire, upto)
+        elif wire is None and (spans := self._left.pop(name_of(uid, hid), None)):
+            self._record(recipient(DOOR, name_of(uid, hid)), confirm(spans, upto)[0])
 
     def confirm_open(self, wire: Wire, upto: int) -> None:
         """A device that listens has what it was sent up to that id."""

@@ -1,0 +1,87 @@
+"""Questions from node to node over the bus, each with one answer.
+
+Either may be lost, as everything on the bus: then there is no answer in time, and whoever asked does without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from penstock.core.bus import Bus
+from penstock.errors import PenstockError
+
+log = logging.getLogger("penstock.calls")
+
+ANSWER_SECONDS: Final = 2.0
+Answerer = Callable[[bytes], Awaitable[bytes]]
+
+
+class _Letter(msgspec.Struct, array_like=True):
+    """A question, or the answer with the same number."""
+
+    node: str  # that asks
+    number: str
+    body: bytes
+
+
+class Calls:
+    """One topic on which nodes ask each other. Lives in `async with`."""
+
+    def __init__(self, bus: Bus, topic: str, answerer: Answerer) -> None:
+        self._bus, self._topic, self._answerer = bus, topic, answerer
+        self._open: dict[str, asyncio.Future[bytes]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        bus.listen(f"{topic}?", self._asked)
+        bus.listen(f"{topic}!", self._answered)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+
+    async def ask(self, node: str, body: bytes) -> bytes | None:
+        """What that node answers; None if it does not, or not in time."""
+        number = secrets.token_hex(8)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._open[number] = future
+        question = msgspec.msgpack.encode(_Letter(self._bus.node, number, body))
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if await self._bus.send(node, f"{self._topic}?", question):
+                    return await future
+        except TimeoutError:
+            log.info("call.unanswered", extra={"node": node, "topic": self._topic})
+        finally:
+            del self._open[number]
+        return None
+
+    def _asked(self, topic: str, message: bytes) -> None:
+        task = asyncio.create_task(self._answer(msgspec.msgpack.decode(message, type=_Letter)))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, question: _Letter) -> None:
+        try:
+            answer = _Letter("", question.number, await self._answerer(question.body))
+        except PenstockError as error:
+            log.warning("call.failed", extra={"topic": self._topic, "error": str(error)})
+        else:
+            await self._bus.send(question.node, f"{self._topic}!", msgspec.msgpack.encode(answer))
+
+    def _answered(self, topic: str, message: bytes) -> None:
+        answer = msgspec.msgpack.decode(message, type=_Letter)
+        future = self._open.get(answer.number)
+        if future is not None and not future.done():
+            future.set_result(answer.body)

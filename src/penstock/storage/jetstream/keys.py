@@ -1,0 +1,168 @@
+"""Idempotency keys and producers: the first answer, kept by us in the batch that it answers.
+
+A key is a message on a subject of its own that must not exist yet; a producer's last sequence is one that
+must be the newest. So a repeat cannot be stored twice, whichever node it comes to, and nobody has to ask
+before the first time: JetStream refuses the repeat, and only then is the first answer looked up.
+
+The ids of an answer are not known before it is stored. They are kept as distances from the key's own
+sequence, which is as good: a batch has consecutive sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.errors import KeyReused
+from penstock.limits import KEY_SECONDS
+from penstock.storage.jetstream.rows import row
+from penstock.storage.jetstream.store import Store, Stored
+from penstock.values import Appended, Batch, Place, Producer
+
+RECENT_KEYS: Final = 100_000
+"""Answers in memory, so that a quick repeat needs no question. Over it: the oldest are looked up."""
+
+TTL: Final = f"Nats-TTL: {KEY_SECONDS + 3600}s\r\n".encode()
+"""JetStream removes keys by itself, an hour after we stop to honour them."""
+
+Address = tuple[str, str, str]
+
+
+class Begun(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Where the batch of a key will be, if it is stored: its first entry follows this sequence of the subject."""
+
+    nonce: int
+    subject: str
+    expected: int
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a key or producer message says."""
+
+    digest: bytes
+    made_ms: int
+    sequence: int  # of a producer
+    appended: Appended  # with distances for ids
+    begun: Begun | None = None  # if given, distances are from the batch's first entry, not from this message
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """A remembered answer with real ids, and the sequence of the message that holds it."""
+
+    digest: bytes
+    made_ms: int
+    sequence: int
+    appended: Appended
+    seq: int
+
+
+class NotKnown(Exception):
+    """Something must be asked for before this can be decided."""
+
+
+class Keys:
+    """The answers this node has given or met lately, in front of those in the log."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._recent: dict[Address, Held] = {}
+        self.producers: dict[str, Held | None] = {}  # None: it is known that there is none
+
+    def remember(self, address: Address, held: Held) -> None:
+        self._recent.pop(address, None)
+        if len(self._recent) >= RECENT_KEYS:
+            del self._recent[next(iter(self._recent))]
+        self._recent[address] = held
+
+    def find(self, batch: Batch, now_ms: int, *, looked_up: bool) -> Appended | None:
+        """The first answer, if *batch* is a repeat. `KeyReused` if its key stands for another one.
+
+        `NotKnown` if only the log can tell, and it was not looked up yet.
+        """
+        for address, digest in addresses(batch):
+            held = self._recent.get(address)
+            if held and held.made_ms > now_ms - KEY_SECONDS * 1000:
+                return _checked(held, digest, address)
+        return self._find_sequence(batch.producer, looked_up) if batch.producer else None
+
+    def _find_sequence(self, producer: Producer, looked_up: bool) -> Appended | None:
+        if producer.name not in self.producers:
+            raise NotKnown
+        last = self.producers[producer.name]
+        if last is None or producer.sequence > last.sequence:
+            return None
+        if not looked_up:
+            raise NotKnown
+        # Its own answer is too old, or the number was left out: then the last one says enough.
+        return last.appended
+
+    async def look_up(self, batch: Batch, now_ms: int) -> dict[str, int]:
+        """Ask the log for everything *batch* could repeat; return the sequences of keys that are too old."""
+        old: dict[str, int] = {}
+        if batch.producer:
+            subject = self._store.subjects.producer(batch.producer.name)
+            found = await self._store.last(subject)
+            self.producers[batch.producer.name] = _held(found, found.seq) if found else None
+        for address, _ in addresses(batch):
+            subject = self._store.subjects.key(address)
+            found = await self._store.last(subject)
+            if found is None:
+                continue
+            held = await self._resolved(found)
+            if held is not None and held.made_ms > now_ms - KEY_SECONDS * 1000:
+                self.remember(address, held)
+            else:
+                old[subject] = found.seq
+        return old
+
+    async def _resolved(self, stored: Stored) -> Held | None:
+        """What a key stands for; None if its batch was begun and never stored."""
+        begun = _answers.decode(stored.data[2:]).begun
+        if begun is None:
+            return _held(stored, stored.seq)
+        found = await self._store.next(begun.subject, begun.expected + 1)
+        if found is None or row(found.seq, "", found.data).facts.nonce != begun.nonce:
+            return None
+        return _held(stored, found.seq)
+
+
+def addresses(batch: Batch) -> list[tuple[Address, bytes]]:
+    """Under what the answer to a batch is remembered, with the digest that must come again."""
+    found: list[tuple[Address, bytes]] = []
+    if key := batch.key:
+        found.append(((key.subject, key.stream, key.key), key.digest))
+    if batch.producer:
+        found.append(((batch.producer.name, "", str(batch.producer.sequence)), b""))
+    return found
+
+
+def encode(digest: bytes, made_ms: int, sequence: int, appended: Appended, begun: Begun | None = None) -> bytes:
+    """The data of a key or producer message; *appended* has distances for ids."""
+    return _encode(Answer(digest, made_ms, sequence, appended, begun))
+
+
+def shifted(appended: Appended, by: int, *, repeated: bool) -> Appended:
+    """*appended* with other ids."""
+    first, last = appended.first, appended.last
+    moved = Place(last.id + by, last.stream, last.index, last.chunk, last.end)
+    if first is last:
+        return Appended(appended.count, moved, moved, repeated)
+    begin = Place(first.id + by, first.stream, first.index, first.chunk, first.end)
+    return Appended(appended.count, begin, moved, repeated)
+
+
+def _held(stored: Stored, origin: int) -> Held:
+    answer = _answers.decode(stored.data[2:])
+    appended = shifted(answer.appended, origin, repeated=True)
+    return Held(answer.digest, answer.made_ms, answer.sequence, appended, stored.seq)
+
+
+def _checked(held: Held, digest: bytes, address: Address) -> Appended:
+    if held.digest != digest:
+        raise KeyReused(address[-1])
+    return held.appended

@@ -1,0 +1,41 @@
+"""Real NATS servers for the cluster's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.cluster import start_nodes
+from penstock.testing import NatsCluster, RunningServer, start_nats
+from tests.cluster.homes import new_prefix
+
+
+@pytest.fixture(scope="session")
+def nats_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    """One server for all tests that do not disturb it: use a namespace of your own."""
+    with start_nats(tmp_path_factory.mktemp("nats-alone")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def nats_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    """Three servers for all tests that do not disturb them: use a namespace of your own."""
+    with start_nats(tmp_path_factory.mktemp("nats-three"), servers=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def nodes(nats_three: NatsCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
+    """Three nodes on three servers, for all tests: use names of your own, and start again what you kill."""
+    with ExitStack() as stack:
+        yield start_nodes(stack, tmp_path_factory.mktemp("nodes"), nats_three.url, log_prefix=new_prefix())
+
+
+@pytest.fixture
+def nats_own(tmp_path: Path) -> Iterator[NatsCluster]:
+    """Three servers of the test's own, to be killed, paused and restarted."""
+    with start_nats(tmp_path / "nats", servers=3) as cluster:
+        yield cluster

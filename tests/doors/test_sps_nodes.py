@@ -1,0 +1,317 @@
+"""sps on two nodes of one cluster: one wire per device, told over the bus, and a late end that harms nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from penstock.config import Settings
+from penstock.core.clock import ManualClock
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger, decode
+from penstock.core.members import Members
+from penstock.core.registry import Registry
+from penstock.doors.sps import Sps
+from penstock.doors.sps.claims import Claims
+from penstock.server.auth import Gate, open_keys
+from penstock.server.caps import Caps
+from penstock.server.context import Context
+from penstock.server.listener import Listener
+from penstock.server.routing import Router
+from penstock.server.settings import ConnectionSettings
+from penstock.server.wheel import Wheel
+from penstock.storage.memory import MemoryEngine
+from penstock.testing import wait_until_async
+from penstock.values import Record
+from tests.nodes import Network
+
+
+class Node:
+    """One node's door behind a real socket."""
+
+    def __init__(self, engine: MemoryEngine, members: Members, door: Sps, listener: Listener) -> None:
+        self.engine, self.members, self.door, self.listener = engine, members, door, listener
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def subscribe(self, query: str) -> asyncio.StreamReader:
+        reader, writer = await asyncio.open_connection(*self.listener.address)
+        self._writers.append(writer)
+        writer.write(f"GET /subscribe?{query} HTTP/1.0\r\nAuthorization: Bearer admin\r\n\r\n".encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert (await line(reader))["event"] == "open"
+        return reader
+
+    async def ask(self, method: str, target: str, body: bytes = b"") -> tuple[int, Any]:
+        reader, writer = await asyncio.open_connection(*self.listener.address)
+        head = f"{method} {target} HTTP/1.0\r\nAuthorization: Bearer admin\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        answer = await reader.read()
+        writer.close()
+        status, _, text = answer.partition(b"\r\n\r\n")
+        return int(status.split()[1]), json.loads(text) if text else None
+
+    def hang_up(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+
+async def line(reader: asyncio.StreamReader) -> Any:
+    found = await asyncio.wait_for(reader.readline(), 10)
+    return json.loads(found) if found else None
+
+
+@asynccontextmanager
+async def two(keys: Path) -> AsyncIterator[tuple[Node, Node, Network]]:
+    network = Network()
+    async with MemoryEngine() as engine, AsyncExitStack() as stack:
+        nodes = [await node(stack, engine, network, name, keys) for name in ("a", "b")]
+        for one in nodes:
+            await one.members.watch()
+        try:
+            yield nodes[0], nodes[1], network
+        finally:
+            for one in nodes:
+                one.hang_up()
+
+
+async def node(stack: AsyncExitStack, engine: MemoryEngine, network: Network, name: str, keys: Path) -> Node:
+    hub = await stack.enter_async_context(Hub(engine.log))
+    clock, bus = ManualClock(), network.bus(name)
+    ledger = Ledger(engine.log, clock, node=name)
+    await ledger.open(engine.registry)
+    stack.push_async_callback(ledger.close)
+    members = await stack.enter_async_context(Members(engine.registry, bus))
+    context = Context(
+        engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Gate(open_keys(keys), "admin"), clock,
+        Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members,
+    )  # fmt: skip
+    door = await stack.enter_async_context(Sps(context, Settings()))
+    listener = await stack.enter_async_context(Listener(Router(door.routes()), ConnectionSettings(port=0)))
+    return Node(engine, members, door, listener)
+
+
+async def claimed(node: Node, uid: str) -> bool:
+    """Whether the registry says that this node has the user's one device."""
+    claims = node.door.wires.claims
+    assert claims
+    found = await claims.of_user(uid)
+    return [claim.member for _, claim in found] == [node.members.me]
+
+
+async def presence(node: Node) -> list[str]:
+    page = await node.engine.log.read_after(("/_presence",), 0)
+    return [json.loads(row)["state"] for entry in page.entries for row in entry.body.splitlines()]
+
+
+async def test_a_subscribe_on_one_node_replaces_the_wire_on_another(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, _):
+        old = await a.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: claimed(a, "7"))
+        new = await b.subscribe("uid=7&hid=phone")
+
+        assert (await line(old))["event"] == "replaced"
+        assert await line(old) is None
+        await b.ask("POST", "/notify_to_user?uid=7", b"hello")
+        assert (await line(new))["data"] == "hello"
+        await wait_until_async(lambda: claimed(b, "7"))
+        b.hang_up()
+        await wait_until_async(lambda: offline(a))
+        assert await presence(a) == ["online", "offline"]  # a wire that is replaced neither comes nor goes
+
+
+async def test_a_late_end_of_the_old_wire_does_not_take_the_new_one_offline(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, network):
+        await a.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(a, "7"))
+        network.late = []  # the old node does not hear of it in time
+        new = await b.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(b, "7"))
+
+        a.hang_up()
+        await wait_until_async(lambda: len(a.door.wires) == 0)
+        network.catch_up()
+        await b.ask("POST", "/notify_to_user?uid=7", b"still here")
+
+        assert (await line(new))["data"] == "still here"
+        assert await claimed(b, "7")
+        assert "offline" not in await presence(a)
+        b.hang_up()
+        await wait_until_async(lambda: offline(a))
+
+
+async def offline(node: Node) -> bool:
+    return (await presence(node))[-1:] == ["offline"]
+
+
+class Forgetful(Claims):
+    """The sabotage: lets go of a device whoever has it by now."""
+
+    async def _let_go(self, uid: str, hid: str) -> None:
+        await self._registry.delete(f"sps/wires/{uid}/{hid}")
+        self._held.pop((uid, hid), None)
+        self._presence.note("offline", uid, hid)
+
+
+async def test_the_same_check_finds_a_node_that_lets_go_of_others_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.doors.sps.door.Claims", Forgetful)
+    with pytest.raises(AssertionError):
+        await test_a_late_end_of_the_old_wire_does_not_take_the_new_one_offline(tmp_path)
+
+
+async def test_back_and_forth_leaves_the_newest_wire_alone(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, network):
+        await a.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(a, "7"))
+        network.late = []
+        await b.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(b, "7"))
+        newest = await a.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(a, "7"))
+
+        network.catch_up()  # "a, you were replaced": but that was the wire before
+        await wait_until_async(lambda: len(b.door.wires) == 0)
+        await b.ask("POST", "/notify_to_user?uid=7", b"newest")
+
+        assert (await line(newest))["data"] == "newest"
+
+
+class Slow:
+    """A registry whose answers to a put come late."""
+
+    def __init__(self, inner: Registry) -> None:
+        self._inner, self.stored, self.answer = inner, asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def put(self, key: str, value: bytes, **more: Any) -> Record:
+        record = await self._inner.put(key, value, **more)
+        self.stored.set()
+        await self.answer.wait()
+        return record
+
+
+async def test_a_wire_that_is_replaced_before_it_knows_of_its_own_claim_ends_all_the_same(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, _):
+        assert a.door.wires.claims
+        slow = Slow(a.engine.registry)
+        a.door.wires.claims._registry = cast("Any", slow)
+        old = await a.subscribe("uid=7")
+        await asyncio.wait_for(slow.stored.wait(), 10)
+        await b.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(b, "7"))
+        slow.answer.set()
+
+        assert (await line(old))["event"] == "replaced"
+        assert await claimed(b, "7")
+
+
+async def test_any_node_answers_about_any_wire(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, _):
+        reader = await a.subscribe("uid=7&hid=phone&tid=earth")
+        await wait_until_async(lambda: claimed(a, "7"))
+
+        status, answer = await b.ask("GET", "/online?uid=7")
+        assert (status, answer["online"], [device["hid"] for device in answer["devices"]]) == (200, True, ["phone"])
+        assert await b.ask("POST", "/join?uid=7&hid=phone&tid=mars") == (200, {"tids": ["earth", "mars"]})
+        assert await b.ask("POST", "/leave?uid=7&hid=phone&tid=earth") == (200, {"tids": ["mars"]})
+        assert (await b.ask("POST", "/subsist?uid=7&hid=phone"))[0] == 204
+        assert (await b.ask("POST", "/subsist?uid=7&hid=laptop"))[0] == 404
+        assert (await b.ask("POST", "/join?uid=7&hid=laptop&tid=x"))[0] == 404
+        await b.ask("POST", "/notify_to_room?tid=earth", b"no")
+        await b.ask("POST", "/notify_to_room?tid=mars", b"yes")
+        assert (await line(reader))["data"] == "yes"
+
+
+async def test_the_devices_of_a_dead_node_go_offline(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, network):
+        await a.engine.registry.put(
+            "sps/wires/9/tablet", b'{"member":"dead:1","number":3,"since_ms":0}'
+        )  # of a node that was killed
+        assert (await b.ask("GET", "/online?uid=9"))[1]["online"] is False
+
+        await network.buses["a"].hint("members", b"")
+        for one in (a, b):
+            for change in one.members.on_change:
+                change()
+
+        await wait_until_async(lambda: offline(a))
+        assert await a.engine.registry.list("sps/wires/") == []
+
+
+async def acked(node: Node) -> list[tuple[str, int, int]]:
+    page = await node.engine.log.read_after(("/_ledger",), 0)
+    events = [event for entry in page.entries for event in decode(entry.body)[1]]
+    return [(event.recipient, event.first, event.last) for event in events if event.state == "acked"]
+
+
+async def test_what_one_node_sent_is_confirmed_through_another(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, _):
+        reader = await a.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: claimed(a, "7"))
+        await b.ask("POST", "/notify_to_user?uid=7", b"one")
+        id = (await line(reader))["id"]
+        a.hang_up()
+        await wait_until_async(lambda: len(a.door.wires) == 0)
+
+        await b.subscribe(f"uid=7&hid=phone&o={id}")
+
+        await wait_until_async(lambda: acked(a))
+        assert await acked(a) == [("7/phone", id, id)]
+
+
+async def taken_for_dead(node: Node, other: Node, network: Network) -> None:
+    """The node was stopped for so long that the other has removed it; it does not know that yet."""
+    network.cut.add(node.members.me.partition(":")[0])
+    await node.engine.registry.delete(f"members/{node.members.me.partition(':')[0]}")
+    await other.members.watch()
+
+
+async def comes_to_itself(node: Node, network: Network) -> None:
+    network.cut.clear()
+    before = node.members.me
+    await node.members.renew()
+    assert node.members.me != before
+    for change in node.members.on_change:
+        change()
+
+
+async def test_a_node_that_was_away_lets_go_of_devices_that_went_elsewhere(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, network):
+        old = await a.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(a, "7"))
+        await taken_for_dead(a, b, network)
+        new = await b.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(b, "7"))
+
+        await comes_to_itself(a, network)
+
+        assert (await line(old))["event"] == "replaced"
+        await b.ask("POST", "/notify_to_user?uid=7", b"hello")
+        assert (await line(new))["data"] == "hello"
+        assert await claimed(b, "7")
+
+
+async def test_a_node_that_was_away_takes_up_again_the_devices_that_stayed(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b, network):
+        reader = await a.subscribe("uid=7")
+        await wait_until_async(lambda: claimed(a, "7"))
+        await taken_for_dead(a, b, network)
+        assert not (await b.ask("GET", "/online?uid=7"))[1]["online"]
+
+        await comes_to_itself(a, network)
+
+        await b.members.watch()
+        await wait_until_async(lambda: claimed(a, "7"))
+        assert (await b.ask("GET", "/online?uid=7"))[1]["online"]
+        await b.ask("POST", "/notify_to_user?uid=7", b"hello")
+        assert (await line(reader))["data"] == "hello"
