@@ -132,11 +132,12 @@ class SqliteLog:
         async def read() -> Page:
             if after < self._trimmed_upto:
                 raise Trimmed(after, self._trimmed_upto)
-            sources = await self._sources(wanted) if few else []
+            # First how far, then which streams: one that is made meanwhile has nothing up to there.
             look = self._look(limit, limit_bytes, meta)
             if after >= look.upto:
                 return Page((), after, more=False)
             if few:
+                sources = await self._sources(wanted, look.upto)
                 return await self._readers.run(lambda reader: pages.by_ids(reader, sources, after, look))
             return await self._readers.run(lambda reader: pages.by_scan(reader, wanted, after, look))
 
@@ -147,10 +148,9 @@ class SqliteLog:
         found = await self._readers.run(lambda reader: reader.id_before(ms, upto))
         return self._trimmed_upto if found is None else found
 
-    async def _sources(self, streams: Sequence[str]) -> list[Source]:
-        """Those of *streams* that exist."""
+    async def _sources(self, streams: Sequence[str], upto: int) -> list[Source]:
+        """Those of *streams* that exist, with what is not folded of them up to an id."""
         found = [known for stream in dict.fromkeys(streams) if (known := await self._find(stream))]
-        upto = self.followed
         return [Source(k.number, k.head, self._recent.of(k.number, upto), self._trimmed_upto) for k in found]
 
     def _look(self, limit: int, limit_bytes: int, meta: bool) -> Look:
