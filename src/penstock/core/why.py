@@ -1,6 +1,13 @@
-"""Answers "did entry X reach recipient Y, and if not, why" from the log and its ledger."""
+"""Answers "did X reach recipient Y, and if not, why", X being an entry or an item of a mailbox.
+
+What happened is recorded in batches of `/_ledger`. The pipeline folds them into the lake's table `deliveries`; what it
+has not folded yet is read from the log itself. Without a lake that is all of it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 import msgspec
 
@@ -13,20 +20,21 @@ from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import timestamp
 
 # The state that counts is the one furthest to the left that was recorded.
-_RANK = ("acked", "dead", "dropped", "expired", "lost", "unknown", "retried", "sent")
+_RANK = ("acked", "dead", "dropped", "expired", "lost", "unknown", "retried", "sent", "stored", "accepted")
 
 
 class Span(msgspec.Struct):
-    """The ids that a ledger batch speaks of, from its entry's attributes."""
+    """The ids that a ledger batch speaks of, and its items, from its entry's attributes."""
 
     min: str = "0"
     max: str = "0"
+    items: str = ""
 
 
 class Answer(msgspec.Struct):
-    """What became of one entry for one recipient."""
+    """What became of one entry or item for one recipient."""
 
-    entry: int
+    entry: int | str  # an entry's id, or an item's message id
     stream: str
     recipient: str
     verdict: str  # a state of the ledger, or "waiting", "not_subscribed", "no_record"
@@ -34,37 +42,88 @@ class Answer(msgspec.Struct):
     events: list[Event]
 
 
-async def why(log: Log, ledger: Ledger, hub: Hub, entry_id: int, recipient: str) -> Answer:
-    """Look the entry and everything recorded of it up. `NotFound` if there is no such entry."""
-    entry = await log.entry(entry_id)
-    if entry is None:
-        raise NotFound("entry", str(entry_id), remedy="Give the id that publish answered.")
-    await ledger.flush()
-    events = await _recorded(log, entry, recipient)
-    events.sort(key=lambda event: event.ms)
-    story = [f"accepted and stored at {timestamp(entry.published_ms)} in {entry.stream} as id {entry.id}"]
-    if entry.kind is Kind.EXPIRED or entry.kind is Kind.ERASED:
-        story.append(f"its body is {entry.kind.name.lower()}")
-    story += [_words(event) for event in events]
-    verdict = min((event.state for event in events), key=_rank, default="")
-    if not verdict:
-        verdict, reason = _without_record(hub, entry, recipient)
-        story.append(reason)
-    return Answer(entry_id, entry.stream, recipient, verdict, "; ".join(story) + ".", events)
+class Folded(Protocol):
+    """What the pipeline has made of the ledger's batches."""
+
+    async def folded_upto(self) -> int:
+        """The id of the log up to which batches are folded."""
+        ...
+
+    async def of_entry(self, stream: str, id: int, recipient: str) -> list[Event]:
+        """What happened to an entry for a recipient, as far as it is folded."""
+        ...
+
+    async def of_item(self, key: str, recipient: str) -> list[Event]:
+        """What happened to an item for a recipient, as far as it is folded."""
+        ...
 
 
-async def _recorded(log: Log, entry: Entry, recipient: str) -> list[Event]:
-    """What the ledger says. Only batches after the entry can speak of it."""
-    found: list[Event] = []
-    after, more = max(entry.id, log.trimmed_upto), True
-    while more:
-        page = await log.read_after((STREAM,), after)
-        for batch in page.entries:
-            span = msgspec.json.decode(batch.attributes or "{}", type=Span)
+class Why:
+    """Looks things up."""
+
+    def __init__(self, log: Log, ledger: Ledger, hub: Hub, folded: Folded | None = None) -> None:
+        self._log, self._ledger, self._hub, self._folded = log, ledger, hub, folded
+
+    async def entry(self, id: int, recipient: str) -> Answer:
+        """What became of an entry. `NotFound` if there is no such entry, neither here nor in the lake."""
+        entry = await self._log.entry(id)
+        if entry is None:
+            raise NotFound("entry", str(id), remedy="Give the id that publish answered.")
+        events = await self._of_entry(entry, recipient)
+        story = [f"accepted and stored at {timestamp(entry.published_ms)} in {entry.stream} as id {entry.id}"]
+        if entry.id <= self._log.trimmed_upto:
+            story.append("it has moved from the log to the lake")
+        if entry.kind is Kind.EXPIRED or entry.kind is Kind.ERASED:
+            story.append(f"its body is {entry.kind.name.lower()}")
+        verdict, reason = _without_record(self._hub, entry, recipient) if not events else (_verdict(events), "")
+        return _answer(id, entry.stream, recipient, verdict, story, events, reason)
+
+    async def item(self, key: str, recipient: str) -> Answer:
+        """What became of an item of a mailbox, by its message id. `NotFound` if nothing was ever recorded of it."""
+        events = await self._of_item(key, recipient)
+        if not events:
+            raise NotFound(
+                "record of message", key, remedy="Give the id of an entry or of a message, and its recipient."
+            )
+        return _answer(key, "", recipient, _verdict(events), [], events, "")
+
+    async def _of_entry(self, entry: Entry, recipient: str) -> list[Event]:
+        after = max(entry.id, await self._flushed())  # only batches after an entry can speak of it
+        found = await self._folded.of_entry(entry.stream, entry.id, recipient) if self._folded else []
+        async for span, body in self._batches(after):
             if int(span.min) <= entry.id <= int(span.max):
-                found += [event for event in decode(batch.body)[1] if _is_about(event, entry, recipient)]
-        after, more = page.upto, page.more
-    return found
+                found += [event for event in decode(body)[1] if _is_about(event, entry, recipient)]
+        return sorted(found, key=_ms)
+
+    async def _of_item(self, key: str, recipient: str) -> list[Event]:
+        after = await self._flushed()
+        found = await self._folded.of_item(key, recipient) if self._folded else []
+        async for span, body in self._batches(after):
+            if span.items:
+                found += [event for event in decode(body)[1] if (event.key, event.recipient) == (key, recipient)]
+        return sorted(found, key=_ms)
+
+    async def _flushed(self) -> int:
+        """Have everything recorded; return the id up to which it need not be read from the log."""
+        await self._ledger.flush()
+        # Asked before the table is read: what is folded in between is then read twice rather than never.
+        return await self._folded.folded_upto() if self._folded else self._log.trimmed_upto
+
+    async def _batches(self, after: int) -> AsyncIterator[tuple[Span, bytes]]:
+        more = True
+        while more:
+            page = await self._log.read_after((STREAM,), after)
+            for batch in page.entries:
+                yield msgspec.json.decode(batch.attributes or "{}", type=Span), batch.body
+            after, more = page.upto, page.more
+
+
+def _answer(
+    what: int | str, stream: str, recipient: str, verdict: str, story: list[str], events: list[Event], reason: str
+) -> Answer:
+    known = list({(event.ms, event.state, event.door, event.reason): event for event in events}.values())
+    told = [*story, *(_words(event) for event in known), *([reason] if reason else [])]
+    return Answer(what, stream, recipient, verdict, "; ".join(told) + ".", known)
 
 
 def _is_about(event: Event, entry: Entry, recipient: str) -> bool:
@@ -83,8 +142,16 @@ def _without_record(hub: Hub, entry: Entry, recipient: str) -> tuple[str, str]:
     return "not_subscribed", f"{recipient} is connected, but not subscribed to {entry.stream}"
 
 
+def _verdict(events: list[Event]) -> str:
+    return min((event.state for event in events), key=_rank)
+
+
 def _rank(state: str) -> int:
     return _RANK.index(state) if state in _RANK else len(_RANK)
+
+
+def _ms(event: Event) -> int:
+    return event.ms
 
 
 def _words(event: Event) -> str:

@@ -1,0 +1,248 @@
+"""The pipeline: what an exported event costs, how fast the archive is, how fresh the lake is, and what idling costs.
+
+The floor of the archive is Spark writing the very same rows from its memory, with the same settings.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.rig.machine import cpu_seconds, memory_kb
+from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
+from bench.rig.servers import penstock
+from bench.rig.why import measure_why
+from penstock.pipeline.client import Client
+from penstock.pipeline.commit import bind, watermark
+from penstock.pipeline.jobs import Workplace, archive
+from penstock.pipeline.session import open_session
+from penstock.pipeline.tables import open_lake
+from penstock.testing import RunningServer, wait_until
+
+BODY_BYTES = 200
+LINES = 10_000
+_PRINTABLE = bytes(33 + number % 94 for number in range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one archive, or one write of its floor, has taken."""
+
+    rows: int
+    seconds: float
+    spark_cpu: float
+    server_cpu: float = 0.0
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark."""
+    parser = arguments("pipeline", "The data pipeline on Spark.")
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=int, default=60, help="of publishing, and of idling, in `up`")
+    parser.add_argument("--deliveries", type=int, default=5_000_000, help="that `why` looks through")
+    given = parser.parse_args(argv)
+    if given.quick:
+        given.deliveries = 50_000
+        given.events, given.rounds, given.seconds = 20_000, 1, 5
+    with reporting("pipeline", given) as (report, folder):
+        with penstock(folder / "data") as (server, target):
+            say(f"publishing {given.events:,} events")
+            client = Client(server.url, server.admin_token)
+            fill(client, given.events)
+            report.add(_export(client, server, target.pid, given.rounds))
+            _archive(report, client, target.pid, folder, given)
+        report.add(measure_why(folder, given.deliveries))
+        _up(report, folder, given.seconds)
+    return 0
+
+
+def fill(client: Client, events: int) -> None:
+    """Publish random bodies."""
+    randomness = random.Random(1)
+    for begin in range(0, events, LINES):
+        lines = min(LINES, events - begin)
+        body = b"\n".join(randomness.randbytes(BODY_BYTES).translate(_PRINTABLE) for _ in range(lines))
+        client.call("POST", "/v1/publish", {"stream": "/bench"}, body, {"Content-Type": "application/x-ndjson"})
+
+
+# ── export ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _export(client: Client, server: RunningServer, pid: int, rounds: int) -> Figure:
+    newest, costs, floors = client.newest(), [], []
+    _read(client, min(newest, 1000))  # the export's process has started
+    for _ in range(rounds):
+        before = cpu_seconds(pid)
+        rows = _read(client, newest)
+        costs.append(1e6 * (cpu_seconds(pid) - before) / rows)
+        floors.append(_select(server.data / "penstock.db"))
+    return Figure("export", median(costs), "µs of server CPU per event", median(floors), "rows by sqlite3", 2.0, 1.4)
+
+
+def _read(client: Client, upto: int) -> int:
+    rows = 0
+    with client.open("/v1/log/arrow", {"after": 0, "upto": upto}) as answer:
+        for batch in pa.ipc.open_stream(answer):
+            rows += batch.num_rows
+    return rows
+
+
+def _select(file: Path) -> float:
+    connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)
+    before = time.process_time()
+    rows = sum(1 for _ in connection.execute("SELECT * FROM entries"))
+    taken = time.process_time() - before
+    connection.close()
+    return 1e6 * taken / rows
+
+
+# ── archive ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _archive(report: Report, client: Client, server: int, folder: Path, given: Any) -> None:
+    spark = open_session()
+    place = Workplace(spark, client, open_lake(folder / "lake"))
+    bind(client, place.lake)
+    try:
+        small = _take(place, server, max(10, given.events // 10))  # the first one warms the session, too
+        small = _take(place, server, max(10, given.events // 10))
+        whole, floors = [], []
+        for _ in range(given.rounds):
+            settle(given)
+            whole.append(_take(place, server, client.newest()))
+            floors.append(_write_from_memory(place, folder / "floor"))
+    finally:
+        spark.stop()
+    rate, floor = (median([run.rows / run.seconds for run in runs]) for runs in (whole, floors))
+    cpu = {
+        "spark_cpu_us": median([1e6 * run.spark_cpu / run.rows for run in whole]),
+        "server_cpu_us": median([1e6 * run.server_cpu / run.rows for run in whole]),
+        "floor_cpu_us": median([1e6 * run.spark_cpu / run.rows for run in floors]),
+    }
+    written = "Spark writing the same rows from memory"
+    report.add(Figure("archive", rate, "events/s", floor, written, 200_000, 350_000, higher_is_better=True, detail=cpu))
+    spent, least = cpu["spark_cpu_us"], cpu["floor_cpu_us"]
+    report.add(Figure("Spark's part", spent, "µs of CPU per event", least, written, 1.5, 1.2, judged="ratio"))
+    report.add(
+        Figure(
+            "time per event, all to a tenth", 1e6 / rate, "µs", 1e6 * small.seconds / small.rows,
+            f"{small.rows:,} events", 1.5, 1.1, judged="ratio",
+        )
+    )  # fmt: skip
+
+
+def _take(place: Workplace, server: int, upto: int) -> Run:
+    """Archive the log up to an id, from the beginning."""
+    for file in place.lake.files("events"):
+        place.lake.path(file).unlink()
+    kept = place.client.get("lake/events")
+    place.client.put("lake/events", {"fence": kept.value.get("fence", 0), "done": 0}, expect=kept.version)
+    began, spark_before, server_before = time.monotonic(), _own_cpu(server), cpu_seconds(server)
+    rows = archive.run(_UpTo.make(place, upto), {}).data["rows"]
+    seconds = time.monotonic() - began
+    return Run(rows, seconds, _own_cpu(server) - spark_before, cpu_seconds(server) - server_before)
+
+
+class _UpTo(Client):
+    """The log as if it ended earlier."""
+
+    upto = 0
+
+    @classmethod
+    def make(cls, place: Workplace, upto: int) -> Workplace:
+        client = cls(place.client.url, place.client.token)
+        client.upto = upto
+        return Workplace(place.spark, client, place.lake)
+
+    def newest(self, after: int = -1, *, wait: float = 0) -> int:
+        return self.upto
+
+
+def _own_cpu(server: int) -> float:
+    """CPU of this process and of Spark, without the server, which is a child of ours, too."""
+    return cpu_seconds(os.getpid()) - cpu_seconds(server)
+
+
+def _write_from_memory(place: Workplace, folder: Path) -> Run:
+    paths = [str(place.lake.path(file)) for file in place.lake.files("events")]
+    frame = place.spark.read.parquet(*paths).repartition(2).cache()
+    rows = frame.count()
+    began, before = time.monotonic(), cpu_seconds(os.getpid())
+    frame.write.mode("overwrite").parquet(str(folder))
+    run = Run(rows, time.monotonic() - began, cpu_seconds(os.getpid()) - before)
+    frame.unpersist(blocking=True)
+    return run
+
+
+# ── up ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _up(report: Report, folder: Path, seconds: int) -> None:
+    with _running(folder / "up") as (process, client):
+        wait_until(lambda: _caught_up(client), within=180)
+        report.add(_freshness(client, seconds))
+        wait_until(lambda: _caught_up(client), within=180)
+        wait_until(lambda: client.call("GET", "/v1/pipeline")["tables"].get("rollup", {}).get("lag") == 0, within=180)
+        before, began = cpu_seconds(process.pid), time.monotonic()
+        time.sleep(seconds)
+        cores = (cpu_seconds(process.pid) - before) / (time.monotonic() - began)
+        megabytes = wait_until(lambda: _megabytes(process.pid))
+    report.add(Figure("up idle, CPU", cores, "cores", None, "", 0.15, 0.1))
+    report.add(Figure("up idle, memory", megabytes, "MB", None, "", 1200))
+
+
+@contextmanager
+def _running(data: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+    command = [sys.executable, "-m", "penstock", "up", "--data", str(data), "--listen", "127.0.0.1:0"]
+    output = data.with_suffix(".out")
+    with output.open("wb") as out, data.with_suffix(".log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=out, stderr=log)
+    try:
+        url = wait_until(lambda: output.read_text().partition("ready on ")[2].partition(" ")[0], within=30)
+        yield process, Client(url, (data / "admin.token").read_text().strip())
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _megabytes(pid: int) -> float:
+    with suppress(OSError):  # one of Spark's workers has ended while we looked
+        return memory_kb(pid) / 1024
+    return 0.0
+
+
+def _caught_up(client: Client) -> bool:
+    tables = client.call("GET", "/v1/pipeline")["tables"]
+    return all(name in tables and not tables[name]["lag"] for name in ("events", "ledger"))
+
+
+def _freshness(client: Client, seconds: int) -> Figure:
+    """From a publish to its row in the lake, one a second."""
+    waiting: dict[int, float] = {}
+    ages: list[float] = []
+    for _ in range(seconds):
+        waiting[client.call("POST", "/v1/publish", {"stream": "/bench"}, b"x")["id"]] = time.monotonic()
+        ages += _arrived(client, waiting)
+        time.sleep(1)
+    while waiting:
+        ages += _arrived(client, waiting)
+        time.sleep(0.1)
+    p95 = sorted(ages)[int(0.95 * (len(ages) - 1))]
+    detail = {"median_s": median(ages), "worst_s": max(ages), "events": len(ages)}
+    return Figure("freshness of the lake, p95", p95, "s", None, "", 15, 8, detail=detail)
+
+
+def _arrived(client: Client, waiting: dict[int, float]) -> list[float]:
+    done, now = watermark(client, "events"), time.monotonic()
+    return [now - waiting.pop(id) for id in [id for id in waiting if id <= done]]

@@ -1,0 +1,46 @@
+"""A Java for Spark: found, or installed from Debian's packages where that is allowed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from penstock.cli import debian
+
+PACKAGE: Final = "openjdk-17-jre-headless"
+LEAST: Final = 17
+REMEDY: Final = f"Run: apt-get install {PACKAGE}"
+_VERSION = re.compile(r'version "(?:1\.)?([0-9]+)')
+
+
+def see_to() -> str:
+    """Make sure of a Java that Spark can use; returns what is wrong, or nothing."""
+    problem = what_is_wrong()
+    if not problem or debian.why_not():
+        return problem
+    debian.install([PACKAGE])
+    return what_is_wrong()
+
+
+def what_is_wrong() -> str:
+    """Why Spark cannot start here; empty if it can."""
+    program = find()
+    if not program:
+        return "there is no Java, which the pipeline on Spark needs"
+    said = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
+    found = _VERSION.search(said)
+    if not found or int(found[1]) < LEAST:
+        return f"{program} is older than Java {LEAST}, which the pipeline on Spark needs"
+    return ""
+
+
+def find() -> str | None:
+    """The Java that Spark would take."""
+    home = os.environ.get("JAVA_HOME")
+    if home and (program := Path(home, "bin", "java")).exists():
+        return str(program)
+    return shutil.which("java")

@@ -1,0 +1,225 @@
+"""`pipeline`: jobs on Spark, by the warm driver of a running `up` when there is one, else in a session of their own."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from penstock.cli.options import Json, Token, Url, server_url, token_of
+from penstock.errors import InputInvalid, OperatorError
+
+if TYPE_CHECKING:
+    from penstock.pipeline.client import Client
+    from penstock.pipeline.jobs import Outcome, Workplace
+
+LOOPING: Final = ("archive", "ledger", "rollup")
+"""Jobs that go on until they are ended, unless --once is given."""
+
+SOURCE: Final = Path(__file__).parents[2]
+PACKAGED: Final = (
+    "pyspark_penstock.py",
+    "penstock/__init__.py",
+    "penstock/errors.py",
+    "penstock/limits.py",
+    "penstock/measures.py",
+    "penstock/core/__init__.py",
+    "penstock/core/names.py",
+    "penstock/wire/__init__.py",
+    "penstock/wire/lake.py",
+    "penstock/wire/ledger.py",
+    "penstock/pipeline/**/*.py",
+)
+"""What Spark's workers need."""
+
+
+class SparkMissing(OperatorError):
+    """pyspark or Java is not there."""
+
+    code = "spark_missing"
+
+
+def pipeline(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="archive, ledger, rollup, compact, audit … or package.")],
+    once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
+    url: Url = "",
+    token: Token = "",
+    lake: Annotated[
+        str, typer.Option(metavar="DIR", help="The lake's folder; else the one that the server knows.")
+    ] = "",
+    master: Annotated[str, typer.Option(metavar="MASTER", help="Spark's master; local[2] by default.")] = "",
+    own: Annotated[bool, typer.Option("--own", help="Never hand the job to a running driver.")] = False,
+    json: Json = False,
+) -> int:
+    """Run a job of the data pipeline on Spark.
+
+    Where './penstock up' runs, its warm driver does the job. Elsewhere, and with --master, a session of its own
+    does. archive, ledger and rollup go on until they are ended, unless --once is given. Further options belong to
+    the job: docs/pipeline.md lists them.
+
+    \b
+    ./penstock pipeline archive --once --lake ./lake
+    ./penstock pipeline compact
+    ./penstock pipeline archive --master spark://127.0.0.1:7077 --lake /shared/lake
+    The code for Spark's workers, as a .zip:
+      ./penstock pipeline package penstock-spark.zip
+    """
+    if job == "package":
+        return _package(Path(context.args[0] if context.args else "penstock-spark.zip"))
+    see_to_spark()
+    from penstock.pipeline.client import Client
+    from penstock.pipeline.jobs import check_options
+
+    options = job_options(context.args)
+    check_options(job, options)
+    client = Client(server_url(url), token_of(token))
+    location = _location(client, lake)
+    while (outcome := _run(client, job, options, location, master, own, once)).data.get("more"):
+        print(outcome.words, file=sys.stderr)  # it has given way to others, and goes on
+    return _print(outcome, json=json)
+
+
+def audit(
+    url: Url = "",
+    token: Token = "",
+    lake: Annotated[
+        str, typer.Option(metavar="DIR", help="The lake's folder; else the one that the server knows.")
+    ] = "",
+    master: Annotated[str, typer.Option(metavar="MASTER", help="Spark's master; local[2] by default.")] = "",
+    full: Annotated[bool, typer.Option("--full", help="Read every file again, not only what is new.")] = False,
+    json: Json = False,
+) -> int:
+    """Prove that nothing is missing and nothing is there twice; ends with 0 if that is so.
+
+    Compares the lake with the heads of all streams, the mailboxes and the ledger's own numbering. docs/pipeline.md
+    says what each verdict means.
+
+    \b
+    ./penstock audit --json
+    """
+    see_to_spark()
+    from penstock.pipeline.client import Client
+
+    client = Client(server_url(url), token_of(token))
+    options = {"full": ""} if full else {}
+    return _print(_run(client, "audit", options, _location(client, lake), master, False, True), json=json)
+
+
+def _run(client: Client, job: str, options: dict[str, str], lake: str, master: str, own: bool, once: bool) -> Outcome:
+    from penstock.pipeline import tasks
+
+    if not own and not master and tasks.warm_driver(client, lake):
+        return tasks.hand_over(client, job, options)
+    from penstock.pipeline.commit import bind
+    from penstock.pipeline.jobs import Outcome, Workplace
+    from penstock.pipeline.loop import PERIOD_SECONDS, Heart, Loop
+    from penstock.pipeline.session import LOCAL, open_session
+    from penstock.pipeline.tables import open_lake
+
+    opened = open_lake(lake)
+    bind(client, opened)
+    with _package_for(master) as files:
+        spark = open_session(master or LOCAL, name=f"penstock-{job}", settings=files)
+        try:
+            place = Workplace(spark, client, opened)
+            if once or job not in LOOPING:
+                return _to_its_end(place, job, options)
+            loop = Loop(place, {job: PERIOD_SECONDS})
+            with Heart(client, loop.state):
+                loop.run(lambda: False)
+            return Outcome("ended")
+        finally:
+            spark.stop()
+
+
+def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> Outcome:
+    """In a session of its own a job goes on at once after each of its turns."""
+    from penstock.pipeline.loop import perform
+
+    while (outcome := perform(place, job, options)).more:
+        print(outcome.words, file=sys.stderr)
+    return outcome
+
+
+@contextmanager
+def _package_for(master: str) -> Iterator[dict[str, str]]:
+    """Settings that give workers in other processes our code, as a .zip."""
+    if not master or master.startswith("local"):
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        file = Path(folder, "penstock-spark.zip")
+        make_package(file)
+        yield {"spark.submit.pyFiles": str(file)}
+
+
+def job_options(arguments: list[str]) -> dict[str, str]:
+    """`--name value`, `--name=value` and `--flag` as a mapping."""
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        name = rest.pop(0)
+        if not name.startswith("--"):
+            raise InputInvalid("argument", f"{name!r} is neither an option nor its value")
+        name, equals, value = name.removeprefix("--").partition("=")
+        if not equals and rest and not rest[0].startswith("--"):
+            value = rest.pop(0)
+        options[name] = value
+    return options
+
+
+def _location(client: Client, given: str) -> str:
+    """The lake's folder as a whole path, so that it can be compared."""
+    known = given or str(client.call("GET", "/v1/pipeline")["lake"])
+    if not known:
+        raise InputInvalid("--lake", "is missing", remedy="Say in which folder the lake is, or is to be.")
+    return known if "://" in known else str(Path(known).absolute())
+
+
+def _print(outcome: Outcome, *, json: bool) -> int:
+    print(json_text.dumps(dict(outcome.data)) if json else outcome.words)
+    return outcome.exit_code
+
+
+def _package(file: Path) -> int:
+    make_package(file)
+    print(f"made {file}: give it to spark-submit as --py-files {file}")
+    return 0
+
+
+def make_package(file: Path) -> None:
+    """Write the .zip for workers that have nothing but Python, pyarrow and pyspark."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as package:
+        for pattern in PACKAGED:
+            for path in sorted(SOURCE.glob(pattern)):
+                package.write(path, path.relative_to(SOURCE))
+
+
+def see_to_spark() -> None:
+    """Make sure of pyspark and of Java, installing the latter where that is allowed; else say what to do."""
+    import importlib.util
+
+    from penstock.cli import java
+
+    if importlib.util.find_spec("pyspark") is None:
+        error = SparkMissing("pyspark is not installed")
+        error.remedy = "Run './penstock install pipeline'."
+        raise error
+    if problem := java.see_to():
+        error = SparkMissing(problem)
+        error.remedy = java.REMEDY
+        raise error
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command()(audit)
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(pipeline)

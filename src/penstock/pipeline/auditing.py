@@ -1,0 +1,212 @@
+"""The checks of an audit, as transforms: frames in, frames of findings out.
+
+What holds over the whole log is checked on one summary row per (file, stream, chunk): that is a small frame however
+many events there are, and a file that does not change is summed up once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.pipeline.jobs.ledger import BATCH
+
+SUMMARY: Final = (
+    "file STRING, stream STRING, chunk BIGINT, rows BIGINT, ids BIGINT, first_id BIGINT, last_id BIGINT, "
+    "first_index BIGINT, last_index BIGINT, indexes BIGINT, begin BIGINT, end BIGINT, bytes BIGINT"
+)
+HEADS: Final = "stream STRING, next_index BIGINT, chunk BIGINT, offset BIGINT, last_id BIGINT"
+MAILBOXES: Final = "recipient STRING, month STRING, next BIGINT, pending ARRAY<BIGINT>, expired BIGINT"
+
+CLOSED: Final = ("acked", "dead", "dropped", "expired", "lost")
+"""States after which nothing more happens to an item."""
+
+
+FOLLOWING: Final = "msgstream"
+"""The door whose sessions follow streams. Its mailboxes are named with it (`msgstream/alice`), its recipients not."""
+
+
+# ── events ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def summarize(events: DataFrame) -> DataFrame:
+    """One row for each file, stream and chunk. *events* has a column `file`."""
+    line = F.when(F.col("size") > 0, F.col("offset"))
+    return events.groupBy("file", "stream", "chunk").agg(
+        F.count("id").alias("rows"),
+        F.countDistinct("id").alias("ids"),
+        F.min("id").alias("first_id"),
+        F.max("id").alias("last_id"),
+        F.min("index").alias("first_index"),
+        F.max("index").alias("last_index"),
+        F.countDistinct("index").alias("indexes"),
+        F.min(line).alias("begin"),
+        F.max(line + F.col("size")).alias("end"),
+        F.sum("size").alias("bytes"),
+    )
+
+
+def holes(summary: DataFrame, begin: int = 0) -> DataFrame:
+    """Where a stream goes on later than it should: (stream, after, before, from_index, to_index, chunk, begin, end).
+
+    Either indexes are missing (`from_index` to `to_index`), or lines are (bytes `begin` to `end` of the chunk). In a
+    lake that begins after some id, nobody knows where the streams were then: each may begin anywhere.
+    """
+    order = Window.partitionBy("stream").orderBy("first_id")
+    before = order.rowsBetween(Window.unboundedPreceding, -1)
+    told = summary.withColumns(
+        {
+            "expected": F.coalesce(F.max("last_index").over(before) + 1, F.col("first_index") if begin else F.lit(0)),
+            "after": F.coalesce(F.max("last_id").over(before), F.lit(0)),
+            "due": F.when(F.lag("chunk").over(order) == F.col("chunk"), F.lag("end").over(order))
+            .when(F.lag("chunk").over(order).isNull() & F.lit(begin > 0), F.col("begin"))
+            .otherwise(F.lit(0)),
+        }
+    )
+    late = F.col("first_index") > F.col("expected")
+    inside = F.col("last_index") - F.col("first_index") + 1 > F.col("indexes")
+    lines = F.col("begin").isNotNull() & (
+        (F.col("begin") != F.col("due")) | (F.col("end") - F.col("begin") != F.col("bytes"))
+    )
+    return told.where(late | inside | lines).select(
+        "stream", "file", "after", F.col("last_id").alias("before"),
+        F.when(late, F.col("expected")).when(inside, F.col("first_index")).alias("from_index"),
+        F.when(late, F.col("first_index") - 1).when(inside, F.col("last_index")).alias("to_index"),
+        "chunk", F.col("due").alias("begin"), "end",
+    )  # fmt: skip
+
+
+def doubles(summary: DataFrame) -> DataFrame:
+    """Files that hold an id twice."""
+    twice = summary.groupBy("file").agg(F.sum(F.col("rows") - F.col("ids")).alias("repeats"))
+    return twice.where(F.col("repeats") > 0)
+
+
+def cut_ends(summary: DataFrame, heads: DataFrame, begin: int = 0) -> DataFrame:
+    """Streams that end in the lake before their heads say so, or are not there at all: `reached_id` is null then.
+
+    Those that had ended when the lake began are not expected in it.
+    """
+    ends = summary.groupBy("stream").agg(
+        (F.max("last_index") + 1).alias("reached"),
+        F.max(F.struct("chunk", "end")).alias("place"),
+        F.max("last_id").alias("reached_id"),
+    )
+    joined = heads.join(ends, "stream", "left").where(F.col("last_id") > begin)
+    short = F.coalesce(F.col("reached"), F.lit(0)) < F.col("next_index")
+    place = F.struct(F.col("chunk").alias("chunk"), F.col("offset").alias("end"))
+    behind = F.coalesce(F.col("reached_id"), F.lit(0)) < F.col("last_id")
+    return joined.where(short | behind | (F.col("place") < place)).select(
+        "stream", "next_index", "last_id", "reached", "reached_id"
+    )
+
+
+# ── the ledger ─────────────────────────────────────────────────────────────────────────────────
+
+
+def batches_in_events(events: DataFrame) -> DataFrame:
+    """The batches of the ledger as the log has them: (node, epoch, sequence, entry, time)."""
+    said = events.where(F.col("stream") == "/_ledger").where(F.col("index").isNotNull())
+
+    def attribute(name: str) -> Column:
+        return F.get_json_object("attributes", f"$.{name}")
+
+    return said.select(
+        attribute("node").alias("node"),
+        attribute("epoch").cast("bigint").alias("epoch"),
+        attribute("sequence").cast("bigint").alias("sequence"),
+        F.col("id").alias("entry"),
+        "time",
+    )
+
+
+def lost_batches(told: DataFrame, ledger: DataFrame) -> DataFrame:
+    """Batches that must be there and are not: (node, epoch, first, last, table).
+
+    The numbers of an epoch begin at 0 and have no gap; and what the log has, the table `ledger` has.
+    """
+    kept = ledger.where(F.col("state") == BATCH).select("node", "epoch", "sequence").distinct()
+    order = Window.partitionBy("node", "epoch").orderBy("sequence")
+    every = told.select("node", "epoch", "sequence").union(kept).distinct()
+    before = F.coalesce(F.lag("sequence").over(order), F.lit(-1))
+    gaps = every.withColumn("first", before + 1).where(F.col("sequence") > F.col("first"))
+    unsaid = told.join(kept, ["node", "epoch", "sequence"], "left_anti")
+    in_log = gaps.select(
+        "node", "epoch", "first", (F.col("sequence") - 1).alias("last"), F.lit("events").alias("table")
+    )
+    in_lake = unsaid.select(
+        "node",
+        "epoch",
+        F.col("sequence").alias("first"),
+        F.col("sequence").alias("last"),
+        F.lit("ledger").alias("table"),
+    )
+    return in_log.union(in_lake)
+
+
+def epochs(told: DataFrame, ledger: DataFrame) -> DataFrame:
+    """Each epoch of a node: (node, epoch, began, ended, closed, newest, lost, next_began)."""
+    batches = ledger.where(F.col("state") == BATCH).join(
+        told.select("entry", "time").withColumnRenamed("time", "at"), "entry"
+    )
+    found = batches.groupBy("node", "epoch").agg(
+        F.min("at").alias("began"),
+        F.max("at").alias("ended"),
+        F.max(F.col("mark") == "close").alias("closed"),
+        F.sum("lost").alias("lost"),
+        F.count(F.lit(1)).alias("batches"),
+    )
+    of_node = Window.partitionBy("node").orderBy("epoch")
+    return found.withColumn("next_began", F.lead("began").over(of_node))
+
+
+# ── conservation ───────────────────────────────────────────────────────────────────────────────
+
+
+def unclosed(mailboxes: DataFrame, ledger: DataFrame, entries: DataFrame) -> DataFrame:
+    """Items that are neither pending nor closed: (recipient, month, number, accepted).
+
+    `expired` of each recipient wait for the sweep that closes them: so many are left out. The message stream makes
+    items of entries that a session follows, and records their ends as those of entries (*entries* has id and index):
+    of its recipients as many items may be open as such entries are closed.
+    """
+    filled = mailboxes.where(F.col("next") > 1)
+    numbers = filled.select(
+        "recipient", "month", "pending", "expired", F.explode(F.sequence(F.lit(1), F.col("next") - 1)).alias("number")
+    )
+    due = numbers.where(~F.array_contains("pending", F.col("number")))
+    named = ledger.withColumn("recipient", F.regexp_replace("recipient", f"^{FOLLOWING}/", ""))
+    items = named.where(F.col("month") != "").select("recipient", "month", "number", "state", "time")
+    closed = items.where(F.col("state").isin(*CLOSED)).select("recipient", "month", "number").distinct()
+    seen = items.groupBy("recipient", "month", "number").agg(F.min("time").alias("accepted"))
+    open_items = due.join(closed, ["recipient", "month", "number"], "left_anti")
+    newest = Window.partitionBy("recipient", "month").orderBy(F.col("number").desc())
+    counted = open_items.withColumn("rank", F.row_number().over(newest)).where(F.col("rank") > F.col("expired"))
+    in_all = counted.withColumn("open", F.count(F.lit(1)).over(Window.partitionBy("recipient")))
+    excused = in_all.join(_closed_entries(named, entries), "recipient", "left")
+    left = excused.where(F.col("open") > F.coalesce("entries", F.lit(0)))
+    return left.join(seen, ["recipient", "month", "number"], "left").select("recipient", "month", "number", "accepted")
+
+
+def _closed_entries(ledger: DataFrame, entries: DataFrame) -> DataFrame:
+    """How many followed entries of each recipient are closed: (recipient, entries)."""
+    ends = (F.col("door") == FOLLOWING) & (F.col("first") > 0) & F.col("state").isin(*CLOSED)
+    spans = ledger.where(ends).select("recipient", "stream", "first", "last").distinct()
+    begins = entries.select(F.col("id").alias("first"), F.col("index").alias("begin"))
+    stops = entries.select(F.col("id").alias("last"), F.col("index").alias("stop"))
+    counted = spans.join(begins, "first").join(stops, "last")
+    return counted.groupBy("recipient").agg(F.sum(F.col("stop") - F.col("begin") + 1).alias("entries"))
+
+
+def positions(ledger: DataFrame, events: DataFrame) -> DataFrame:
+    """How far each app of a pusher has acknowledged each stream, and the entries that wait: one row for each."""
+    acked = ledger.where((F.col("door") == "eventhorizon") & (F.col("state") == "acked") & (F.col("first") > 0))
+    reached = acked.groupBy("recipient", "stream").agg(F.min("first").alias("first"), F.max("last").alias("position"))
+    entries = events.where(F.col("index").isNotNull()).select("stream", "id")
+    waiting = (
+        entries.join(reached, "stream").where(F.col("id") > F.col("position")).groupBy("recipient", "stream").count()
+    )
+    counted = reached.join(waiting, ["recipient", "stream"], "left")
+    return counted.select("recipient", "stream", "position", F.coalesce("count", F.lit(0)).alias("pending"))

@@ -1,0 +1,86 @@
+"""The driver's process: `python -m penstock.pipeline.driver --url URL --lake DIR`; the token is in PENSTOCK_TOKEN.
+
+`spark-submit --py-files penstock-spark.zip …/driver.py --url URL --lake DIR --jobs archive --once` runs on a cluster.
+
+Ends on SIGTERM at once, wherever it is: every step of the commit protocol may be cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from penstock.errors import PenstockError
+from penstock.pipeline.client import Client
+from penstock.pipeline.commit import bind
+from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.loop import PERIOD_SECONDS, Heart, Loop, perform
+from penstock.pipeline.session import LOCAL, open_session
+from penstock.pipeline.tables import open_lake
+
+log = logging.getLogger("penstock.pipeline")
+
+EVERYTHING: Final = {"archive": PERIOD_SECONDS, "ledger": PERIOD_SECONDS, "rollup": 60.0}
+
+
+class Stopped(BaseException):
+    """SIGTERM came."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the loop until SIGTERM. Exit code 1 when it must be started again."""
+    parser = argparse.ArgumentParser(prog="penstock.pipeline.driver")
+    for name, default in (("--url", None), ("--lake", None), ("--master", LOCAL), ("--jobs", ",".join(EVERYTHING))):
+        parser.add_argument(name, default=default, required=default is None)
+    parser.add_argument("--once", action="store_true")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    client = Client(given.url, os.environ["PENSTOCK_TOKEN"])
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us as well; whoever started us decides
+    try:
+        jobs = {name: EVERYTHING.get(name, PERIOD_SECONDS) for name in given.jobs.split(",")}
+        return drive(client, given.lake, given.master, jobs, once=given.once)
+    except Stopped:
+        return 0
+    except PenstockError as error:
+        log.error("driver.ended: %s — %s", error, error.remedy)
+        return 1
+
+
+def drive(client: Client, location: str, master: str, jobs: dict[str, float], *, once: bool = False) -> int:
+    """Make the session, and run *jobs* in the loop, or once each."""
+    lake = open_lake(location)
+    bind(client, lake)
+    spark = open_session(master)
+    place = Workplace(spark, client, lake)
+    loop = Loop(place, jobs)
+    try:
+        if once:
+            return max(_report(perform(place, name, {})) for name in jobs)
+        with Heart(client, loop.state):
+            loop.run(lambda: False)
+    finally:
+        with suppress(Exception):  # it may be gone already: that is why we end
+            spark.stop()
+    return 0
+
+
+def _report(outcome: Outcome) -> int:
+    print(outcome.words, flush=True)  # noqa: T201 - the command's output
+    return outcome.exit_code
+
+
+def _stop(number: int, frame: object) -> None:
+    raise Stopped
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

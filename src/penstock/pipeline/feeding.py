@@ -1,0 +1,162 @@
+"""Feeds events back into the log: numbered, at a pace, and resumable at any point without adding anything twice.
+
+Every event has a number, and the numbers rise. A request carries the number of its last event as the sequence of its
+producer, which the server stores together with the events: a request that comes again adds nothing, for ever. The
+record of the job keeps how far it is, at the end of some request; from there the same events are cut into the same
+requests, so those that were sent already are repeats.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.errors import Conflict, InputInvalid
+from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.commit import Faults
+from penstock.pipeline.publishing import Event, Request, publish, requests
+
+AFTER_REQUEST: Final = "after a request"
+TURN_SECONDS: Final = 10.0
+"""How long a job works before others get a turn: the driver archives in between, and the lake stays fresh."""
+
+NOTE_SECONDS: Final = 1.0
+"""How often a job's record is brought up to date: what lies between is repeated after a crash, and adds nothing."""
+
+
+class OtherOptions(Conflict):
+    """A job of this name was begun with other options, and those are what it does."""
+
+    code = "job_begun"
+
+
+class Pace:
+    """So many events a second, evenly."""
+
+    def __init__(
+        self, rate: float, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._rate, self._now, self._sleep = rate, now, sleep
+        self._free_at = now()
+
+    def take(self, events: int) -> None:
+        """Wait until *events* may go."""
+        now = self._now()
+        if self._free_at > now:
+            self._sleep(self._free_at - now)
+        self._free_at = max(self._free_at, now) + events / self._rate
+
+
+@dataclass(slots=True)
+class Frozen:
+    """What a job does, as it was settled when it was begun, and how far it is."""
+
+    client: Client
+    key: str
+    version: int
+    value: dict[str, Any]
+
+    @property
+    def done(self) -> int:
+        """The number of the last event that is in the log for certain."""
+        return int(self.value.get("done", 0))
+
+    @property
+    def sent(self) -> int:
+        """How many events it has sent; after a crash it may say a few too many."""
+        return int(self.value.get("sent", 0))
+
+    def note(self, done: int, **more: object) -> None:
+        """Write down how far it is. Who is overtaken by another run of the same job goes on: both send the same."""
+        self.value |= {"done": max(done, self.done), **more}
+        try:
+            self.version = self.client.put(self.key, self.value, expect=self.version).version
+        except RecordChanged:
+            kept = self.client.get(self.key)
+            self.version, self.value = kept.version, {**kept.value, "done": max(self.done, int(kept.value["done"]))}
+
+
+def frozen(
+    client: Client, kind: str, name: str, settle: Callable[[], Mapping[str, Any]], asked: Mapping[str, str]
+) -> Frozen:
+    """The job *name*, begun now if it was not before; *settle* decides then what it does, once.
+
+    *asked* are the options that decide it: the same name with others is refused.
+    """
+    check_job_name(name)
+    key = f"pipeline/{kind}/{name}"
+    kept = client.get(key)
+    if not kept.version:
+        value = {**settle(), "asked": dict(asked), "done": 0}
+        try:
+            kept = client.put(key, value, expect=0)
+        except RecordChanged:  # another run of it was first
+            kept = client.get(key)
+    if kept.value["asked"] != dict(asked):
+        error = OtherOptions(f"{kind} {name!r} was begun with {kept.value['asked']}")
+        error.remedy = "Give those options to go on with it, or another --name to begin anew."
+        raise error
+    return Frozen(client, key, kept.version, dict(kept.value))
+
+
+def check_job_name(name: str) -> None:
+    """A name that can be part of a record's key and of a producer's name."""
+    if not name or len(name) > 64 or not all(letter.isalnum() or letter in "-._" for letter in name):
+        raise InputInvalid("--name", f"{name[:40]!r} is not 1 to 64 letters, digits, '-', '.' and '_'")
+
+
+def positive(options: Mapping[str, str], name: str, default: float) -> float:
+    """A number above 0 from the options of a job."""
+    text = options.get(name, str(default))
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not number > 0:
+        raise InputInvalid(f"--{name}", f"{text[:40]!r} is not a number above 0")
+    return number
+
+
+def feed(
+    job: Frozen,
+    producer: str,
+    numbered: Iterable[tuple[int, Event]],
+    pace: Pace,
+    faults: Faults,
+    seconds: float = float("inf"),
+) -> bool:
+    """Publish what comes after the job's `done`, in order; False if *seconds* were over before the end.
+
+    The job's record then says how far it is, and how many events it has sent in all.
+    """
+    began = noted_at = time.monotonic()
+    for request, last in _requests(numbered):
+        pace.take(len(request.events))
+        publish(job.client, request, producer, last)
+        faults.at(AFTER_REQUEST)
+        job.value |= {"done": last, "sent": job.sent + len(request.events)}
+        now = time.monotonic()
+        if now - began >= seconds:
+            job.note(last)
+            return False
+        if now - noted_at >= NOTE_SECONDS:
+            job.note(last)
+            noted_at = now
+    return True
+
+
+def _requests(numbered: Iterable[tuple[int, Event]]) -> Iterator[tuple[Request, int]]:
+    """Requests, each with the number of its last event."""
+    numbers: list[int] = []
+
+    def events() -> Iterator[Event]:
+        for number, event in numbered:
+            numbers.append(number)
+            yield event
+
+    for request in requests(events()):
+        count = len(request.events)
+        yield request, numbers[count - 1]
+        del numbers[:count]

@@ -1,0 +1,92 @@
+"""`archive`: the log → `events`. Every stream, in order of id, a file for each slice of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from penstock.pipeline.client import RecordChanged
+from penstock.pipeline.commit import Intent, Slice, Staged, Turn
+from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.offsets import COLUMNS
+from penstock.pipeline.staging import stage_slices
+
+OPTIONS: Mapping[str, str] = {}
+
+BEGIN: Final = "pipeline/begin"
+"""The record of where the lake begins, if that is not the log's first entry."""
+
+TURN_ROWS: Final = 2_000_000
+"""Rows of one turn: some ten seconds of work, which a crash repeats at most."""
+
+TURN_BYTES: Final = 2 * 1024**3
+TURN_SLICES: Final = 1_000
+"""Slices of one turn: a record holds them. A clock that jumps over midnight and back makes that many."""
+
+FEW_ROWS: Final = 50_000
+"""Up to so many rows one task is quicker than two."""
+
+Transform = Callable[[DataFrame], DataFrame]
+
+
+def transform(frame: DataFrame) -> DataFrame:
+    """Rows of the log as rows of `events`: the same, in the table's order of columns."""
+    return frame.select(*COLUMNS)
+
+
+def run(place: Workplace, options: Mapping[str, str], *, transform: Transform = transform) -> Outcome:
+    """Archive everything that was in the log when it began."""
+    begin(place)
+    newest, began, rows = place.client.newest(), -1, 0
+    while _is_behind(place, newest):
+        turn = Turn(place.client, place.lake, "events", place.faults)
+        began = turn.done if began < 0 else began
+        if turn.intent is None:
+            turn.intend(_plan(place, turn.done, newest))
+        rows += _perform(place, turn, transform)
+    if began < 0:
+        return Outcome("archive: nothing new", {"rows": 0})
+    return Outcome(f"archive: {rows:,} rows after id {began:,}", {"rows": rows, "after": began, "upto": newest})
+
+
+def begin(place: Workplace) -> None:
+    """Let the first archive of a log that was trimmed before begin at the trim point, and keep where that was."""
+    client = place.client
+    if client.get("lake/events").version or not (trimmed := client.call("GET", "/v1/pipeline")["trimmed"]):
+        return
+    with suppress(RecordChanged):  # another driver was first
+        client.put(BEGIN, {"after": trimmed}, expect=0)
+    with suppress(RecordChanged):
+        done = client.get(BEGIN).value["after"]
+        client.put("lake/events", {"fence": 0, "done": done, "done_ms": 0, "intent": None}, expect=0)
+
+
+def _is_behind(place: Workplace, newest: int) -> bool:
+    """Whether there is anything to do; asked without taking a turn, as it mostly says no."""
+    record = place.client.get("lake/events").value
+    return record.get("intent") is not None or record.get("done", 0) < newest
+
+
+def _plan(place: Workplace, after: int, upto: int) -> Intent:
+    parts = place.spark.sparkContext.defaultParallelism if upto - after > FEW_ROWS else 1
+    plan = place.client.plan(after, upto, parts=parts, max_rows=TURN_ROWS, max_bytes=TURN_BYTES)
+    slices = tuple(Slice(one["lo"], one["hi"], one["day"], one["rows"]) for one in plan["slices"][:TURN_SLICES])
+    return Intent(after, slices[-1].hi if len(plan["slices"]) > TURN_SLICES else plan["upto"], slices)
+
+
+def _perform(place: Workplace, turn: Turn, transform: Transform) -> int:
+    intent = turn.intent
+    if intent is None:
+        raise ValueError("a turn without an intent")
+    turn.publish(_stage(place, turn, intent, transform) if intent.slices else [])
+    return sum(one.rows for one in intent.slices)
+
+
+def _stage(place: Workplace, turn: Turn, intent: Intent, transform: Transform) -> list[Staged]:
+    cuts = ",".join(str(number) for number in (intent.after, *(one.hi for one in intent.slices)))
+    reader = place.spark.read.format("penstock").option("url", place.client.url).option("token", place.client.token)
+    frame = transform(reader.option("cuts", cuts).load())
+    return stage_slices(frame, turn.staging, "events", intent.slices)

@@ -1,0 +1,316 @@
+"""`audit`: proves from the lake that nothing is missing or there twice, and what became of all that was addressed.
+
+    the cut      mailboxes, then the ledger is flushed, then heads: all they speak of lies up to some id L
+    the lake     archive and ledger, up to L at least
+    compare      1 events: files without a hole, streams without a hole, up to their heads
+                 2 no id twice
+                 3 items of mailboxes: pending, or closed
+                 4 the ledger's own batches without a gap
+
+Verdicts: pass, pending, unknown(crash), missing. Only what is missing or there twice makes an audit fail: a crash
+may lose the record of a sending, and the audit then says how much it cannot know.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.pipeline import auditing
+from penstock.pipeline.client import Client
+from penstock.pipeline.commit import watermark
+from penstock.pipeline.jobs import Outcome, Workplace, archive, ledger
+from penstock.pipeline.tables import EVENTS, LEDGER
+from penstock.wire.lake import LakeFile
+
+OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
+
+SUMMARIES: Final = "_audit"
+"""The folder of the lake in which sums over files are kept, so that an audit reads each file once."""
+
+NAMED: Final = 100
+"""Findings of one kind that are named one by one; of more, the report says how many there are."""
+
+FAILING: Final = ("missing", "double")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that an audit has to say."""
+
+    verdict: str  # missing, double, unknown(crash), pending
+    check: str  # files, events, heads, ledger, mailboxes, pushers
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the server held at one moment, and the id below which all of it lies."""
+
+    upto: int
+    heads: list[list[Any]]
+    mailboxes: list[tuple[str, str, int, list[int], int]]
+    pushers: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Report:
+    """What came out."""
+
+    upto: int
+    counts: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing is missing and nothing is there twice."""
+        return not any(finding.verdict in FAILING for finding in self.findings)
+
+    def words(self) -> str:
+        """The report for people."""
+        verdict = "passes" if self.passes else "FAILS"
+        sums = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
+        lines = [f"audit up to id {self.upto:,}: {verdict}", f"  {sums}"]
+        return "\n".join(lines + [f"  {one.verdict:14} {one.check}: {one.words}" for one in self.findings])
+
+    def data(self) -> dict[str, Any]:
+        """The report for programs."""
+        verdict = "pass" if self.passes else "fail"
+        found = [asdict(finding) for finding in self.findings]
+        return {"upto": self.upto, "verdict": verdict, "counts": self.counts, "findings": found}
+
+
+def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+    """Take a cut, bring the lake up to it, and compare."""
+    cut = take_cut(place.client)
+    archive.run(place, {})
+    ledger.run(place, {})
+    report = examine(place, cut, full="full" in options)
+    return Outcome(report.words(), report.data(), exit_code=0 if report.passes else 1)
+
+
+def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
+    """Compare the lake as it is with a cut."""
+    report = Report(cut.upto)
+    files = place.lake.files("events")
+    begin = int(place.client.get(archive.BEGIN).value.get("after", 0))
+    if begin:
+        words = f"what was trimmed up to id {begin} before the first archive is not part of this audit"
+        report.findings.append(Finding("unknown(trimmed)", "files", words))
+    report.findings += check_files(files, max(cut.upto, watermark(place.client, "events")), begin)
+    if not files:
+        report.findings += [] if not cut.upto else [Finding("missing", "files", "there are no files at all")]
+        return report
+    summary = _summaries(place, files, full=full).cache()
+    events = _read(place, files, EVENTS)
+    records = _read(place, place.lake.files("ledger"), LEDGER)
+    report.counts = _counts(summary, files)
+    told = auditing.batches_in_events(events).cache()
+    epochs = auditing.epochs(told, records).orderBy("node", "epoch").collect()
+    report.findings += _check_events(place, summary, cut, begin)
+    report.findings += _check_batches(told, records)
+    report.findings += (finding for row in epochs for finding in _check_epoch(row, events))
+    report.findings += _check_mailboxes(place, cut, records, events, _last_crash(epochs))
+    report.findings += _check_pushers(cut, events, records)
+    told.unpersist()
+    summary.unpersist()
+    return report
+
+
+# ── the cut ────────────────────────────────────────────────────────────────────────────────────
+
+
+def take_cut(client: Client) -> Cut:
+    """Mailboxes first, then the ledger's flush: whatever was closed before the one is recorded before the other.
+
+    Heads come last, and those of the flushed batches are among them. What moves on after that is of no matter: the
+    lake then holds more than is demanded of it.
+    """
+    mailboxes = [box for month in _months(client) for box in _mailboxes(client, month)]
+    pushers = client.call("GET", "/v1/audit/pushers")["pushers"]
+    flushed = client.call("POST", "/v1/audit/cut")["upto"]
+    heads = list(_pages(client, "/v1/audit/heads", "heads"))
+    return Cut(max([flushed, *(head[4] for head in heads)]), heads, mailboxes, pushers)
+
+
+def _months(client: Client) -> list[str]:
+    return [one["month"] for one in client.call("GET", "/v1/retention/months", timeout=600)["months"]]
+
+
+def _mailboxes(client: Client, month: str) -> Iterator[tuple[str, str, int, list[int], int]]:
+    for box in _pages(client, "/v1/audit/mailboxes", "mailboxes", month=month):
+        name = box["recipient"].removeprefix(f"{auditing.FOLLOWING}/")  # as the ledger has it
+        yield name, month, box["next"], box["pending"], box["expired"]
+
+
+def _pages(client: Client, path: str, name: str, **parameters: str) -> Iterator[Any]:
+    after: str | None = ""
+    while after is not None:
+        page = client.call("GET", path, {**parameters, "after": after})
+        yield from page[name]
+        after = page["after"]
+
+
+# ── the lake ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _read(place: Workplace, files: list[LakeFile], schema: str) -> DataFrame:
+    paths = [str(place.lake.path(file)) for file in files]
+    return place.spark.read.schema(schema).parquet(*paths) if paths else place.spark.createDataFrame([], schema)
+
+
+def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFrame:
+    """Sums over every file; those that were made before are read, unless all are to be made anew."""
+    folder = place.lake.root / SUMMARIES
+    folder.mkdir(exist_ok=True)
+    kept = {file: folder / _stamped(place, file) for file in files}
+    fresh = [file for file, path in kept.items() if full or not path.exists()]
+    if fresh:
+        frame = _read(place, fresh, EVENTS).withColumn("file", F.col("_metadata.file_name"))
+        table = auditing.summarize(frame).toArrow()
+        names = table.column("file").to_pylist()
+        for file in fresh:
+            rows = [number for number, name in enumerate(names) if name == file.name]
+            staged = kept[file].with_suffix(".new")
+            parquet.write_table(table.take(rows), staged)
+            staged.rename(kept[file])
+    return place.spark.read.schema(auditing.SUMMARY).parquet(*map(str, kept.values()))
+
+
+def _stamped(place: Workplace, file: LakeFile) -> str:
+    """A file that was replaced under its name is another file."""
+    status = place.lake.path(file).stat()
+    return f"{file.name}-{status.st_mtime_ns:x}-{status.st_size:x}.parquet"
+
+
+def _counts(summary: DataFrame, files: list[LakeFile]) -> dict[str, int]:
+    sums = summary.agg(F.sum("rows"), F.sum("indexes"), F.countDistinct("stream")).first()
+    rows, data, streams = sums if sums else (0, 0, 0)
+    return {"files": len(files), "rows": rows, "events": data, "streams": streams}
+
+
+# ── the checks ─────────────────────────────────────────────────────────────────────────────────
+
+
+def check_files(files: list[LakeFile], upto: int, begin: int = 0) -> Iterator[Finding]:
+    """Whether the names cover every id from *begin* to *upto* once."""
+    position = begin
+    for file in files:
+        if file.lo > position:
+            yield Finding("missing", "files", f"no file has the ids {position + 1} to {file.lo}")
+        elif file.lo < position:
+            yield Finding("double", "files", f"{file.path} claims the ids {file.lo + 1} to {position} of another file")
+        position = max(position, file.hi)
+    if files and position < upto:
+        yield Finding("missing", "files", f"no file has the ids {position + 1} to {upto}")
+
+
+def _check_events(place: Workplace, summary: DataFrame, cut: Cut, begin: int) -> Iterator[Finding]:
+    for row, more in _named(auditing.holes(summary, begin)):
+        yield Finding("missing", "events", _hole(row) + more)
+    for row, more in _named(auditing.doubles(summary)):
+        yield Finding("double", "events", f"{row.file} has {row.repeats} rows whose ids are there already{more}")
+    known = {head[0] for head in cut.heads}
+    unlisted = [row.stream for row in summary.select("stream").distinct().collect() if row.stream not in known]
+    archived = watermark(place.client, "events")
+    heads = place.spark.createDataFrame(cut.heads + _heads_of(place.client, unlisted, archived), auditing.HEADS)
+    for row, more in _named(auditing.cut_ends(summary, heads, begin)):
+        yield Finding("missing", "heads", _cut_end(row) + more)
+
+
+def _heads_of(client: Client, streams: list[str], upto: int) -> list[list[Any]]:
+    """Heads of streams that no pattern covers. Those that moved on since the archive are left out."""
+    found: list[list[Any]] = []
+    for begin in range(0, len(streams), 500):
+        body = json.dumps({"streams": streams[begin : begin + 500]}).encode()
+        found += client.call("POST", "/v1/audit/heads", body=body)["heads"]
+    return [head for head in found if head[4] <= upto]
+
+
+def _check_batches(told: DataFrame, records: DataFrame) -> Iterator[Finding]:
+    for row, more in _named(auditing.lost_batches(told, records)):
+        numbers = str(row.first) if row.first == row.last else f"{row.first} to {row.last}"
+        words = f"batch {numbers} of node {row.node}, epoch {row.epoch}, in {row.table}{more}"
+        yield Finding("missing", "ledger", words)
+
+
+def _last_crash(epochs: list[Row]) -> datetime | None:
+    """When a node last came back after it had ended without closing its epoch."""
+    return max((row.next_began for row in epochs if not row.closed and row.next_began is not None), default=None)
+
+
+def _check_epoch(row: Row, events: DataFrame) -> Iterator[Finding]:
+    if row.lost:
+        words = f"node {row.node}, epoch {row.epoch}: {row.lost} records were dropped while the log took nothing"
+        yield Finding("unknown(crash)", "ledger", words)
+    if row.closed or row.next_began is None:
+        return
+    during = events.where((F.col("time") >= F.lit(row.ended)) & (F.col("time") <= F.lit(row.next_began)))
+    entries = during.where(F.col("index").isNotNull() & ~F.col("stream").startswith("/_")).count()
+    words = (
+        f"node {row.node} did not close epoch {row.epoch}: what it sent between {row.ended:%Y-%m-%dT%H:%M:%S} and "
+        f"{row.next_began:%Y-%m-%dT%H:%M:%S} may be unrecorded: for each reader at most the {entries:,} entries of then"
+    )
+    yield Finding("unknown(crash)", "ledger", words)
+
+
+def _check_mailboxes(
+    place: Workplace, cut: Cut, records: DataFrame, events: DataFrame, crash: datetime | None
+) -> Iterator[Finding]:
+    if not cut.mailboxes:
+        return
+    pending = sum(len(box[3]) + box[4] for box in cut.mailboxes)
+    if pending:
+        yield Finding("pending", "mailboxes", f"{pending:,} items of {len(cut.mailboxes):,} recipients wait")
+    mailboxes = place.spark.createDataFrame(cut.mailboxes, auditing.MAILBOXES)
+    for row, more in _named(auditing.unclosed(mailboxes, records, events.select("id", "index"))):
+        # The record of an end other than an acknowledgement may be lost in a crash that came after the item.
+        excused = crash is not None and (row.accepted is None or row.accepted <= crash)
+        words = f"item {row.number} of {row.recipient}, {row.month}, is neither pending nor closed{more}"
+        yield Finding("unknown(crash)" if excused else "missing", "mailboxes", words)
+
+
+def _check_pushers(cut: Cut, events: DataFrame, records: DataFrame) -> Iterator[Finding]:
+    for row in auditing.positions(records, events).where("pending > 0").orderBy("recipient", "stream").take(NAMED):
+        words = f"{row.recipient} has {row.stream} up to id {row.position}; {row.pending:,} entries wait"
+        yield Finding("pending", "pushers", words)
+    for pusher in cut.pushers:
+        if pusher["state"] != "running":
+            yield Finding("pending", "pushers", f"pusher {pusher['id']} is {pusher['state']}")
+
+
+# ── words ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _named(found: DataFrame) -> Iterator[tuple[Row, str]]:
+    """The first findings; the last of them says how many more there are."""
+    rows = found.take(NAMED + 1)
+    shown = rows[:NAMED]
+    for row in shown:
+        rest = len(rows) > NAMED and row is shown[-1]
+        yield row, f"; and {found.count() - NAMED:,} more" if rest else ""
+
+
+def _hole(row: Row) -> str:
+    if row.from_index is not None:
+        indexes = f"{row.from_index} to {row.to_index}" if row.from_index != row.to_index else f"{row.from_index}"
+        return f"{row.stream}: index {indexes} is not all there, between the ids {row.after} and {row.before}"
+    return f"{row.stream}: lines are missing in chunk {row.chunk} between byte {row.begin} and {row.end}, in {row.file}"
+
+
+def _cut_end(row: Row) -> str:
+    if row.reached_id is None:
+        return (
+            f"{row.stream} is not there at all; its head says {row.next_index} events, the last entry id {row.last_id}"
+        )
+    reached = row.reached or 0
+    return (
+        f"{row.stream} ends at index {reached}, id {row.reached_id}; its head says {row.next_index} and {row.last_id}"
+    )

@@ -1,0 +1,149 @@
+"""`compact`: the many small files of an hour → one, day by day.
+
+A new folder of the day is built beside the old one: hard links of what stays, new files for what was put
+together. Then the two folders are exchanged in one step and the old one goes. A reader that has listed the old
+folder may find a file gone; it never gets a wrong row or one twice.
+
+Only what lies below the watermark is touched. An intent that is redone after a crash would otherwise bring back
+files that are part of larger ones now.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from penstock.pipeline.commit import Slice, StagedWrong, watermark
+from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs.ledger import fold_deliveries
+from penstock.pipeline.jobs.rollup import add_up, merge_activity
+from penstock.pipeline.staging import rows_of, stage_one
+from penstock.pipeline.tables import SCHEMAS, Lake
+from penstock.wire.lake import STAGING, LakeFile, day_folder
+
+OPTIONS: Mapping[str, str] = {"all": "also the hour that is not over yet"}
+
+HOUR_SECONDS: Final = 3600
+
+Merge = Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How the files of a table are put together."""
+
+    record: str  # whose watermark it lies under
+    merge: Merge
+    keeps_rows: bool  # the rows are the same, only in fewer files
+
+
+KINDS: Final = {
+    "events": Kind("events", lambda frame: frame.sortWithinPartitions("id"), True),
+    "ledger": Kind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
+    "deliveries": Kind("ledger", lambda frame: _sorted(fold_deliveries(frame)), False),
+    "rollup_hourly": Kind("rollup", add_up, False),
+    "activity": Kind("rollup", merge_activity, False),
+}
+
+
+def _sorted(deliveries: DataFrame) -> DataFrame:
+    return deliveries.coalesce(1).sortWithinPartitions("first", "key", "recipient")
+
+
+def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+    """Put together what can be, in every table."""
+    open_hour = None if "all" in options else int(time.time()) // HOUR_SECONDS
+    before = after = 0
+    for table, kind in KINDS.items():
+        done = watermark(place.client, kind.record)
+        for day, groups in groups_of(place.lake, table, done, open_hour).items():
+            before += sum(map(len, groups))
+            after += len(groups)
+            _compact_day(place, table, kind, day, groups)
+    return Outcome(f"compact: {before:,} files into {after:,}", {"before": before, "after": after})
+
+
+# ── choosing ───────────────────────────────────────────────────────────────────────────────────
+
+
+def groups_of(lake: Lake, table: str, done: int, open_hour: int | None) -> dict[str, list[list[LakeFile]]]:
+    """Neighbours of one day and one closed hour, at least two of each, by day."""
+    found: dict[str, list[list[LakeFile]]] = {}
+    for group in _neighbours(lake, table, done, open_hour):
+        if len(group) > 1:
+            found.setdefault(group[0].day, []).append(group)
+    return found
+
+
+def _neighbours(lake: Lake, table: str, done: int, open_hour: int | None) -> Iterator[list[LakeFile]]:
+    files = lake.files(table)
+    for (_, hour), same in groupby(files, lambda file: (file.day, _hour(lake, file))):
+        if open_hour is not None and hour >= open_hour:
+            continue
+        run: list[LakeFile] = []
+        for file in same:
+            # Where ids are missing between two files of events there is a hole: it must stay visible.
+            if file.hi > done or (run and table == "events" and run[-1].hi != file.lo):
+                yield run
+                run = []
+            if file.hi <= done:
+                run.append(file)
+        yield run
+
+
+def _hour(lake: Lake, file: LakeFile) -> int:
+    """The hour in which a file was published. One that was put together keeps the hour of its parts."""
+    return int(lake.path(file).stat().st_mtime) // HOUR_SECONDS
+
+
+# ── putting together ───────────────────────────────────────────────────────────────────────────
+
+
+def _compact_day(place: Workplace, table: str, kind: Kind, day: str, groups: Sequence[Sequence[LakeFile]]) -> None:
+    work = place.lake.root / STAGING / f"compact-{uuid.uuid4().hex}"
+    try:
+        merged = [(group, _merge(place, table, kind, group, work / str(group[0].lo))) for group in groups]
+        with place.lake.locked():
+            fresh = _build(place.lake, table, day, merged, work)
+            place.faults.at("before the exchange")
+            place.lake.exchange_day(table, day, fresh)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _merge(place: Workplace, table: str, kind: Kind, group: Sequence[LakeFile], folder: Path) -> Path:
+    """One file of several."""
+    sources = [place.lake.path(file) for file in group]
+    frame = place.spark.read.schema(SCHEMAS[table]).parquet(*map(str, sources)).coalesce(1)
+    whole = Slice(group[0].lo, group[-1].hi, group[0].day)
+    merged = stage_one(kind.merge(frame), folder, table, whole)[0].path
+    rows = sum(map(rows_of, sources))
+    if kind.keeps_rows and rows_of(merged) != rows:
+        raise StagedWrong(f"{rows_of(merged)} rows came out of {rows} of {table}")
+    hour = sources[0].stat().st_mtime
+    os.utime(merged, (hour, hour))
+    return merged
+
+
+def _build(lake: Lake, table: str, day: str, merged: Sequence[tuple[Sequence[LakeFile], Path]], work: Path) -> Path:
+    """The day's new folder: what was put together, and links to all that stays."""
+    fresh = work / day_folder(day)
+    fresh.mkdir(parents=True)
+    gone = {file for group, _ in merged for file in group}
+    present = set(lake.files_of_day(table, day))
+    if not gone <= present:
+        raise StagedWrong(f"{table} of {day} was changed by somebody else meanwhile")
+    for file in present - gone:
+        os.link(lake.path(file), fresh / file.name)
+    for group, path in merged:
+        os.link(path, fresh / LakeFile(group[0].lo, group[-1].hi, day, table).name)
+    return fresh

@@ -1,0 +1,157 @@
+"""`replay`: a range of the lake once more, into a stream or to one user.
+
+The range is settled when a replay of that name is run for the first time, as ids: what is published later is not in
+it, and a later run goes on where the last one ended. Every event carries the attribute `replay` = the name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.core.names import check_name, check_pattern, matches
+from penstock.errors import InputInvalid
+from penstock.pipeline.commit import watermark
+from penstock.pipeline.feeding import TURN_SECONDS, Pace, feed, frozen, positive
+from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.publishing import Event
+from penstock.pipeline.tables import EVENTS
+from penstock.wire.lake import LakeFile
+
+OPTIONS: Mapping[str, str] = {
+    "name": "of this replay; run it again under the same name to go on",
+    "streams": "patterns with commas: what is replayed",
+    "to": "the stream that it goes to",
+    "user": "instead of --to: the user that it goes to (/users/USER)",
+    "after": "ids greater than this",
+    "upto": "ids up to this",
+    "since": "published at or after this time, as 2026-11-15T12:00:00Z",
+    "until": "published before this time",
+    "rate": "events a second (1000)",
+}
+_ASKED = ("streams", "to", "user", "after", "upto", "since", "until")
+
+
+def transform(events: DataFrame, streams: list[str]) -> DataFrame:
+    """What of a file may be replayed: data of these streams and the parts that belong to it, in order of id."""
+    wanted = events.where(F.col("stream").isin(streams) & F.col("kind").isin("data", "part"))
+    return wanted.select("id", "stream", "kind", "type", "attributes", "body").orderBy("id")
+
+
+def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+    """Begin or go on with a replay, for one turn."""
+    name = options.get("name", "")
+    asked = {option: options[option] for option in _ASKED if options.get(option)}
+    target, patterns = _target(asked), _patterns(asked)
+    pace = Pace(positive(options, "rate", 1000))
+    job = frozen(place.client, "replays", name, lambda: _settle(place, asked), asked)
+    after, upto = max(int(job.value["after"]), job.done), int(job.value["upto"])
+    rows = Rows(place, after, upto, patterns)
+    numbered = ((row.id, Event(target, bytes(row.body), row.type or "", _attributes(row, name))) for row in rows)
+    if not feed(job, f"replay~{name}", numbered, pace, place.faults, TURN_SECONDS):
+        said = f"replay {name}: {job.sent:,} events so far, up to id {job.done:,} of {upto:,}"
+        return Outcome(said, {"sent": job.sent, "done": job.done, "more": True}, more=True)
+    job.note(upto, finished=True)
+    words = f"replay {name}: {job.sent:,} events of the ids {job.value['after'] + 1:,} to {upto:,} to {target}"
+    if rows.too_large:
+        words += f"; {rows.too_large:,} were left out, as they are larger than one entry may be"
+    return Outcome(words, {"sent": job.sent, "done": upto, "too_large": rows.too_large})
+
+
+# ── the options ────────────────────────────────────────────────────────────────────────────────
+
+
+def _target(asked: Mapping[str, str]) -> str:
+    if ("to" in asked) == ("user" in asked):
+        raise InputInvalid("options", "must have exactly one of --to and --user")
+    return check_name(asked["to"] if "to" in asked else f"/users/{asked['user']}")
+
+
+def _patterns(asked: Mapping[str, str]) -> list[str]:
+    if "streams" not in asked:
+        raise InputInvalid("--streams", "is missing", remedy="Name what is to be replayed, as '/orders/*'.")
+    return [check_pattern(pattern) for pattern in asked["streams"].split(",")]
+
+
+def _settle(place: Workplace, asked: Mapping[str, str]) -> dict[str, int]:
+    """The range as ids: from now on it is this one."""
+    after, upto = _id(asked, "after", 0), _id(asked, "upto", 2**63 - 1)
+    times = events_in(place).where(F.col("index").isNotNull())
+    if "since" in asked:
+        times = times.where(F.col("time") >= F.lit(_moment("since", asked["since"])))
+    if "until" in asked:
+        times = times.where(F.col("time") < F.lit(_moment("until", asked["until"])))
+    if "since" in asked or "until" in asked:
+        found = times.agg(F.min("id"), F.max("id")).first()
+        first, last = (found[0], found[1]) if found and found[0] is not None else (1, 0)
+        after, upto = max(after, first - 1), min(upto, last)
+    return {"after": after, "upto": max(after, min(upto, watermark(place.client, "events")))}
+
+
+def events_in(place: Workplace, files: list[LakeFile] | None = None) -> DataFrame:
+    """The rows of `events`, of all files or of some."""
+    paths = [str(place.lake.path(file)) for file in (place.lake.files("events") if files is None else files)]
+    return place.spark.read.schema(EVENTS).parquet(*paths) if paths else place.spark.createDataFrame([], EVENTS)
+
+
+def _id(asked: Mapping[str, str], name: str, default: int) -> int:
+    text = asked.get(name, str(default))
+    if not text.isdigit():
+        raise InputInvalid(f"--{name}", f"{text[:40]!r} is no id")
+    return int(text)
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputInvalid(f"--{name}", f"{text[:40]!r} is not like 2026-11-15T12:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+# ── the rows ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Rows:
+    """Rows in order of id, file by file: no more than a part of one file is held at a time."""
+
+    def __init__(self, place: Workplace, after: int, upto: int, patterns: list[str]) -> None:
+        self._place, self._after, self._upto, self._patterns = place, after, upto, patterns
+        self.too_large = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        """Data entries that are whole in one row. One that goes on in parts cannot be published again in one piece."""
+        held: Row | None = None
+        for row in self._pieces():
+            if row.kind == "part":
+                self.too_large += held is not None
+                held = None
+                continue
+            if held is not None:
+                yield held
+            held = row
+        if held is not None:
+            yield held
+
+    def _pieces(self) -> Iterator[Row]:
+        for file in self._place.lake.files("events"):
+            if not file.overlaps(self._after, self._upto):
+                continue
+            inside = (F.col("id") > self._after) & (F.col("id") <= self._upto)
+            frame = events_in(self._place, [file]).where(inside)
+            streams = [row.stream for row in frame.select("stream").distinct().collect() if self._wants(row.stream)]
+            if streams:
+                yield from transform(frame, streams).toLocalIterator()
+
+    def _wants(self, stream: str) -> bool:
+        return any(matches(pattern, stream) for pattern in self._patterns)
+
+
+def _attributes(row: Row, name: str) -> str:
+    """Those of the event, and that it is a replay."""
+    own: dict[str, str] = json.loads(row.attributes) if row.attributes else {}
+    return json.dumps({**own, "replay": name}, separators=(",", ":"))

@@ -1,0 +1,140 @@
+"""`rollup`: `events` and `ledger` → `rollup_hourly`, sums per hour, and `activity`, who was last heard of when.
+
+A file holds the sums over its own ids only. They are made to be added: counts and bytes, for each class of latency
+(percentiles could not be added; classes that double can). So no turn rewrites an hour, and late records simply add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.pipeline.commit import Slice, Staged, Turn, watermark
+from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs.ledger import BATCH, events_between, plan_from_lake, without_repeats
+from penstock.pipeline.staging import stage_one
+from penstock.pipeline.tables import LEDGER
+
+OPTIONS: Mapping[str, str] = {}
+
+TURN_IDS: Final = 5_000_000
+_KEYS: Final = ("hour", "stream", "door", "state", "latency_ms")
+
+
+# ── transforms ─────────────────────────────────────────────────────────────────────────────────
+
+
+def accepted(events: DataFrame) -> DataFrame:
+    """A row for each entry that was published, to be added up. Streams of the system do not count."""
+    published = events.where(F.col("index").isNotNull() & ~F.col("stream").startswith("/_"))
+    return published.select(
+        F.date_trunc("hour", "time").alias("hour"),
+        "stream",
+        F.lit("").alias("door"),
+        F.lit("accepted").alias("state"),
+        F.lit(None).cast("bigint").alias("latency_ms"),
+        F.lit(1).cast("bigint").alias("count"),
+        F.coalesce(F.length("body"), F.lit(0)).cast("bigint").alias("bytes"),
+    )
+
+
+def delivered(ledger: DataFrame, entries: DataFrame) -> DataFrame:
+    """A row for each record of the ledger, to be added up.
+
+    *entries* (id, index, time) are those that records begin or end with: the entries of an interval are counted
+    by the indexes of its ends, and the latency is that of its last.
+    """
+    records = without_repeats(ledger).where(F.col("state") != BATCH)
+    begins = entries.select(F.col("id").alias("first"), F.col("index").alias("begin"))
+    ends = entries.select(F.col("id").alias("last"), F.col("index").alias("end"), F.col("time").alias("published"))
+    joined = records.join(begins, "first", "left").join(ends, "last", "left")
+    latency = (F.unix_micros("time") - F.unix_micros("published")) / 1000
+    return joined.select(
+        F.date_trunc("hour", "time").alias("hour"),
+        "stream",
+        "door",
+        "state",
+        _class(latency).alias("latency_ms"),
+        F.coalesce(F.col("end") - F.col("begin") + 1, F.lit(1)).cast("bigint").alias("count"),
+        F.lit(0).cast("bigint").alias("bytes"),
+    )
+
+
+def _class(latency_ms: Column) -> Column:
+    """The least power of two that a latency does not exceed, 1 at least."""
+    at_least = F.greatest(latency_ms, F.lit(1.0))
+    return F.when(latency_ms.isNotNull(), F.pow(F.lit(2.0), F.ceil(F.log2(at_least))).cast("bigint"))
+
+
+def add_up(rows: DataFrame) -> DataFrame:
+    """Rows of `rollup_hourly` with the same keys → one."""
+    sums = [F.sum(name).alias(name) for name in ("count", "bytes")]
+    return rows.groupBy(*_KEYS).agg(*sums).coalesce(1).sortWithinPartitions(*_KEYS)
+
+
+def heard_of(ledger: DataFrame) -> DataFrame:
+    """When each recipient was heard of."""
+    records = without_repeats(ledger).where(F.col("state") != BATCH)
+    one = F.lit(1).cast("bigint").alias("records")
+    times = (F.col("time").alias("first_time"), F.col("time").alias("last_time"))
+    return merge_activity(records.select("door", "recipient", *times, one))
+
+
+def merge_activity(rows: DataFrame) -> DataFrame:
+    """Rows of `activity` of the same recipient → one."""
+    grouped = rows.groupBy("door", "recipient")
+    times = (F.min("first_time").alias("first_time"), F.max("last_time").alias("last_time"))
+    summed = grouped.agg(*times, F.sum("records").alias("records"))
+    return summed.coalesce(1).sortWithinPartitions("door", "recipient")
+
+
+# ── the job ────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+    """Sum up everything that is archived and decoded."""
+    ready, files = min(watermark(place.client, "events"), watermark(place.client, "ledger")), 0
+    while _is_behind(place, ready):
+        turn = Turn(place.client, place.lake, "rollup", place.faults)
+        if turn.intent is None:
+            turn.intend(plan_from_lake(place, turn.done, min(ready, turn.done + TURN_IDS)))
+        intent = turn.intent
+        staged = [file for one in intent.slices for file in _stage(place, turn, one)] if intent else []
+        turn.publish(staged)
+        files += len(staged)
+    return Outcome(f"rollup: {files:,} files up to id {ready:,}", {"files": files, "upto": ready})
+
+
+def _is_behind(place: Workplace, ready: int) -> bool:
+    record = place.client.get("lake/rollup").value
+    return record.get("intent") is not None or record.get("done", 0) < ready
+
+
+def _stage(place: Workplace, turn: Turn, one: Slice) -> list[Staged]:
+    folder = turn.staging / str(one.lo)
+    published = accepted(events_between(place, one.lo, one.hi, "stream", "index", "time", "body"))
+    ledger = _ledger_between(place, one)
+    if ledger is None:
+        return stage_one(add_up(published), folder / "rollup", "rollup_hourly", one)
+    entries = _entries_of(place, ledger, one.hi)
+    sums = add_up(published.unionByName(delivered(ledger, entries)))
+    activity = stage_one(heard_of(ledger), folder / "activity", "activity", one)
+    return stage_one(sums, folder / "rollup", "rollup_hourly", one) + activity
+
+
+def _ledger_between(place: Workplace, one: Slice) -> DataFrame | None:
+    found = [file for file in place.lake.files("ledger") if file.overlaps(one.lo, one.hi)]
+    if not found:
+        return None
+    frame = place.spark.read.schema(LEDGER).parquet(*(str(place.lake.path(file)) for file in found))
+    return frame.where((F.col("entry") > one.lo) & (F.col("entry") <= one.hi))
+
+
+def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
+    """The entries that records begin and end with. Few of `events`' files have any: names tell which."""
+    spans = ledger.where(F.col("first") > 0).agg(F.min("first"), F.max("last")).first()
+    least, most = (spans[0], spans[1]) if spans and spans[0] else (1, 0)
+    return events_between(place, least - 1, min(most, upto), "id", "index", "time")

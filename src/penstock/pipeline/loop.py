@@ -1,0 +1,182 @@
+"""One driver, one warm session, one loop: archive and ledger every 5 s, rollup each minute, and what others hand in.
+
+While nothing is new the loop waits at the server, which answers at once when something comes. A job that fails is
+tried again after a while, longer each time; the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Self
+
+from penstock.errors import PenstockError
+from penstock.pipeline import tasks
+from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.jobs import Outcome, Workplace, find
+
+log = logging.getLogger("penstock.pipeline")
+
+PERIOD_SECONDS: Final = 5.0
+WAIT_SECONDS: Final = 20.0
+"""How long one wait at the server lasts while nothing happens."""
+
+BEAT_SECONDS: Final = 10.0
+LONGEST_PAUSE: Final = 60.0
+NEVER: Final = 2**62
+"""An id that no entry will have."""
+
+Clock = Callable[[], float]
+
+
+class DriverBroken(PenstockError):
+    """The session is gone. Whoever started the driver starts it again."""
+
+    code = "spark_gone"
+    remedy = "Start the driver again; nothing is lost."
+
+
+@dataclass(slots=True)
+class Timing:
+    """When a job runs: every *period* seconds while there is something new, later after failures."""
+
+    name: str
+    period: float
+    due: float = 0.0
+    seen: int = -1  # the newest id when it last succeeded
+    failures: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def succeeded(self, now: float, newest: int, words: str, seconds: float) -> None:
+        self.failures, self.seen, self.due = 0, newest, now + self.period
+        self.last = {"words": words, "seconds": round(seconds, 2), "at_ms": int(time.time() * 1000)}
+
+    def failed(self, now: float, error: BaseException) -> None:
+        self.failures += 1
+        self.due = now + min(LONGEST_PAUSE, self.period * 2 ** min(self.failures, 10))
+        self.last = {"error": f"{type(error).__name__}: {error}"[:500], "at_ms": int(time.time() * 1000)}
+
+
+class Loop:
+    """Runs jobs when they are due, and tells the server how it does."""
+
+    def __init__(self, place: Workplace, jobs: Mapping[str, float], *, clock: Clock = time.monotonic) -> None:
+        self._place, self._clock = place, clock
+        # What runs seldom waits for its first turn: after a start the lake is to be fresh first.
+        first = {name: 0.0 if period <= PERIOD_SECONDS else clock() + period for name, period in jobs.items()}
+        self._timings = [Timing(name, period, first[name]) for name, period in jobs.items()]
+        self._about = _about(place)
+
+    def state(self) -> dict[str, Any]:
+        """What `/v1/pipeline` shows of this driver."""
+        return {**self._about, "jobs": {one.name: one.last for one in self._timings}}
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        """Go on until *stopped*. Raises `DriverBroken` when the session is gone."""
+        while not stopped():
+            newest = self._place.client.newest()
+            tasks.run_all(self._place, perform)
+            self.round(newest)
+            self._wait(newest)
+
+    def round(self, newest: int) -> None:
+        """Run what is due and has something to do, in order."""
+        reached = newest
+        for timing in self._timings:
+            if timing.seen < newest and timing.due <= self._clock():
+                self._run(timing, reached)
+            # A job works on what those before it have made, so it cannot have seen more than they have.
+            reached = min(reached, timing.seen)
+
+    def _wait(self, newest: int) -> None:
+        """Wait at the server until something is new or due. A job that is handed in ends it, too."""
+        behind = [timing for timing in self._timings if timing.seen < newest]
+        pause = min((timing.due - self._clock() for timing in behind), default=WAIT_SECONDS)
+        # When every job has something to do and none is due, more news would only wake us for nothing.
+        after = NEVER if len(behind) == len(self._timings) else newest
+        if pause > 0:
+            self._place.client.newest(after, wait=min(pause, WAIT_SECONDS))
+
+    def _run(self, timing: Timing, newest: int) -> None:
+        began = self._clock()
+        try:
+            outcome = perform(self._place, timing.name, {})
+        except DriverBroken:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is: the other jobs go on, and this one is tried again
+            timing.failed(self._clock(), error)
+            log.warning("job %s failed: %s", timing.name, str(error)[:2000])
+            return
+        timing.succeeded(self._clock(), newest, outcome.words, self._clock() - began)
+
+
+def perform(place: Workplace, name: str, options: Mapping[str, str]) -> Outcome:
+    """Run one job. A session that is gone is told apart from a job that fails."""
+    try:
+        return find(name).run(place, options)
+    except PenstockError:
+        raise
+    except Exception as error:
+        if _is_gone(place):
+            raise DriverBroken(f"Spark does not answer: {error}") from error
+        raise
+
+
+def _is_gone(place: Workplace) -> bool:
+    """Whether the session can do nothing any more: its JVM has ended, or has stopped it."""
+    try:
+        return bool(place.spark.sparkContext._jsc.sc().isStopped())
+    except Exception:  # noqa: BLE001 - py4j has many ways to say that nobody is there
+        return True
+
+
+class Heart:
+    """Says at the server that this driver lives, from a thread of its own: a job may take long."""
+
+    def __init__(self, client: Client, state: Callable[[], dict[str, Any]], period: float = BEAT_SECONDS) -> None:
+        # An impatient client of its own: when the server is gone, ending must not wait for it.
+        self._client, self._state, self._period = Client(client.url, client.token, patience=1), state, period
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join(5)
+        with suppress(PenstockError):
+            self._client.delete("pipeline/driver")
+
+    def _beat(self) -> None:
+        while not self._stopped.is_set():
+            with suppress(PenstockError):
+                self._say()
+            self._stopped.wait(self._period)
+
+    def _say(self) -> None:
+        state = {**self._state(), "seen_ms": int(time.time() * 1000)}
+        with suppress(RecordChanged):  # two drivers: the other has just spoken
+            self._client.put("pipeline/driver", state, expect=self._client.get("pipeline/driver").version)
+
+
+def _about(place: Workplace) -> dict[str, Any]:
+    spark = place.spark.sparkContext
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "lake": str(place.lake.root),
+        "master": spark.master,
+        "spark": spark.version,
+        "started_ms": int(time.time() * 1000),
+    }

@@ -1,0 +1,189 @@
+"""Planning of reads, as values: options in, ranges and offsets out. Nothing here talks to anybody.
+
+Spark keeps an offset in its checkpoint and may come back to it after a restart with other options. A batch must
+then be cut exactly as before, or what was written under its cuts is written again under others. So an offset
+carries the cuts of the batch that it ends: {"upto": 2000, "cuts": "0,1024,2000"}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from penstock.errors import InputInvalid
+
+COLUMNS: Final = (
+    "id", "stream", "index", "chunk", "offset", "size", "kind", "type", "time", "expires_at", "attributes", "body",
+    "schema_version",
+)  # fmt: skip
+
+DEFAULT_PARTITIONS: Final = 2
+MOST_PARTITIONS: Final = 1_000
+_ID_END: Final = 2**63 - 1
+
+READING: Final = frozenset(
+    ("url", "token", "streams", "after", "upto", "since", "until", "columns", "partitions", "maxeventspertrigger",
+     "maxbytespertrigger", "consumer", "startingposition", "wait", "cuts")
+)  # fmt: skip
+"""The options of a read, in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The rows with ids in (lo, hi]: what one task reads, as often as it must."""
+
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a consumer wants to begin, as the server takes it."""
+
+    wanted: Mapping[str, str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of a read, checked."""
+
+    url: str
+    token: str
+    streams: str
+    columns: tuple[str, ...]
+    partitions: int
+    after: int | None
+    upto: int | None
+    since: str
+    until: str
+    consumer: str
+    position: str
+    max_rows: int | None
+    max_bytes: int | None
+    wait: float
+    cuts: tuple[Cut, ...]
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Check and convert the options of a read. `InputInvalid` names the one that is wrong."""
+    options = {name.lower(): value for name, value in given.items()}
+    for name in options:
+        if name not in READING and name not in ("path", "checkpointlocation"):
+            raise InputInvalid(f"option {name}", f"is unknown; known are {', '.join(sorted(READING))}")
+    after, since = _number(options, "after"), options.get("since", "")
+    upto, until = _number(options, "upto"), options.get("until", "")
+    if after is not None and since:
+        raise InputInvalid("options after and since", "exclude each other")
+    if upto is not None and until:
+        raise InputInvalid("options upto and until", "exclude each other")
+    return ReadOptions(
+        _required(options, "url"),
+        _required(options, "token"),
+        options.get("streams", ""),
+        _columns(options.get("columns", "")),
+        _number(options, "partitions", least=1, most=MOST_PARTITIONS) or DEFAULT_PARTITIONS,
+        after,
+        upto,
+        since,
+        until,
+        options.get("consumer", ""),
+        options.get("startingposition", ""),
+        _number(options, "maxeventspertrigger", least=1),
+        _number(options, "maxbytespertrigger", least=1),
+        float(options.get("wait", "5")),
+        tuple(cuts_given(options["cuts"])) if options.get("cuts") else (),
+    )
+
+
+def start_of(options: ReadOptions) -> Start:
+    """Where a streaming read begins, from `after`, `since` or `startingPosition`; earliest by default."""
+    given = [options.after is not None, bool(options.since), bool(options.position)]
+    if given.count(True) > 1:
+        raise InputInvalid("options after, since and startingPosition", "exclude each other")
+    if options.after is not None:
+        return Start({"id": options.after})
+    if options.since:
+        return Start({"time": options.since})
+    if options.position not in ("", "earliest", "latest"):
+        raise InputInvalid("option startingPosition", f"{options.position!r} is neither earliest nor latest")
+    return Start({"position": options.position or "earliest"})
+
+
+def offset_of(upto: int, cuts: Sequence[Cut] = ()) -> dict[str, str | int]:
+    """The offset at *upto*, with the cuts of the batch that ends there."""
+    numbers = [cuts[0].lo, *(cut.hi for cut in cuts)] if cuts else []
+    return {"upto": upto, "cuts": ",".join(map(str, numbers))}
+
+
+def position_of(offset: Mapping[str, str | int]) -> int:
+    """The id that an offset stands for."""
+    return int(offset["upto"])
+
+
+def cuts_between(start: Mapping[str, str | int], end: Mapping[str, str | int]) -> list[Cut]:
+    """The cuts of the batch from *start* to *end*, as they were when it was planned first."""
+    if position_of(start) == position_of(end):
+        return []
+    numbers = [int(text) for text in str(end["cuts"]).split(",") if text]
+    if not numbers or numbers[0] != position_of(start) or numbers[-1] != position_of(end):
+        raise InputInvalid(
+            "the checkpoint",
+            f"holds a batch {end['cuts']} up to {position_of(end)}, but it begins at {position_of(start)}",
+            remedy="It belongs to another consumer or server: begin with a new checkpoint and a new consumer name.",
+        )
+    return _cuts(numbers)
+
+
+def cuts_given(text: str) -> list[Cut]:
+    """The cuts of the option `cuts`: ids with commas, where the first slice begins and where each one ends."""
+    parts = text.split(",")
+    if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts):
+        raise InputInvalid("option cuts", f"{text[:40]!r} is not a list of at least two ids")
+    return _cuts([int(part) for part in parts])
+
+
+def _cuts(numbers: Sequence[int]) -> list[Cut]:
+    if any(hi <= lo for lo, hi in pairwise(numbers)):
+        raise InputInvalid("cuts", f"{numbers} do not rise")
+    return [Cut(lo, hi) for lo, hi in pairwise(numbers)]
+
+
+def cuts_of(slices: Iterable[Mapping[str, int]]) -> list[Cut]:
+    """The cuts of a plan."""
+    return [Cut(one["lo"], one["hi"]) for one in slices]
+
+
+def narrow(after: int, upto: int, bounds: Iterable[tuple[str, int]]) -> tuple[int, int]:
+    """The part of (after, upto] that comparisons of `id` leave: pairs like (">=", 17)."""
+    for sign, value in bounds:
+        if sign in (">", ">=", "="):
+            after = max(after, value if sign == ">" else value - 1)
+        if sign in ("<", "<=", "="):
+            upto = min(upto, value - 1 if sign == "<" else value)
+    return after, max(after, upto)
+
+
+def _required(options: Mapping[str, str], name: str) -> str:
+    if not options.get(name):
+        raise InputInvalid(f"option {name}", "is missing")
+    return options[name]
+
+
+def _number(options: Mapping[str, str], name: str, *, least: int = 0, most: int = _ID_END) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise InputInvalid(f"option {name}", f"{text[:40]!r} is not a whole number from {least} to {most}")
+    return int(text)
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    if not text:
+        return COLUMNS
+    wanted = {name.strip() for name in text.split(",")}
+    if unknown := wanted - set(COLUMNS):
+        raise InputInvalid("option columns", f"{sorted(unknown)[0]!r} is not one of {', '.join(COLUMNS)}")
+    return tuple(name for name in COLUMNS if name in wanted)

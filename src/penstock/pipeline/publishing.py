@@ -1,0 +1,95 @@
+"""Publishes rows in numbered requests, so that a repeated one adds nothing, for ever.
+
+The server keeps the last number of each producer in the very transaction that stores the events. What makes that
+exact is that the same rows are always cut into the same requests: `requests` is a pure function of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.errors import InputInvalid
+from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
+from penstock.pipeline.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event to be published."""
+
+    stream: str
+    body: bytes
+    type: str = ""
+    attributes: str = ""  # a JSON object of strings
+
+    @property
+    def kin(self) -> tuple[str, str, str]:
+        """What it must share with its neighbours to travel in one request with them."""
+        return self.stream, self.type, self.attributes
+
+    @property
+    def is_line(self) -> bool:
+        """Whether it can travel as one line among others, and comes out as it was."""
+        return bool(self.body) and b"\n" not in self.body and not self.body.endswith(b"\r")
+
+
+@dataclass(slots=True)
+class Request:
+    """Events that travel together: lines of one stream, or a single event of any form."""
+
+    events: list[Event] = field(default_factory=list)
+    size: int = 0
+
+    def takes(self, event: Event) -> bool:
+        """Whether *event* may still be added."""
+        if not self.events:
+            return True
+        last = self.events[-1]
+        fits = len(self.events) < BATCH_ENTRIES and self.size + len(event.body) <= BATCH_BYTES
+        return fits and last.is_line and event.is_line and last.kin == event.kin
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        self.size += len(event.body)
+
+
+def requests(events: Iterable[Event]) -> Iterator[Request]:
+    """Cut *events*, in their order, into requests. The same events give the same requests."""
+    current = Request()
+    for event in events:
+        if not current.takes(event):
+            yield current
+            current = Request()
+        current.add(event)
+    if current.events:
+        yield current
+
+
+PER_BATCH: Final = 2**20
+"""Numbers that one batch of a producer may use."""
+
+
+def sequence_of(batch: int, number: int) -> int:
+    """The producer's sequence of request *number* within *batch*."""
+    if number >= PER_BATCH:
+        raise InputInvalid("batch", f"has over {PER_BATCH:,} requests", remedy="Write smaller batches.")
+    return batch * PER_BATCH + number
+
+
+def publish(client: Client, request: Request, producer: str, sequence: int) -> None:
+    """Publish one request under *producer*/*sequence*. Repeating it, whenever, adds nothing."""
+    first = request.events[0]
+    headers = {"Producer": f"{producer}/{sequence}"}
+    if first.type:
+        headers["Event-Type"] = first.type
+    if first.attributes:
+        headers["Event-Attributes"] = first.attributes
+    if first.is_line:
+        headers["Content-Type"] = "application/x-ndjson"
+        body = b"\n".join(event.body for event in request.events)
+    else:
+        headers["Content-Type"] = "application/octet-stream"
+        body = first.body
+    client.call("POST", "/v1/publish", {"stream": first.stream}, body, headers)

@@ -1,0 +1,97 @@
+"""Jobs that are handed to the warm driver: a record each, `pipeline/tasks/<id>`.
+
+{"state": "asked", "job": …, "options": …}   whoever asks puts it, which wakes the driver
+{"state": "running", …}                      the driver has it
+{"state": "done", "words": …, "data": …, "exit_code": …}   or "failed" with code, message, remedy
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from penstock.errors import PenstockError
+from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.jobs import Outcome, Workplace
+
+PREFIX: Final = "pipeline/tasks/"
+LOOK_SECONDS: Final = 0.2
+ANSWER_BYTES: Final = 200_000
+"""Of a job's data, as JSON: a record must hold it. Over it: the data are left out, and the words say so."""
+
+Perform = Callable[[Workplace, str, Mapping[str, str]], Outcome]
+
+
+class TaskFailed(PenstockError):
+    """The driver could not do what was asked."""
+
+    def __init__(self, code: str, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.code, self.remedy = code, remedy
+
+
+# ── the driver's side ──────────────────────────────────────────────────────────────────────────
+
+
+def run_all(place: Workplace, perform: Perform) -> None:
+    """Do what was handed in, in order."""
+    for key, kept in sorted(place.client.list(PREFIX).items(), key=lambda one: one[1].version):
+        if kept.value.get("state") == "asked":
+            _run(place, perform, key, kept.value, kept.version)
+
+
+def _run(place: Workplace, perform: Perform, key: str, task: dict[str, Any], version: int) -> None:
+    try:
+        version = place.client.put(key, {**task, "state": "running"}, expect=version).version
+        place.client.put(key, {**task, **_answer(place, perform, task)}, expect=version)
+    except RecordChanged:
+        return  # whoever asked has given up, or another driver was first
+
+
+def _answer(place: Workplace, perform: Perform, task: dict[str, Any]) -> dict[str, Any]:
+    try:
+        outcome = perform(place, task["job"], task["options"])
+    except PenstockError as error:
+        return {"state": "failed", "code": error.code, "message": str(error)[:2000], "remedy": error.remedy}
+    except Exception as error:  # noqa: BLE001 - it must be told to whoever waits
+        said = f"{type(error).__name__}: {error}"[:2000]
+        return {"state": "failed", "code": "job_failed", "message": said, "remedy": "Look at the driver's log."}
+    answer = {"state": "done", "words": outcome.words, "data": outcome.data, "exit_code": outcome.exit_code}
+    if len(json.dumps(answer)) > ANSWER_BYTES:
+        answer |= {"data": {}, "words": outcome.words[: ANSWER_BYTES // 4] + "\n(cut: run it with --own for all of it)"}
+    return answer
+
+
+# ── the side of whoever asks ───────────────────────────────────────────────────────────────────
+
+
+def warm_driver(client: Client, lake: str) -> dict[str, Any] | None:
+    """The driver that is there for this lake, if one is."""
+    driver = client.call("GET", "/v1/pipeline")["driver"]
+    return driver if driver and driver["alive"] and driver["lake"] == lake else None
+
+
+def hand_over(client: Client, job: str, options: Mapping[str, str]) -> Outcome:
+    """Have the warm driver run *job*; returns when it has."""
+    key = PREFIX + uuid.uuid4().hex
+    client.put(key, {"state": "asked", "job": job, "options": dict(options)}, expect=0)
+    try:
+        return _wait(client, key)
+    finally:
+        client.delete(key)
+
+
+def _wait(client: Client, key: str) -> Outcome:
+    while True:
+        value = client.get(key).value
+        if value.get("state") == "done":
+            return Outcome(value["words"], value["data"], value["exit_code"])
+        if value.get("state") == "failed":
+            raise TaskFailed(value["code"], value["message"], value["remedy"])
+        driver = client.call("GET", "/v1/pipeline")["driver"]
+        if not driver or not driver["alive"]:
+            raise TaskFailed("driver_gone", "the driver ended before the job did", "Run the job again.")
+        time.sleep(LOOK_SECONDS)

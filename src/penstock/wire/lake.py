@@ -1,0 +1,76 @@
+"""The lake's tables, and the names of its files: `<table>/day=2026-11-15/e-<lo>-<hi>.parquet`.
+
+A file holds what came out of the log's ids in (lo, hi]. The ranges of one table never overlap, so a name alone
+tells whether a file matters. Days are UTC. Columns are only ever added, nullable, at the end.
+
+This module knows names, nothing else: the server, the pipeline and Spark's workers all use it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+LETTERS: Final = {"events": "e", "ledger": "l", "deliveries": "d", "rollup_hourly": "r", "activity": "a"}
+"""The tables, each with the letter that its files begin with."""
+
+STAGING: Final = "_staging"
+"""What is not yet published lies in this folder of the lake; no table looks into it."""
+
+_NAME = re.compile(r"([a-z])-([0-9]{1,19})-([0-9]{1,19})\.parquet", re.ASCII)
+_FOLDER = re.compile(r"day=([0-9]{4}-[0-9]{2}-[0-9]{2})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LakeFile:
+    """One file of a table, as its name tells it. Sorts by range."""
+
+    lo: int
+    hi: int
+    day: str
+    table: str
+
+    @property
+    def name(self) -> str:
+        """Its name within the day's folder. Ids are padded, so that names sort like ids."""
+        return f"{LETTERS[self.table]}-{self.lo:012d}-{self.hi:012d}.parquet"
+
+    @property
+    def path(self) -> str:
+        """Its path within the lake."""
+        return f"{self.table}/{day_folder(self.day)}/{self.name}"
+
+    def overlaps(self, after: int, upto: int) -> bool:
+        """Whether it may hold something of the ids in (after, upto]."""
+        return self.lo < upto and self.hi > after
+
+
+def day_folder(day: str) -> str:
+    """The folder of one day within a table."""
+    return f"day={day}"
+
+
+def parse_folder(name: str) -> str | None:
+    """The day of a folder; None for a folder that is none of ours."""
+    found = _FOLDER.fullmatch(name)
+    return found[1] if found else None
+
+
+def parse_name(table: str, day: str, name: str) -> LakeFile | None:
+    """The file called *name*; None for one that is none of ours."""
+    found = _NAME.fullmatch(name)
+    if not found or found[1] != LETTERS[table]:
+        return None
+    return LakeFile(int(found[2]), int(found[3]), day, table)
+
+
+def first_overlap(files: Iterable[LakeFile]) -> tuple[LakeFile, LakeFile] | None:
+    """Two files that claim the same ids: there never are any in a sound lake."""
+    last: LakeFile | None = None
+    for file in sorted(files):
+        if last is not None and file.lo < last.hi:
+            return last, file
+        last = file
+    return None

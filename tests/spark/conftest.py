@@ -1,0 +1,38 @@
+"""One Spark session for all tests of this group, and the pieces they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.pipeline.client import Client
+from penstock.pipeline.commit import Faults, bind
+from penstock.pipeline.jobs import Workplace
+from penstock.pipeline.session import open_session
+from penstock.pipeline.tables import open_lake
+from penstock.testing import RunningServer
+from tests.spark.filling import QUICK_START
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session, warm. It takes some 20 s to come up: there is only this one."""
+    session = open_session("local[2]", name="penstock-tests", settings=QUICK_START)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def place(spark: SparkSession, server: RunningServer, tmp_path: Path) -> Workplace:
+    """An empty lake for the test's own server."""
+    return make_place(spark, server, tmp_path / "lake")
+
+
+def make_place(spark: SparkSession, server: RunningServer, lake: Path, faults: Faults | None = None) -> Workplace:
+    client = Client(server.url, server.admin_token)
+    opened = open_lake(lake)
+    bind(client, opened)
+    return Workplace(spark, client, opened, faults or Faults())

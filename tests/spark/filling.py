@@ -1,0 +1,83 @@
+"""Fills a log, and compares it with a lake."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from penstock.pipeline.client import Client
+from penstock.pipeline.offsets import COLUMNS
+from penstock.pipeline.tables import open_lake
+
+LINES = 10_000  # of one request
+
+QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""A JVM that lives for some seconds does not win back what it spends on compiling thoroughly."""
+
+
+def publish(client: Client, stream: str, bodies: Iterable[bytes]) -> None:
+    """Publish *bodies* to *stream*, in order."""
+    lines: list[bytes] = []
+    for body in bodies:
+        lines.append(body)
+        if len(lines) == LINES:
+            _send(client, stream, lines)
+            lines = []
+    if lines:
+        _send(client, stream, lines)
+
+
+def fill(client: Client, count: int, *, seed: int = 1, streams: int = 5, size: int = 200) -> None:
+    """Publish *count* events of random bytes, spread over some streams."""
+    randomness = random.Random(seed)
+    for number in range(0, count, LINES):
+        stream = f"/load/{number // LINES % streams}"
+        publish(client, stream, (body_of(randomness, size) for _ in range(min(LINES, count - number))))
+
+
+def body_of(randomness: random.Random, size: int) -> bytes:
+    return randomness.randbytes(size).translate(_PRINTABLE)
+
+
+_PRINTABLE = bytes(33 + number % 94 for number in range(256))
+
+
+def _send(client: Client, stream: str, lines: list[bytes]) -> None:
+    headers = {"Content-Type": "application/x-ndjson"}
+    client.call("POST", "/v1/publish", {"stream": stream}, b"\n".join(lines), headers)
+
+
+def exported(client: Client, upto: int, after: int = 0) -> pa.Table:
+    """What the log holds, in order of id."""
+    batches = []
+    with client.open("/v1/log/arrow", {"after": after, "upto": upto}) as answer:
+        reader = pa.ipc.open_stream(answer)
+        while True:
+            batch, metadata = reader.read_next_batch_with_custom_metadata()
+            if metadata is not None:
+                break
+            batches.append(batch)
+        return pa.Table.from_batches(batches, reader.schema)
+
+
+def archived(lake: Path, table: str = "events") -> pa.Table:
+    """What the lake holds, every file that is there, in order of id."""
+    opened = open_lake(lake)
+    tables = [parquet.ParquetFile(opened.path(file)).read() for file in opened.files(table)]
+    found = pa.concat_tables(tables)
+    return found.sort_by("id") if table == "events" else found
+
+
+def differences(client: Client, lake: Path) -> list[str]:
+    """How `events` differs from the log; empty if it does not."""
+    log, rows = exported(client, client.newest()), archived(lake)
+    if log.num_rows != rows.num_rows:
+        missing = set(log.column("id").to_pylist()) - set(rows.column("id").to_pylist())
+        return [f"{rows.num_rows} rows of {log.num_rows}, {len(missing)} missing"]
+    return [
+        name for name in COLUMNS if not log.column(name).equals(rows.column(name).cast(log.schema.field(name).type))
+    ]

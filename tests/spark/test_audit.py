@@ -1,0 +1,272 @@
+"""The audit: passes what is sound, and finds and names what is planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as parquet
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.pipeline import auditing
+from penstock.pipeline.client import Client
+from penstock.pipeline.jobs import Outcome, Workplace, archive, audit
+from penstock.pipeline.jobs.ledger import BATCH
+from penstock.pipeline.tables import LEDGER
+from penstock.testing import RunningServer, start_server, wait_until
+from penstock.wire.lake import LakeFile
+from tests.doors.msgstream_client import emit, login, packs
+from tests.server.api import Tail
+from tests.spark.conftest import make_place
+from tests.spark.filling import publish
+
+T0 = datetime(2026, 11, 15, tzinfo=UTC)
+
+
+# ── the whole, on a real server ────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def audited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> object:
+    """A server that was killed once and read from, its lake in several files, and an audit of it that passes."""
+    folder = tmp_path_factory.mktemp("audited")
+    with start_server(folder / "data") as server:
+        place = make_place(spark, server, folder / "lake")
+        read(server, place, "/orders", 30)
+        publish(place.client, "/seam", (b"%d" % number for number in range(30)))
+        archive.run(place, {})
+        server.kill()
+        server.restart()
+        for stream in ("/orders", "/seam", "/meta", "/end", "/absent"):
+            publish(place.client, stream, (b"%d" % number for number in range(20)))
+        read(server, place, "/late/_odd", 5)
+        talk(server, place)
+        read(server, place, "/orders", 5)
+        cut = audit.take_cut(place.client)
+        outcome = audit.run(place, {})
+        yield place, cut, outcome
+
+
+def read(server: RunningServer, place: Workplace, stream: str, count: int) -> None:
+    publish(place.client, stream, (b"%d" % number for number in range(count)))
+    with Tail(server, stream, after=0, consumer="reader") as tail:
+        tail.lines(count)
+
+
+def talk(server: RunningServer, place: Workplace) -> None:
+    """A session gets three packs of its own and two of a stream that it follows, and confirms all but the last."""
+    key = login(server, "alice", follow=["/followed"])
+    for number in range(3):
+        emit(server, key, ["hello", number])
+    publish(place.client, "/followed", [b"1", b"2"])
+    wait_until(lambda: len(packs(server, key)) == 5)
+    packs(server, key, confirm="1,2,3,4")
+
+
+Audited = tuple[Workplace, audit.Cut, Outcome]
+
+
+def test_a_sound_lake_passes_and_a_crash_is_said_to_be_one(audited: Audited) -> None:
+    _, cut, outcome = audited
+
+    assert outcome.exit_code == 0, outcome.words
+    found = outcome.data["findings"]
+    assert [one["verdict"] for one in found] == ["unknown(crash)", "pending"]
+    assert "1 items of 1 recipients wait" in found[1]["words"]
+    assert "node local did not close epoch 1" in found[0]["words"]
+    assert outcome.data["upto"] >= cut.upto
+
+
+def test_it_says_the_same_when_it_reads_everything_again(audited: Audited) -> None:
+    place, cut, outcome = audited
+
+    assert audit.examine(place, cut, full=True).data()["findings"] == outcome.data["findings"]
+
+
+def without(table: str, unwanted: Callable[[pa.Table], pa.Array]) -> Callable[[Workplace], None]:
+    """Plants a hole: rows go from the first file that has any of them."""
+
+    def plant(place: Workplace) -> None:
+        for file in place.lake.files(table):
+            rows = parquet.ParquetFile(place.lake.path(file)).read()
+            kept = rows.filter(pc.invert(pc.fill_null(unwanted(rows), False)))
+            if kept.num_rows < rows.num_rows:
+                replace(place.lake.path(file), kept)
+
+    return plant
+
+
+def replace(path: Path, rows: pa.Table) -> None:
+    """Other rows under the same name, durable and complete: only the audit can tell."""
+    kept = path.with_suffix(".kept")
+    if not kept.exists():
+        path.rename(kept)
+    parquet.write_table(rows, path)
+
+
+def entry(stream: str, index: int) -> Callable[[pa.Table], pa.Array]:
+    return lambda rows: pc.and_(pc.equal(rows["stream"], stream), pc.equal(rows["index"], index))
+
+
+def stream_is(stream: str) -> Callable[[pa.Table], pa.Array]:
+    return lambda rows: pc.equal(rows["stream"], stream)
+
+
+def twice(place: Workplace) -> None:
+    path = place.lake.path(place.lake.files("events")[0])
+    rows = parquet.ParquetFile(path).read()
+    replace(path, pa.concat_tables([rows, rows.slice(3, 2)]))
+
+
+ROWS_GONE = {
+    "hole": (entry("/orders", 7), "/orders: index 0 to 29 is not all there"),
+    "hole at a seam": (entry("/seam", 30), "/seam: index 30 is not all there, between the ids"),
+    "meta line": (lambda rows: pc.and_(stream_is("/meta")(rows), pc.equal(rows["kind"], "meta")),
+                  "/meta: lines are missing in chunk 0"),
+    "cut end": (entry("/end", 19), "/end ends at index 19"),
+    "absent stream": (stream_is("/absent"), "/absent is not there at all; its head says 20 events"),
+    "stream that no pattern covers": (entry("/late/_odd", 4), "/late/_odd ends at index 4"),
+    "batch of the ledger": (lambda rows: pc.match_substring(rows["attributes"], '"epoch":"2","sequence":"1"'),
+                            "/_ledger"),
+}  # fmt: skip
+
+
+def test_rows_that_are_gone_are_each_found_and_named(audited: Audited) -> None:
+    place, cut, _ = audited
+    for unwanted, _ in ROWS_GONE.values():
+        without("events", unwanted)(place)
+    without("ledger", lambda rows: pc.and_(pc.equal(rows["epoch"], 1), pc.equal(rows["sequence"], 1)))(place)
+    without("ledger", lambda rows: pc.and_(pc.equal(rows["recipient"], "alice"), pc.equal(rows["state"], "acked")))(
+        place
+    )
+    twice(place)
+    try:
+        report = audit.examine(place, cut)
+    finally:
+        restore(place)
+
+    missing = [one.words for one in report.findings if one.verdict == "missing"]
+    assert not report.passes
+    for name, (_, words) in ROWS_GONE.items():
+        assert any(words in said for said in missing), f"{name}: {report.words()}"
+    assert any("batch 1 of node local, epoch 1, in ledger" in said for said in missing)
+    assert any("item 2 of alice" in said for said in missing), report.words()
+    doubles = [one.words for one in report.findings if one.verdict == "double"]
+    assert any("2 rows whose ids are there already" in said for said in doubles)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gone", ROWS_GONE)
+def test_each_alone_makes_the_audit_fail(audited: Audited, gone: str) -> None:
+    place, cut, _ = audited
+    unwanted, words = ROWS_GONE[gone]
+    without("events", unwanted)(place)
+    try:
+        report = audit.examine(place, cut)
+    finally:
+        restore(place)
+
+    assert any(one.verdict == "missing" and words in one.words for one in report.findings), report.words()
+
+
+def files(*ranges: tuple[int, int]) -> list[LakeFile]:
+    return [LakeFile(lo, hi, "2026-11-15", "events") for lo, hi in ranges]
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (files((0, 10), (10, 20)), []),
+        (files((10, 20)), ["missing: no file has the ids 1 to 10"]),
+        (files((0, 10), (15, 20)), ["missing: no file has the ids 11 to 15"]),
+        (files((0, 10)), ["missing: no file has the ids 11 to 20"]),
+        (files((0, 10), (8, 20)), ["double: events/day=2026-11-15/e-000000000008-000000000020.parquet claims the ids "
+                                   "9 to 10 of another file"]),
+    ],
+)  # fmt: skip
+def test_files_must_follow_each_other(there: list[LakeFile], said: list[str]) -> None:
+    assert [f"{one.verdict}: {one.words}" for one in audit.check_files(there, 20)] == said
+
+
+def restore(place: Workplace) -> None:
+    for kept in place.lake.root.glob("*/*/*.kept"):
+        kept.rename(kept.with_suffix(".parquet"))
+
+
+def test_a_log_that_was_trimmed_before_its_first_archive_is_audited_from_there(
+    spark: SparkSession, server: RunningServer, tmp_path: Path
+) -> None:
+    client = Client(server.url, server.admin_token)
+    publish(client, "/old", [b"1", b"2"])
+    publish(client, "/both", [b"1", b"2"])
+    upto = client.newest()
+    client.call("POST", "/v1/log/trim", body=b'{"upto":%d,"apply":true}' % upto)
+    place = make_place(spark, server, tmp_path / "lake")
+    publish(place.client, "/both", [b"3"])
+
+    outcome = audit.run(place, {})
+
+    assert outcome.exit_code == 0, outcome.words
+    assert [one["verdict"] for one in outcome.data["findings"]] == ["unknown(trimmed)"]
+    assert place.lake.files("events")[0].lo == upto
+
+
+# ── the checks, on literal frames ──────────────────────────────────────────────────────────────
+
+
+def record(
+    state: str, number: int = 0, recipient: str = "alice", seconds: int = 0, **more: object
+) -> tuple[object, ...]:
+    named = {"node": "n1", "epoch": 1, "sequence": 0, "mark": "", "lost": 0, **more}
+    time = T0 + timedelta(seconds=seconds)
+    batch = (1, named["node"], named["epoch"], named["sequence"], named["mark"], named["lost"])
+    return (
+        *batch,
+        time,
+        state,
+        "",
+        "webpush",
+        recipient,
+        "",
+        0,
+        0,
+        f"m{number}",
+        "2026_11" if number else "",
+        number,
+        None,
+    )
+
+
+def test_every_item_is_pending_or_closed(spark: SparkSession) -> None:
+    boxes = [("alice", "2026_11", 6, [2], 0), ("bob", "2026_11", 4, [], 2), ("carol", "2026_11", 1, [], 0)]
+    rows = [record("acked", 1), record("sent", 3), record("expired", 4), record("acked", 4), record("accepted", 5)]
+    rows += [record("dropped", 1, "bob")]
+
+    boxes += [("dora", "2026_11", 6, [], 0), ("eve", "2026_11", 6, [], 0)]
+    followed = (T0, "acked", "", "msgstream")
+    rows += [
+        (*record("")[:6], *followed, who, "/a", 10, last, "", "", 0, None) for who, last in (("dora", 18), ("eve", 16))
+    ]
+    entries = spark.createDataFrame([(10 + 2 * index, index) for index in range(6)], "id BIGINT, index BIGINT")
+
+    found = auditing.unclosed(
+        spark.createDataFrame(boxes, auditing.MAILBOXES), spark.createDataFrame(rows, LEDGER), entries
+    ).collect()
+
+    open_items = sorted((row.recipient, row.number) for row in found)
+    assert open_items[:2] == [("alice", 3), ("alice", 5)]
+    assert {who for who, _ in open_items[2:]} == {"eve"}, "dora has five entries closed for five items, eve only four"
+
+
+def test_numbers_of_batches_that_nobody_has_are_named(spark: SparkSession) -> None:
+    told = [("n1", 1, 0), ("n1", 1, 1), ("n1", 1, 4), ("n2", 1, 0)]
+    frame = spark.createDataFrame(told, "node STRING, epoch BIGINT, sequence BIGINT")
+    kept = [record(BATCH, sequence=number, node=node) for node, _, number in told]
+
+    found = auditing.lost_batches(frame, spark.createDataFrame(kept, LEDGER)).collect()
+
+    assert [tuple(row) for row in found] == [("n1", 1, 2, 3, "events")]

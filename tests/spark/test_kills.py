@@ -1,0 +1,141 @@
+"""The driver's process group is killed at named points; afterwards the lake equals the log."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.pipeline.client import Client
+from penstock.pipeline.commit import AFTER_FIRST_NAME, BEFORE_WATERMARK, POINTS, Faults, Turn
+from penstock.pipeline.jobs import Workplace, archive
+from penstock.testing import RunningServer
+from tests.spark.conftest import make_place
+from tests.spark.driver_child import IN_TASKS
+from tests.spark.filling import differences, fill
+
+ROWS = 20_000
+KILLED = -signal.SIGKILL
+SIX = (*POINTS[:2], IN_TASKS, *POINTS[2:])
+
+
+def drive(server: RunningServer, lake: Path, point: str, rows: int) -> int:
+    """Run a driver that ends at *point*; returns how it ended."""
+    arguments = [server.url, server.admin_token, str(lake), point, str(rows)]
+    with (lake.parent / "child.log").open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.driver_child", *arguments],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=Path(__file__).parents[2],
+        )
+    try:
+        return child.wait(120)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(server: RunningServer, tmp_path: Path) -> None:
+    client, lake = Client(server.url, server.admin_token), tmp_path / "lake"
+    # Given more than each driver gets to, so that every one dies in work of its own
+    for number, point in enumerate(SIX):
+        fill(client, ROWS, seed=number)
+        # When the driver's group is killed at that point, each time under other limits
+        assert drive(server, lake, point, 17_000 + 2_000 * number) == KILLED
+    # Then the next driver brings it to its end, and nothing is missing or there twice
+    assert drive(server, lake, "", 60_000) == 0
+    assert differences(client, lake) == []
+
+
+@pytest.mark.long
+def test_twenty_kills_at_random_moments(server: RunningServer, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    client, lake = Client(server.url, server.admin_token), tmp_path / "lake"
+    randomness = random.Random(request.config.getoption("--hypothesis-seed") or 1)
+    for number in range(20):
+        fill(client, ROWS, seed=number)
+        drive(server, lake, f"within {randomness.uniform(2, 8):.1f}", randomness.randrange(5_000, 50_000))
+
+    assert drive(server, lake, "", 60_000) == 0
+    assert differences(client, lake) == []
+
+
+# ── the sabotage: the watermark before the names ───────────────────────────────────────────────
+
+
+class Crash(BaseException):
+    """As if the process had ended."""
+
+
+class CrashAt(Faults):
+    def __init__(self, point: str) -> None:
+        self._point, self.reached = point, False
+
+    def at(self, point: str) -> None:
+        if point == self._point and not self.reached:
+            self.reached = True
+            raise Crash(point)
+
+
+class WatermarkFirst(Turn):
+    """A build that moves the watermark before the files have their names."""
+
+    def _in_order(self, name: Callable[[], None], finish: Callable[[], None]) -> None:
+        finish()
+        name()
+
+
+@pytest.mark.parametrize(("turn", "lost"), [(Turn, False), (WatermarkFirst, True)])
+def test_the_check_finds_a_watermark_that_moves_too_early(
+    spark: SparkSession,
+    server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    turn: type[Turn],
+    lost: bool,
+) -> None:
+    faults = CrashAt(AFTER_FIRST_NAME)
+    place = make_place(spark, server, tmp_path / "lake", faults)
+    fill(place.client, ROWS)
+    monkeypatch.setattr(archive, "Turn", turn)
+    monkeypatch.setattr(archive, "FEW_ROWS", 1_000)  # two files: one has its name when it ends, the other has not
+    with pytest.raises(Crash):
+        archive.run(place, {})
+
+    archive.run(place, {})
+
+    assert bool(differences(place.client, place.lake.root)) is lost
+
+
+def test_a_crash_before_the_watermark_repeats_what_does_nothing(
+    spark: SparkSession, server: RunningServer, tmp_path: Path
+) -> None:
+    place = make_place(spark, server, tmp_path / "lake", CrashAt(BEFORE_WATERMARK))
+    fill(place.client, 1_000)
+    with pytest.raises(Crash):
+        archive.run(place, {})
+    early = place.lake.files("events")
+
+    archive.run(place, {})
+
+    assert place.lake.files("events") == early
+    assert differences(place.client, place.lake.root) == []
+
+
+def test_a_staged_file_with_too_few_rows_is_not_published(place: Workplace) -> None:
+    fill(place.client, 1_000)
+
+    with pytest.raises(Exception, match="rows, but"):
+        archive.run(place, {}, transform=lambda frame: archive.transform(frame).limit(900).coalesce(1))
+
+    assert place.lake.files("events") == []

@@ -1,0 +1,120 @@
+"""The loop of the warm driver, and the jobs that are handed to it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from penstock.pipeline import tasks
+from penstock.pipeline.commit import watermark
+from penstock.pipeline.jobs import JOBS, Outcome, Workplace, check_options, find
+from penstock.pipeline.loop import LONGEST_PAUSE, Heart, Loop, Timing
+from penstock.testing import wait_until
+from tests.spark.filling import differences, publish
+
+
+def state(place: Workplace) -> Any:
+    return place.client.call("GET", "/v1/pipeline")
+
+
+def alive(place: Workplace) -> bool:
+    driver = state(place)["driver"]
+    return bool(driver and driver["alive"])
+
+
+def run_until_done(loop: Loop, work: Future[Any]) -> None:
+    loop.run(work.done)
+    work.result()
+
+
+def test_the_loop_archives_what_comes_and_does_what_it_is_handed(place: Workplace) -> None:
+    loop = Loop(place, {"archive": 0.2, "ledger": 0.2})
+
+    def user() -> Outcome:
+        wait_until(lambda: alive(place), within=30)
+        publish(place.client, "/orders", [b"one", b"two"])
+        newest = place.client.newest()
+        wait_until(lambda: watermark(place.client, "ledger") >= newest, within=120)
+        assert tasks.warm_driver(place.client, str(place.lake.root))
+        assert not tasks.warm_driver(place.client, "/elsewhere")
+        return tasks.hand_over(place.client, "compact", {"all": ""})
+
+    with Heart(place.client, loop.state, period=0.2), ThreadPoolExecutor(1) as pool:
+        work = pool.submit(user)
+        run_until_done(loop, work)
+        shown = state(place)
+
+    assert work.result().words.startswith("compact: ")
+    assert shown["tables"]["events"]["lag"] == 0
+    assert shown["driver"]["jobs"]["archive"]["words"].startswith("archive: ")
+    assert differences(place.client, place.lake.root) == []
+    assert place.client.list("pipeline/tasks/") == {}
+    assert not alive(place)
+
+
+def test_a_job_that_ran_before_those_it_builds_on_runs_again(place: Workplace) -> None:
+    now = [0.0]
+    loop = Loop(place, {"archive": 5.0, "ledger": 1.0}, clock=lambda: now[0])
+    loop.round(place.client.newest())
+    publish(place.client, "/orders", [b"one"])
+    newest = place.client.newest()
+
+    # When the ledger's turn comes, and the archive's does not yet
+    now[0] = 2.0
+    loop.round(newest)
+    assert watermark(place.client, "ledger") < newest
+
+    # Then the ledger's turn comes again after the archive's
+    now[0] = 6.0
+    loop.round(newest)
+    assert watermark(place.client, "ledger") == newest
+
+
+def test_a_job_that_fails_is_told_and_the_others_go_on(place: Workplace) -> None:
+    loop = Loop(place, {"nonsense": 0.2, "archive": 0.2})
+
+    loop.round(place.client.newest())
+
+    jobs = loop.state()["jobs"]
+    assert "no job 'nonsense'" in jobs["nonsense"]["error"]
+    assert jobs["archive"]["words"].startswith("archive: ")
+
+
+def test_a_task_that_cannot_be_done_is_told_to_whoever_asked(place: Workplace) -> None:
+    def refuse(place: Workplace, name: str, options: object) -> Outcome:
+        return find(name).run(place, {})
+
+    with Heart(place.client, lambda: {"lake": ""}, period=0.1), ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: alive(place))
+        asking = pool.submit(tasks.hand_over, place.client, "nonsense", {})
+        wait_until(lambda: tasks.run_all(place, refuse) or asking.done())
+
+    with pytest.raises(tasks.TaskFailed, match="no job 'nonsense'"):
+        asking.result()
+
+
+def test_a_task_without_a_driver_is_not_waited_for(place: Workplace) -> None:
+    with pytest.raises(tasks.TaskFailed, match="driver ended"):
+        tasks.hand_over(place.client, "compact", {})
+    assert place.client.list("pipeline/tasks/") == {}
+
+
+def test_failures_make_the_pauses_longer_and_success_short_again() -> None:
+    timing = Timing("archive", 5)
+
+    pauses = []
+    for _ in range(6):
+        timing.failed(0, ValueError("no"))
+        pauses.append(timing.due)
+    timing.succeeded(0, 17, "done", 1)
+
+    assert pauses == [10, 20, 40, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert (timing.due, timing.seen, timing.failures) == (5, 17, 0)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_job_says_which_options_it_has(name: str) -> None:
+    with pytest.raises(Exception, match="is no option of the job"):
+        check_options(name, {"no-such-option": "1"})

@@ -1,0 +1,89 @@
+"""A real standalone master with two workers on loopback; one of them is killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from penstock.pipeline.client import Client
+from penstock.pipeline.commit import watermark
+from penstock.testing import RunningServer, wait_until
+from tests.spark.filling import differences, fill
+from tests.spark.sockets import beyond_loopback
+
+HOME = Path(pyspark.__file__).parent
+ROWS = 300_000
+
+
+@contextmanager
+def spark_class(name: str, folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """One of Spark's daemons, in a process group of its own, until the block ends."""
+    log = folder / f"{name.lower()}-{len(list(folder.glob('*.log')))}.log"
+    environment = {**os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name.lower()}.{name}", *arguments]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True, cwd=folder)
+    try:
+        yield process, log
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """The master's address, and its two workers."""
+    loopback = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with spark_class("Master", tmp_path, *loopback) as (_, log):
+        found = wait_until(lambda: re.search(r"spark://127\.0\.0\.1:\d+", log.read_text()), within=60)
+        size = ("--cores", "1", "--memory", "1100m", "--work-dir", str(tmp_path / "work"))
+        with (
+            spark_class("Worker", tmp_path, *loopback, *size, found[0]) as (one, one_log),
+            spark_class("Worker", tmp_path, *loopback, *size, found[0]) as (two, two_log),
+        ):
+            for worker_log in (one_log, two_log):
+                wait_until(lambda worker_log=worker_log: "Successfully registered" in worker_log.read_text(), within=60)
+            yield found[0], [one, two]
+
+
+def test_archive_and_audit_survive_the_loss_of_a_worker(
+    server: RunningServer, tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[bytes]]]
+) -> None:
+    client, lake = Client(server.url, server.admin_token), tmp_path / "lake"
+    master, workers = cluster
+    fill(client, ROWS)
+    where = ["--master", master, "--url", server.url, "--token", server.admin_token, "--lake", str(lake)]
+    with (tmp_path / "job.log").open("wb") as out:
+        command = [sys.executable, "-m", "penstock", "pipeline", "archive", "--once", *where]
+        job = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    try:
+        # Given tasks that are writing
+        wait_until(lambda: list(lake.rglob("_temporary/**/*.parquet")) or job.poll() is not None, within=120)
+        assert job.poll() is None, (tmp_path / "job.log").read_text()
+        assert beyond_loopback(job.pid) == set()
+        # When one worker and its executor are gone
+        os.killpg(workers[0].pid, signal.SIGKILL)
+        # Then the job ends well, and every row is there once
+        assert job.wait(180) == 0, (tmp_path / "job.log").read_text()[-3000:]
+    finally:
+        end(job)
+    assert watermark(client, "events") == client.newest()
+    assert differences(client, lake) == []
+    # And the audit, on the worker that is left, finds nothing wrong
+    audit = [sys.executable, "-m", "penstock", "audit", "--json", *where]
+    done = subprocess.run(audit, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.lake import LETTERS, LakeFile, first_overlap, parse_folder, parse_name
+
+files = st.builds(
+    LakeFile, st.integers(0, 2**62), st.integers(0, 2**62), st.dates().map(str), st.sampled_from(sorted(LETTERS))
+)
+
+
+@given(files)
+def test_a_name_says_what_it_was_made_of(file: LakeFile) -> None:
+    table, folder, name = file.path.split("/")
+
+    assert parse_name(table, parse_folder(folder) or "", name) == file
+
+
+@given(files, files)
+def test_names_sort_like_ids(one: LakeFile, other: LakeFile) -> None:
+    if max(one.lo, other.lo) < 10**12 and one.table == other.table and one.lo != other.lo:
+        assert (one.name < other.name) == (one.lo < other.lo)
+
+
+@pytest.mark.parametrize(
+    "name", ["e-1.parquet", "l-0-1.parquet", "e-0-1.parquet.crc", ".e-0-1.parquet", "e-0-1.tmp", ""]
+)
+def test_other_names_are_none_of_ours(name: str) -> None:
+    assert parse_name("events", "2026-11-15", name) is None
+
+
+@pytest.mark.parametrize("name", ["day=2026-1-1", "2026-11-15", "day=2026-11-15x", "_staging"])
+def test_other_folders_are_none_of_ours(name: str) -> None:
+    assert parse_folder(name) is None
+
+
+def test_files_that_claim_the_same_ids_are_found() -> None:
+    day = "2026-11-15"
+    sound = [LakeFile(0, 10, day, "events"), LakeFile(10, 20, day, "events"), LakeFile(30, 40, day, "events")]
+
+    assert first_overlap(sound) is None
+    assert first_overlap([*sound, LakeFile(9, 12, day, "events")]) == (sound[0], LakeFile(9, 12, day, "events"))
