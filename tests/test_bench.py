@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import append, fanout, idle, latency, push, replay, sps, start, streams
+from bench import append, fanout, idle, latency, msgstream, push, replay, sps, start, streams, trickle, webpush
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
 from bench.rig.load import Load, undisturbed
@@ -28,9 +28,12 @@ EVERY = {
     "latency": (latency, [], 3),
     "push": (push, [], 3),
     "replay": (replay, [], 1),
+    "msgstream": (msgstream, [], 5),
     "sps": (sps, [], 7),
     "start": (start, [], 2),
     "streams": (streams, [], 1),
+    "trickle": (trickle, [], 4),
+    "webpush": (webpush, [], 5),
 }
 
 

@@ -151,3 +151,11 @@ def test_settings_cannot_be_changed() -> None:
 
 def test_a_secret_is_not_shown_with_the_rest() -> None:
     assert "hidden-thing" not in repr(load(given=["auth.admin_token=hidden-thing"]))
+
+
+def test_a_role_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        load(given=["server.roles=endpoints"])
+
+    assert "endpoint, connection" in refused.value.remedy
+    assert load(given=["server.roles=endpoint,connection"]).server.roles == ("endpoint", "connection")

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,11 +23,13 @@ IMPURE = frozenset(
 )
 """What a pure protocol has no use for: it neither waits, nor talks, nor asks the clock."""
 
-PURE_LIBRARIES = ("msgspec", "httptools", "websockets.utils")
+PURE_LIBRARIES = ("msgspec", "httptools", "websockets.utils", "cryptography")
 """Others' code that takes and gives bytes, and does nothing else."""
 
 BASE = ("penstock.values", "penstock.limits", "penstock.errors")
-FACING_DOORS = ("exchange", "context", "door", "live", "routing", "auth", "flush", "wheel", "outgoing")
+FACING_DOORS = (
+    "exchange", "context", "door", "live", "routing", "auth", "flush", "wheel", "outgoing", "problems", "websocket",
+)  # fmt: skip
 DOOR_SIDE = tuple(f"penstock.server.{name}" for name in FACING_DOORS)
 """The side that the server turns towards its doors. Never its listener, its connections or another API."""
 
@@ -152,30 +156,30 @@ def plant(source: Path, file: str, code: str) -> None:
     path.write_text(code)
 
 
-WITHOUT_SPARK = """
-import sys
-for name in ("pyspark", "py4j", "pandas", "numpy", "nats", "pytest", "hypothesis"):
-    sys.modules[name] = None  # importing it now raises ImportError
-from penstock.cli.app import run
-sys.exit(run(sys.argv[1:]))
-"""
+ABSENT = ("pyspark", "py4j", "pandas", "numpy", "pytest", "hypothesis")
+"""What no server needs."""
 
 
-def test_the_server_starts_without_spark_and_java(tmp_path: Path) -> None:
-    output = tmp_path / "server.out"
-    command = [
-        sys.executable,
-        "-c",
-        WITHOUT_SPARK,
-        "serve",
-        "--data",
-        str(tmp_path / "data"),
-        "--listen",
-        "127.0.0.1:0",
-    ]
-    environment = {**os.environ, "PATH": "/nonexistent", "JAVA_HOME": "/nonexistent"}
+def venv_without(folder: Path, *absent: str) -> Path:
+    """A virtual environment with all that is installed here but *absent*; returns its Python."""
+    venv.create(folder, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for item in Path(sysconfig.get_path("purelib")).iterdir():
+        name = item.name.partition(".")[0].partition("-")[0].removeprefix("_")
+        if name not in absent and item.suffix != ".pth":
+            (folder / "lib" / version / "site-packages" / item.name).symlink_to(item)
+    (folder / "lib" / version / "site-packages" / "penstock.pth").write_text(f"{SOURCE}\n")
+    return folder / "bin" / "python"
+
+
+def test_the_server_starts_where_spark_and_java_are_not_installed(tmp_path: Path) -> None:
+    python, output = venv_without(tmp_path / "venv", *ABSENT), tmp_path / "server.out"
+    nowhere = {**os.environ, "PATH": "/nonexistent", "JAVA_HOME": "/nonexistent"}
+    for name in ABSENT:
+        assert subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode == 1
+    command = [python, "-m", "penstock", "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     with output.open("wb") as out, (tmp_path / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=out, stderr=log, env=environment)
+        server = subprocess.Popen(command, stdout=out, stderr=log, env=nowhere)
     try:
         wait_until(lambda: output.read_text() or server.poll() is not None, within=20)
         assert output.read_text().startswith("penstock ready on http://127.0.0.1:")
@@ -184,3 +188,18 @@ def test_the_server_starts_without_spark_and_java(tmp_path: Path) -> None:
     finally:
         server.kill()
         server.wait()
+
+
+def test_a_job_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
+    python = venv_without(tmp_path / "venv", *ABSENT)
+
+    done = subprocess.run(
+        [python, "-m", "penstock", "pipeline", "archive", "--once", "--lake", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("penstock: spark_missing: pyspark is not installed — ")
+    assert done.stderr.count("\n") == 1

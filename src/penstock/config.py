@@ -11,6 +11,7 @@ meant, `4MiB` where bytes are meant. A list is written with commas.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from penstock.errors import ConfigInvalid
 from penstock.measures import measure, parse_address, parse_keep
 
 T = TypeVar("T")
+ROLES = ("all", "endpoint", "connection", "pusher")
 
 
 def setting(
@@ -44,6 +46,19 @@ class ServerSettings:
 
     listen: str = setting("127.0.0.1:8800", "Address and port of the one listener; port 0 takes a free one.")
     doors: tuple[str, ...] = setting(("all",), "Doors to open: all, or names with commas.")
+    node: str = setting("", "This node's name in a cluster, different on each. Empty: the host's, and a random number.")
+    roles: tuple[str, ...] = setting(
+        ("all",), "What this node does, of the doors that can be split: all, or endpoint, connection with commas."
+    )
+    internal_listen: str = setting(
+        "", "Address and port for other nodes of the cluster. Empty: none; they reach this node over the bus."
+    )
+    internal_address: str = setting(
+        "", "How other nodes reach that listener, as http://10.0.0.5:8801. Empty: where it listens."
+    )
+    internal_token: str = setting(
+        "", "What other nodes show there. Empty: made from the shared key of endpoints.", secret=True
+    )
     linger_ms: int = setting(
         0, "How long an event may wait for others to share its write. 0: one loop turn.", unit="ms", most=20
     )
@@ -97,7 +112,16 @@ class ServerSettings:
 class LogSettings:
     """The durable log."""
 
-    engine: str = setting("sqlite", "Storage engine.", choices=("sqlite", "memory"))
+    engine: str = setting(
+        "sqlite", "Storage engine: sqlite, memory, or a cluster's NATS servers as nats://a:4222,b:4222."
+    )
+    prefix: str = setting("penstock", "Of a cluster: what its streams in NATS begin with. Letters, digits, - and _.")
+    replicas: int = setting(3, "Of a cluster: NATS servers that keep each event.", least=1, most=5)
+    credentials: str = setting("", "Of a cluster: a NATS credentials file.")
+    synced: bool = setting(
+        False,
+        "Of a cluster: all NATS servers have sync_interval always. Nodes cannot see it; the ready line repeats it.",
+    )
     keep: str = setting("", "How much to keep: an age (30d), a size (50GiB), or empty for everything.")
     queue: int = setting(20_000, "Entries waiting for the writer; half a second of its work. Over it: 503.", least=1)
     queue_bytes: int = setting(
@@ -107,6 +131,10 @@ class LogSettings:
         32_768, "Entries in one transaction at most: group commit gains nothing beyond, latency grows.", least=1
     )
     readers: int = setting(2, "Threads that read: one long replay must not hold up the others.", least=1)
+    gather_ms: int = setting(
+        0, "How long publishes may wait for others to share their commit. Their answers wait as long.", unit="ms",
+        least=0, most=20,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +181,157 @@ class SpsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WebPushSettings:
+    """The Web Push door."""
+
+    origin: str = setting(
+        "",
+        "Public origin of endpoints, as https://push.example.net: what senders reach, and what VAPID's aud must say. "
+        "Empty: what the user agent's or the sender's Host header says, which is right only without a proxy.",
+    )
+    token_keys: tuple[str, ...] = setting(
+        (),
+        "Fernet keys of endpoint tokens, the newest first: that one encrypts, all decrypt. "
+        "Empty: one is made at the first start and kept with the data.",
+        secret=True,
+    )
+    hello_timeout: float = setting(5.0, "From the WebSocket's opening to its hello. Over it: closed, 1011.", unit="s")
+    ping_interval: float = setting(
+        300.0, "Silence after which a user agent is pinged. Below the idle limit of the proxies in front. 0: never.",
+        unit="s",
+    )  # fmt: skip
+    ping_timeout: float = setting(4.0, "For the answer to a ping. Over it: closed.", unit="s", least=0.25)
+    ping_least: float = setting(
+        45.0, "Least time between two pings `{}` of a user agent: more cost it its battery. Under it: closed, 4774.",
+        unit="s",
+    )  # fmt: skip
+    msg_limit: int = setting(
+        150,
+        "Stored messages read without the storage once being empty; a user agent with more is dropped and "
+        "subscribes anew. 0: no limit.",
+    )
+    window: int = setting(
+        1, "Unacknowledged notifications at which direct ones are stored instead; 1 is what autopush promised.",
+        least=1, most=128,
+    )  # fmt: skip
+    direct: str = setting(
+        "bypass",
+        "What a notification for a connected user agent does: bypass storage, or go through it (durable).",
+        choices=("bypass", "durable"),
+    )
+    body_limit: int = setting(
+        4096, "Bytes of a message's body, as encrypted; 5630 serves senders that encode it once more. Over it: 413.",
+        unit="bytes", least=4096, most=65_536,
+    )  # fmt: skip
+    ttl_most: float = setting(
+        30 * 86_400.0, "Longest TTL: a user agent that was away for longer is forgotten. Over it: cut, and said so.",
+        unit="s", least=1,
+    )  # fmt: skip
+    broadcasts: tuple[str, ...] = setting((), "Broadcasts that user agents may subscribe to, each as ID=VERSION.")
+    node_timeout: float = setting(
+        3.0, "For the internal listener of another node to answer. Over it: stored.", unit="s", least=0.1
+    )
+    contact: str = setting(
+        "", "Where operators of push services reach you, mailto:… or https:…; it is signed into what the sender sends."
+    )
+    vapid_key: str = setting(
+        "",
+        "Private key of the sender's signatures, 32 bytes in base64url. Empty: one is made at first use and kept with "
+        "the data; subscriptions that were made with it take messages of no other.",
+        secret=True,
+    )
+    send_timeout: float = setting(30.0, "For a push service to answer the sender.", unit="s", least=0.01)
+    send_retry: float = setting(
+        1.0, "Until the sender's first retry; doubled for each further one.", unit="s", least=0.01
+    )
+    send_retry_longest: float = setting(300.0, "Between retries at most.", unit="s", least=0.01)
+    send_slots: int = setting(8, "Messages on their way to one push service at once.", least=1, most=256)
+
+
+@dataclass(frozen=True, slots=True)
+class TrickleSettings:
+    """The Trickle door."""
+
+    base: str = setting("/trickle/", "Path under which channels are; begins and ends with a slash.")
+    autocreate: bool = setting(False, "The first segment makes its channel; else POST to the channel makes it.")
+    changefeed: bool = setting(False, "Write which channels come and go to the channel `_changes`.")
+    open: bool = setting(False, "Local clients need no token. Only on a loopback address.")
+    gaps: bool = setting(False, "Publishers may leave out numbers; not in recorded channels.")
+    missing_status: int = setting(
+        470, "Answer for a segment that is not there: 470, or the 404 of the protocol's text.", least=404, most=470
+    )
+    segments: int = setting(5, "Segments kept of a channel; a channel may choose another number.", least=1, most=10_000)
+    window_bytes: int = setting(
+        64 * 1024 * 1024,
+        "Bytes kept of a channel, slow readers' included. Over it: the oldest go.",
+        unit="bytes",
+        least=1,
+    )
+    keep_seconds: float = setting(0.0, "How long ended segments are kept. 0: as long as the other two allow.", unit="s")
+    segment_bytes: int = setting(
+        16 * 1024 * 1024,
+        "Bytes of one segment: half a minute of video at 4 Mbit/s. Recorded ones: a batch. Over it: 413.",
+        unit="bytes",
+        least=1,
+    )
+    memory_bytes: int = setting(
+        1024 * 1024 * 1024, "Bytes kept of all channels. Over it: new segments get 503.", unit="bytes", least=1
+    )
+    channels: int = setting(10_000, "Channels that are open at once. Over it: 503.", least=1)
+    waiting: int = setting(10_000, "Readers that wait for a first byte. Over it: 503.", least=1)
+    idle: float = setting(300.0, "A channel without a byte for so long is closed. 0: never.", unit="s")
+    preconnect: float = setting(
+        60.0, "A publisher may connect so long before its first byte. Over it: 408.", unit="s", least=0.25
+    )
+    sign_of_life: float = setting(
+        10.0, "Between the interim answers that a connected publisher gets.", unit="s", least=0.25
+    )
+    wait: float = setting(
+        0.0, "How long a reader waits for a first byte, unless it asks for less. 0: for ever. Over it: 408.", unit="s"
+    )
+    abandon: float = setting(
+        10.0, "A segment whose publisher is gone ends after so long, unless another goes on with it.", unit="s"
+    )
+    linger: float = setting(
+        10.0, "Segments of a closed channel can be read for so long: its readers may be one behind.", unit="s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MsgstreamSettings:
+    """The message stream."""
+
+    heartbeat: float = setting(
+        60.0, "How long a long poll without packs is held before it gets 204. 0: without an end.", unit="s"
+    )
+    ping: float = setting(
+        30.0, "Between two pings on a WebSocket; one that was not answered ends it. Below the 60 s of common proxies.",
+        unit="s", least=0.25,
+    )  # fmt: skip
+    ttl: int = setting(
+        600, "Life of a session without a sign of life from its client, if its maker says nothing.", unit="s", least=1
+    )
+    sweep: float = setting(30.0, "Between two looks for sessions whose life has ended.", unit="s", least=0.05)
+    packs: int = setting(
+        1_000, "Packs that wait in one session. Over it: emits to it are refused as full, and what it follows waits.",
+        least=1,
+    )  # fmt: skip
+    bytes: int = setting(
+        4 * 1024 * 1024, "Bytes of emitted packs that wait in one session. Over it: as msgstream.packs.",
+        unit="bytes", least=1,
+    )  # fmt: skip
+    resend: str = setting(
+        "new",
+        "What a WebSocket gets with each new pack: that pack (new), or all that are not confirmed (all, as MAGE does).",
+        choices=("new", "all"),
+    )
+    recheck: float = setting(
+        5.0, "Where several nodes share the data: how often an open connection looks for what no hint told.",
+        unit="s", least=0.25,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class HubSettings:
     """What is kept in memory for live readers."""
 
@@ -170,6 +349,15 @@ class LedgerSettings:
     enabled: bool = setting(True, "Record deliveries.")
     flush_ms: float = setting(
         200.0, "How long a record of sending may wait. A crash loses at most this much of it.", unit="ms", least=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LakeSettings:
+    """The lake that the pipeline writes, for reading."""
+
+    url: str = setting(
+        "", "Directory of the lake. Entries that were trimmed are read from there; empty: they are gone for readers."
     )
 
 
@@ -208,8 +396,12 @@ class Settings:
     log: LogSettings = LogSettings()
     eventhorizon: EventHorizonSettings = EventHorizonSettings()
     sps: SpsSettings = SpsSettings()
+    trickle: TrickleSettings = TrickleSettings()
+    webpush: WebPushSettings = WebPushSettings()
+    msgstream: MsgstreamSettings = MsgstreamSettings()
     hub: HubSettings = HubSettings()
     ledger: LedgerSettings = LedgerSettings()
+    lake: LakeSettings = LakeSettings()
     auth: AuthSettings = AuthSettings()
     logs: LogsSettings = LogsSettings()
     metrics: MetricsSettings = MetricsSettings()
@@ -281,7 +473,35 @@ def _check_together(settings: Settings) -> None:
     if server.tls_key and not server.tls_certificate:
         raise ConfigInvalid("server.tls_key", "is of no use without server.tls_certificate")
     parse_address(server.listen)
+    _check_roles(server)
+    _check_engine(settings.log)
     parse_keep(settings.log.keep)
+    _check_trickle(settings.trickle, server)
+
+
+def _check_engine(log: LogSettings) -> None:
+    if log.engine not in ("sqlite", "memory") and not log.engine.startswith("nats://"):
+        raise ConfigInvalid("log.engine", f"{log.engine!r} is none of sqlite, memory, nats://…")
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", log.prefix):
+        raise ConfigInvalid("log.prefix", f"{log.prefix!r} is not 1 to 64 letters, digits, - and _")
+
+
+def _check_roles(server: ServerSettings) -> None:
+    for role in server.roles:
+        if role not in ROLES:
+            raise ConfigInvalid("server.roles", f"there is no role {role!r}", remedy=f"Known: {', '.join(ROLES)}.")
+    if server.internal_listen:
+        parse_address(server.internal_listen)
+
+
+def _check_trickle(trickle: TrickleSettings, server: ServerSettings) -> None:
+    if not (trickle.base.startswith("/") and trickle.base.endswith("/") and "*" not in trickle.base):
+        raise ConfigInvalid("trickle.base", f"{trickle.base!r} does not begin and end with a slash")
+    if trickle.missing_status not in (404, 470):
+        raise ConfigInvalid("trickle.missing_status", "is neither 470 nor 404")
+    host = parse_address(server.listen)[0]
+    if trickle.open and not (host.startswith("127.") or host in ("::1", "localhost")):
+        raise ConfigInvalid("trickle.open", f"is for local use, but {host} is not a loopback address")
 
 
 def _from_file(file: Path) -> dict[str, Any]:

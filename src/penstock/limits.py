@@ -82,14 +82,31 @@ RECORD_KEY_BYTES: Final = 512
 LEDGER_BATCH_BYTES: Final = 700 * 1024
 """Bytes of one batch of ledger records: it must fit into one entry. Over it: a further batch."""
 
+LEDGER_BATCH_ITEMS: Final = 1_000
+"""Records of mailbox items in one batch: with the longest names they still fit into one entry. Over it: a further
+batch."""
+
 LEDGER_WAITING: Final = 2_000_000
 """Records that wait in memory while the log takes nothing. Over it: the oldest batches are emptied
 and say how many records they lost, so that an audit never takes those for undelivered."""
+
+# ── the lake ───────────────────────────────────────────────────────────────────────────────────
+
+MESSAGE_ID_CHARACTERS: Final = 512
+"""Characters of what `why` takes for the id of a message; those of Web Push are shorter. Over it: 400."""
+
+LAKE_READS: Final = 256
+"""Reads of the lake that run or wait at once: each holds a place in line for its two threads. Over it: 503."""
 
 # ── Event Horizon ──────────────────────────────────────────────────────────────────────────────
 
 PUSHERS: Final = 10_000
 """Pushers that one server runs: each holds a task and a few connections. Over it: 413."""
+
+# ── Web Push, the sender ──────────────────────────────────────────────────────────────────────
+
+BINDINGS: Final = 100_000
+"""Subscriptions of browsers that one server binds to streams: each holds some 2 KB of memory. Over it: 413."""
 
 # ── connections ────────────────────────────────────────────────────────────────────────────────
 
@@ -155,3 +172,84 @@ PRESENCE_LINES: Final = 100_000
 
 USER_TOKEN_SECONDS: Final = 90 * 24 * 3600
 """Longest life of a user's token (`POST /v1/tokens`): it cannot be called back. Over it: 400."""
+
+# ── Web Push ───────────────────────────────────────────────────────────────────────────────────
+
+PUSH_PAGE: Final = 10
+"""Stored notifications that are sent before an acknowledgement is waited for, as autopush does. More: the next
+page comes when all of them are acknowledged."""
+
+PUSH_COMMANDS: Final = 1_024
+"""Commands of one user agent that wait while one of them is carried out; a distributor registers some hundred
+channels in one burst. Over it: closed, 1008."""
+
+PUSH_WORKERS: Final = 256
+"""User agents whose commands are carried out at once: a storm of them must not fill the engine's queues. Over
+it: they wait their turn."""
+
+PUSH_CHANNELS: Final = 2_000
+"""Channels of one user agent: they are read whole at each connect. Over it: register answers 413."""
+
+PUSH_BODY_READ: Final = 256 * 1024
+"""Bytes of a message's body that are read to answer 413 in the protocol's own form. Over it: 413 in ours."""
+
+PUSH_TOKENS_KNOWN: Final = 50_000
+"""Endpoint tokens remembered as read. Over it: all are forgotten, and read again."""
+
+PUSH_AGENTS_KNOWN: Final = 50_000
+"""User agents whose router record and channels are remembered on a node that is alone. Over it: all are
+forgotten, and read again."""
+
+PUSH_SENDERS_KNOWN: Final = 4_096
+"""VAPID tokens remembered as verified, until they expire. Over it: all are forgotten, and verified again."""
+
+PUSH_SETTLE_SECONDS: Final = 10
+"""How long after a hello and after a month's switch the storage is read once more: an engine's outdated leader
+may have answered, or an endpoint may still have been on its way to the old month."""
+
+PUSH_RECEIPT_SECONDS: Final = 7 * 24 * 3600
+"""How long the outcome of a message is kept in its receipt subscription. After it: it is gone."""
+
+# ── the message stream ─────────────────────────────────────────────────────────────────────────
+
+ACTOR_BYTES: Final = 128
+"""Bytes of an actor's name: it is part of record keys and of every session key. Over it: 400."""
+
+SESSION_META_BYTES: Final = 4096
+"""Bytes of what a backend keeps with a session: records are small and read whole. Over it: 413."""
+
+SESSION_SECONDS: Final = 90 * 24 * 3600
+"""Longest life of a session without a sign of life from its client. Over it: 400."""
+
+SESSIONS_KNOWN: Final = 20_000
+"""Sessions without a connection that a node remembers, so that their polls read no disk. Over it: the one that
+was quiet for longest is forgotten; its next poll reads it again."""
+
+EMIT_ACTORS: Final = 1_000
+"""Actors of one emit: each is a write of its own. Over it: 413; a broadcast has no such limit."""
+
+MESSAGE_TYPE_BYTES: Final = 256
+"""Bytes of a message's type: in a stream it is the type of an entry (TYPE_BYTES). Over it: 400."""
+
+PACK_MESSAGES: Final = 1_000
+"""Messages of one pack: emitted to a stream each is an entry of one batch (BATCH_ENTRIES). Over it: 413."""
+
+PACK_BYTES: Final = 512 * 1024
+"""Bytes of one pack's data: a pack is one item of a mailbox or one entry, and clients hold it whole. Over it: 413."""
+
+CONFIRM_BYTES: Final = 64 * 1024
+"""Bytes of one frame of pack ids: more than there can be packs. Over it: the WebSocket is closed with 1009."""
+
+FORWARD_ENTRIES: Final = 250
+"""Followed entries that become packs of one session in one write. More: the next write."""
+
+# ── Trickle ────────────────────────────────────────────────────────────────────────────────────
+
+RECORD_BACKLOG_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of a recorded channel's segments that wait for the log. At it: its publishers are not read from."""
+
+CONTENT_TYPE_BYTES: Final = 256
+"""Bytes of a channel's content type: it is written beside every recorded segment. Over it: 400."""
+
+CHANGES_SEGMENTS: Final = 1_000
+"""Messages of `_changes` that are kept: a burst of channels must not outrun who reads it. Over it: the oldest go."""

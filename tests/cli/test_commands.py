@@ -152,7 +152,7 @@ def test_without_options_the_token_in_the_folder_is_used(tmp_path: Path) -> None
 
 
 def test_up_prints_two_curl_lines_that_work(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-system"]
+    command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-system", "--no-pipeline"]
     with started(command, dict(os.environ), tmp_path) as (process, output):
         wait_until(lambda: "-d 'hello'" in output.read_text() or process.poll() is not None, within=20)
         listen, publish = (shlex.split(line) for line in re.findall(r"^  (curl .*)$", output.read_text(), re.MULTILINE))

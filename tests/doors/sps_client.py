@@ -110,6 +110,11 @@ class Wire:
             lines.append(line)
         return lines
 
+    def hung_up(self) -> bool:
+        """Whether the server has closed the connection after the end of the answer."""
+        assert self._file.readline() == b"\r\n"
+        return self._file.read(1) == b""
+
     def data(self, count: int) -> list[Any]:
         """What the next events carry."""
         return [line["data"] for line in self.lines(count)]

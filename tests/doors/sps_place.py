@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from heapq import heappop, heappush
+from itertools import count
 from pathlib import Path
 
 from penstock.config import Settings
@@ -30,6 +31,7 @@ class ManualTime:
 
     def __init__(self) -> None:
         self._now = 1000.0
+        self._order = count()  # of what is due at the same time, the first booked is called first
         self._booked: list[tuple[float, int, Callable[[], None], asyncio.TimerHandle]] = []
 
     def time(self) -> float:
@@ -37,7 +39,7 @@ class ManualTime:
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(self._now + delay, callback, (), asyncio.get_running_loop())
-        heappush(self._booked, (self._now + delay, len(self._booked), callback, handle))
+        heappush(self._booked, (self._now + delay, next(self._order), callback, handle))
         return handle
 
     def advance(self, seconds: float) -> None:

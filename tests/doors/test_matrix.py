@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from penstock.testing import RunningServer, wait_until
 from tests.doors.eventhorizon_client import Model, add_pusher, append, call, create, lines, scripted, subscribe
+from tests.doors.msgstream_client import login, open_socket, packs, receive
+from tests.doors.push_service import bind, binding
 from tests.doors.sps_client import Wire, notify
+from tests.doors.trickle_client import delete, get, made, post
+from tests.doors.user_agent import UserAgent, connected
 from tests.server.api import Tail, ask, publish
 
-Write = Callable[[RunningServer, str, list[bytes]], None]
+Write = Callable[[RunningServer, str, list[bytes]], str | None]  # a door that names its streams itself returns the name
 Read = Callable[[RunningServer, str, int], list[bytes]]
 
 
@@ -84,7 +89,64 @@ def read_eventhorizon_push(server: RunningServer, stream: str, count: int) -> li
     return [content.encode() for content in app.applied[stream]]
 
 
-WRITERS: dict[str, Write] = {"eventhorizon": write_eventhorizon, "v1": write_v1, "sps": write_sps}
+def read_webpush(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    """As a browser gets it that was away: our sender encrypts, our service keeps, the user agent decrypts."""
+    with UserAgent(server) as agent:
+        subscription = agent.subscribe(ask(server, "GET", "/v1/webpush/key", token=None).json["public_key"])
+    wait_until(lambda: not connected(server))
+    id = bind(server, subscription, stream, after=first_id(server, stream) - 1)
+    wait_until(lambda: binding(server, id)["sent"] == count, within=15)
+    with UserAgent(server, agent.uaid, agent.browser) as agent:
+        found = [agent.read() for _ in range(count)]
+    ask(server, "DELETE", f"/v1/webpush/{id}")
+    return found
+
+
+def write_trickle(server: RunningServer, stream: str, bodies: list[bytes]) -> str:
+    """As the segments of a recorded channel, which is closed afterwards."""
+    channel = made(server, "matrix", record="true")
+    for body in bodies:
+        assert post(server, channel, -1, body).status == 200
+    assert delete(server, channel).status == 200
+    return f"/channels/{channel}/1"
+
+
+def read_trickle(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    """Any stream is a channel: its index is the seq."""
+    return [get(server, stream, seq).body for seq in range(count)]
+
+
+def write_msgstream(server: RunningServer, stream: str, bodies: list[bytes]) -> None:
+    for body in bodies:
+        wanted = b'{"streams":"%b","messages":[["matrix",%b]]}' % (stream.encode(), body)
+        assert ask(server, "POST", "/v1/emit", wanted).status == 200
+
+
+def read_msgstream_poll(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    key = login(server, follow=[stream], after=0)
+    return [_data_of(pack) for pack in packs(server, key).values()][:count]
+
+
+def read_msgstream_socket(server: RunningServer, stream: str, count: int) -> list[bytes]:
+    got: list[bytes] = []
+    with open_socket(server, login(server, follow=[stream], after=0)) as opened:
+        while len(got) < count:
+            got += [_data_of(pack) for pack in receive(opened).values()]
+    return got
+
+
+def _data_of(pack: Any) -> bytes:
+    [[_, data]] = pack
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+WRITERS: dict[str, Write] = {
+    "eventhorizon": write_eventhorizon,
+    "v1": write_v1,
+    "sps": write_sps,
+    "trickle": write_trickle,
+    "msgstream": write_msgstream,
+}
 READERS: dict[str, Read] = {
     "eventhorizon read": read_eventhorizon,
     "eventhorizon push": read_eventhorizon_push,
@@ -92,6 +154,10 @@ READERS: dict[str, Read] = {
     "v1 tail": read_v1_tail,
     "sps lines": read_sps_lines,
     "sps raw": read_sps_raw,
+    "webpush": read_webpush,
+    "trickle": read_trickle,
+    "msgstream poll": read_msgstream_poll,
+    "msgstream socket": read_msgstream_socket,
 }
 
 
@@ -101,6 +167,6 @@ def test_what_one_door_writes_every_door_reads(shared_server: RunningServer, wri
     stream = f"/matrix/{uuid.uuid4().hex}"
     bodies = [b'{"n":%d,"text":"\xc3\xa9 <&>"}' % number for number in range(5)]
 
-    WRITERS[writer](shared_server, stream, bodies)
+    stream = WRITERS[writer](shared_server, stream, bodies) or stream
 
     assert READERS[reader](shared_server, stream, len(bodies)) == bodies

@@ -30,6 +30,7 @@ from penstock.core.export import BATCH_BYTES, COLUMNS, Block, Export, LogExport,
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import Log
+from penstock.core.members import Alone
 from penstock.errors import EngineGone, Trimmed
 from penstock.limits import BATCH_ENTRIES
 from penstock.server.auth import Caller, Gate, open_keys
@@ -369,6 +370,7 @@ async def site(
             "log": engine.log, "mailbox": engine.mailbox, "registry": engine.registry, "bus": engine.bus,
             "hub": hub, "clock": clock, "ledger": Ledger(engine.log, clock, node="test"), "gate": Gate(keys, ADMIN),
             "wheel": wheel, "body_limit": 1 << 20, "caps": Caps(0),
+            "members": Alone(),
         }  # fmt: skip
         context = Context(**{field.name: parts[field.name] for field in dataclasses.fields(Context)})
         exporter = Exporter(context, export or own, **options)

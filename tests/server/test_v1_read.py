@@ -171,7 +171,8 @@ def test_why_tells_why_not(shared_server: RunningServer, stream: str) -> None:
 
     assert verdicts == {"late": "no_record", "else": "not_subscribed", "nobody": "no_record"}
     assert ask(shared_server, "GET", "/v1/why", entry=2**60, recipient="a").status == 404
-    assert ask(shared_server, "GET", "/v1/why", entry="x", recipient="a").status == 400
+    assert ask(shared_server, "GET", "/v1/why", entry="no-such-message", recipient="a").status == 404
+    assert ask(shared_server, "GET", "/v1/why", entry="", recipient="a").status == 400
 
 
 def test_why_outlives_a_restart(server: RunningServer) -> None:

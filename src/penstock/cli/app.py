@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from penstock import __version__
-from penstock.cli import eventhorizon, operations, serving, streams
+from penstock.cli import cluster, eventhorizon, msgstream, operations, pipeline, serving, streams, tables, webpush
 from penstock.errors import CallerError, ConfigInvalid, PenstockError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -27,8 +27,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for add in (serving.add_to, streams.add_to, eventhorizon.add_to, operations.add_to):
-    add(app)
+for commands in (serving, streams, eventhorizon, operations, tables, webpush, pipeline, cluster, msgstream):
+    commands.add_to(app)
 
 
 @app.callback(invoke_without_command=True)

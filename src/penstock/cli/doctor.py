@@ -10,11 +10,12 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.cli.doctor_webpush import WEB_PUSH_CHECKS
+from penstock.cli.findings import Check, Finding
 from penstock.config import Settings
 from penstock.measures import parse_address
 
@@ -28,19 +29,6 @@ EARLIEST = datetime(2025, 1, 1, tzinfo=UTC).timestamp()
 """A clock before this was never set: tokens would not be valid yet."""
 
 PRIVATE_FILES = ("admin.token", "keys.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found. `status` is ok, warn or fail."""
-
-    check: str
-    status: str
-    message: str
-    remedy: str = ""
-
-
-Check = Callable[[Path, Settings], Iterator[Finding]]
 
 
 def examine(data: Path, settings: Settings) -> list[Finding]:
@@ -145,6 +133,7 @@ CHECKS: tuple[Check, ...] = (
     check_keys,
     check_clock,
     check_java,
+    *WEB_PUSH_CHECKS,
 )
 
 

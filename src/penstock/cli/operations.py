@@ -33,7 +33,7 @@ def token(
     ] = None,
     grant: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further right: pushers, emit, sessions, webpush, export."),
+        typer.Option(metavar="NAME", help="A further right: pushers, emit, sessions, webpush, export, channels."),
     ] = None,
     ttl: Annotated[
         str, typer.Option(metavar="SECONDS", help="How long it is valid; 15m, 24h or 30d work, too.")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock import logs
 from penstock.cli.options import DATA, Config, Data, Set, settings_from
+from penstock.cli.supervising import Supervisor
+
+if TYPE_CHECKING:
+    from penstock.config import AuthSettings
 
 DEMO = "/demo"
 DEMO_SECONDS = 24 * 3600
@@ -25,8 +30,9 @@ _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 def serve(
     data: Data = DATA,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 takes a free one.")] = "",
-    engine: Annotated[str, typer.Option(help="Where the log is kept: sqlite, or memory for trying out.")] = "",
+    engine: Annotated[str, typer.Option(help="Where the log is kept: sqlite, memory, or nats://a,b,c.")] = "",
     doors: Annotated[str, typer.Option(metavar="NAMES", help="Doors to open, with commas; all by default.")] = "",
+    roles: Annotated[str, typer.Option(metavar="NAMES", help="What this node does: endpoint, connection; all.")] = "",
     admin_token: Annotated[str, typer.Option(metavar="TOKEN", help="Better in PENSTOCK_AUTH_ADMIN_TOKEN.")] = "",
     config: Config = None,
     set: Set = None,
@@ -46,6 +52,7 @@ def serve(
         server_listen=listen,
         log_engine=engine,
         server_doors=doors,
+        server_roles=roles,
         auth_admin_token=admin_token,
         server_insecure=insecure,
     )
@@ -72,21 +79,38 @@ def up(
 ) -> int:
     """Start everything on this machine, and show how to try it.
 
-    The server is ready first; two curl lines with a token of their own follow.
+    The server is ready first; two curl lines with a token of their own follow. Then the data pipeline starts
+    on a local Spark, with its lake in the data directory; its log is pipeline.log there.
 
     \b
     ./penstock up
     ./penstock up --data /var/lib/penstock --no-pipeline
     """
-    settings_from(config, set, server_listen=listen)  # a mistake is told before anything starts
+    settings = settings_from(config, set, server_listen=listen)  # a mistake is told before anything starts
+    if no_system:
+        os.environ["PENSTOCK_NO_SYSTEM"] = "1"
+    lake = Path(settings.lake.url or data / "lake").absolute()
     arguments = ["--data", str(data), *(f"--set={pair}" for pair in set or [])]
+    if not no_pipeline and not settings.lake.url:
+        lake.mkdir(mode=0o700, parents=True, exist_ok=True)
+        arguments.append(f"--set=lake.url={lake}")
     arguments += [f"--listen={listen}"] * bool(listen) + [f"--config={config}"] * bool(config)
     server = _start(arguments)
     if url := _wait_for_ready(server):
         _show_how_to_try(url, data)
         if not no_pipeline:
-            _say("the pipeline on Spark is not part of this version; the server is complete without it")
+            with Supervisor(url, _admin_token(settings.auth, data), lake, data / "pipeline.log"):
+                return server.wait()
     return server.wait()
+
+
+def _admin_token(auth: AuthSettings, data: Path) -> str:
+    """The token of the server that we have just started."""
+    from penstock.server.auth import open_admin_token
+
+    if auth.admin_token_file:
+        return Path(auth.admin_token_file).read_text().strip()
+    return open_admin_token(data, auth.admin_token)
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[str]:
@@ -123,10 +147,6 @@ def _show_how_to_try(url: str, data: Path) -> None:
     print(f"  curl -N '{url}/v1/tail?streams={DEMO}' {bearer}")
     print("Publish, in a third:")
     print(f"  curl -X POST '{url}/v1/publish?stream={DEMO}' {bearer} -d 'hello'\n", flush=True)
-
-
-def _say(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr, flush=True)
 
 
 def add_to(app: typer.Typer) -> None:

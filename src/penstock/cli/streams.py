@@ -151,13 +151,15 @@ def streams(
 
 
 def why(
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="An entry's id, as publish answers it.")],
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="Id of an entry, as publish answers, or of a message.")],
     recipient: Annotated[str, typer.Argument(metavar="RECIPIENT", help="Who should have got it.")],
     url: Url = "",
     token: Token = "",
     json: Json = False,
 ) -> None:
-    """Tell what became of an entry for a recipient.
+    """Tell what became of an entry, or of a message in a mailbox, for a recipient.
+
+    Looks in the log, in the ledger and in the lake; no Spark is started.
 
     \b
     ./penstock why 17 alice

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
+from penstock.errors import StreamExists
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page
 
@@ -130,4 +132,5 @@ async def prepare(log: Log) -> None:
     """See to the two streams that Event Horizon expects in an empty log."""
     for name in ("/", "/_sub"):
         if await log.head(name) is None:
-            await log.append(Batch(create=name))
+            with suppress(StreamExists):  # another node of a cluster starts at the same time
+                await log.append(Batch(create=name))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -20,33 +23,48 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import Log, prepare
 from penstock.core.mailbox import Mailbox
+from penstock.core.members import Alone, Members
 from penstock.core.metering import Sample
 from penstock.core.registry import NEW, Registry
 from penstock.doors.eventhorizon import EventHorizon
+from penstock.doors.msgstream import MessageStream
 from penstock.doors.sps import Sps
-from penstock.errors import ConfigInvalid, PenstockError
+from penstock.doors.trickle import Trickle
+from penstock.doors.webpush import WebPush
+from penstock.errors import ConfigInvalid, PenstockError, VersionMismatch
 from penstock.measures import parse_address, parse_keep
 from penstock.server.auth import Gate, open_admin_token, open_keys
 from penstock.server.context import Context
-from penstock.server.door import Door, MakeDoor
+from penstock.server.door import Door, Internal, Lodging, MakeDoor
 from penstock.server.housekeeping import Housekeeping
 from penstock.server.listener import Listener, make_caps
 from penstock.server.metrics import Metrics
 from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
+from penstock.server.tables import Tables
+from penstock.server.trimming import Trimming
 from penstock.server.v1.export import Exporter
 from penstock.server.v1.operations import Operations
 from penstock.server.v1.publish import Publisher
+from penstock.server.v1.retention import Retention
 from penstock.server.v1.routes import v1_routes
 from penstock.server.wheel import Wheel
+from penstock.storage.lake import ColdLog, Deliveries, open_lake
 from penstock.storage.sqlite import open_sqlite
 from penstock.storage.sqlite.engine import Options
 from penstock.storage.sqlite.writer import Limits
+from penstock.wire.trickle import HEADERS
 
 log = logging.getLogger("penstock")
 
 NODE = "local"  # a node that is alone needs no other name
-DOORS: dict[str, MakeDoor] = {"eventhorizon": EventHorizon, "sps": Sps}
+DOORS: dict[str, MakeDoor] = {
+    "eventhorizon": EventHorizon,
+    "sps": Sps,
+    "webpush": WebPush,
+    "trickle": Trickle,
+    "msgstream": MessageStream,
+}
 """The doors there are, besides the own API, which is always open."""
 
 
@@ -138,17 +156,25 @@ class Node:
         engine = self._engine = await enter(_open_engine(settings, self._data, clock))
         await _check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
+        self._lake = await enter(open_lake(settings.lake.url)) if settings.lake.url else None
+        source = ColdLog(engine.log, self._lake, clock) if self._lake else engine.log
+        self._folded = Deliveries(self._lake, engine.registry) if self._lake else None
+        self._trimming = Trimming(engine.log, engine.registry, self._lake)
         hub = settings.hub
-        self._hub = await enter(Hub(engine.log, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail))
+        self._hub = await enter(Hub(source, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail))
         self._ledger = Ledger(
-            engine.log, clock, node=NODE, flush_ms=int(settings.ledger.flush_ms), enabled=settings.ledger.enabled
+            engine.log,
+            clock,
+            node=engine.bus.node,
+            flush_ms=int(settings.ledger.flush_ms),
+            enabled=settings.ledger.enabled,
         )
         await self._ledger.open(engine.registry)
         self._stack.push_async_callback(self._close_ledger)
         await self._start_housekeeping(clock)
         self._gate = Gate(open_keys(self._data), _admin_token(settings.auth, self._data))
         context = Context(
-            engine.log,
+            source,
             engine.mailbox,
             engine.registry,
             engine.bus,
@@ -159,14 +185,33 @@ class Node:
             wheel := Wheel(asyncio.get_running_loop()),
             settings.server.body_limit,
             caps := make_caps(connections),
+            Alone() if engine.bus.alone else await enter(Members(engine.registry, engine.bus)),
         )
-        routes = self._routes(context)
+        routes = self._routes(context) + Retention(context, engine.log, self._trimming).routes()
         for name, make in DOORS.items():
             if "all" in settings.server.doors or name in settings.server.doors:
                 door = await enter(make(context, settings))
                 self._doors.append(door)
                 routes += door.routes()
+        tables = Tables(context, [door for door in self._doors if isinstance(door, Lodging)])
+        self._housekeeping.daily = tables.daily
+        routes += tables.routes()
+        await self._open_internally(connections)
         self._listener = await enter(Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps))
+
+    async def _open_internally(self, connections: ConnectionSettings) -> None:
+        """Open the listener for other nodes, if there is to be one; it is closed after the public one."""
+        server = self._settings.server
+        doors = [door for door in self._doors if isinstance(door, Internal)]
+        if not server.internal_listen or not doors:
+            return
+        host, port = parse_address(server.internal_listen)
+        settings = replace(connections, host=host, port=port, requests_per_address=0.0, requests_per_token=0.0)
+        rows = [row for door in doors for row in door.internal_routes()]
+        listener = await self._stack.enter_async_context(Listener(Router(rows), settings))
+        log.info("internal.listening", extra={"url": listener.url})
+        for door in doors:
+            door.reachable(server.internal_address or listener.url)
 
     async def _close_ledger(self) -> None:
         """A log that takes nothing any more must not hold up the stop."""
@@ -187,13 +232,14 @@ class Node:
             self._data,
             keep_seconds=keep_seconds,
             keep_bytes=keep_bytes,
+            bound=self._trimming.bound,
         )
         task = asyncio.create_task(self._housekeeping.run())
         self._stack.push_async_callback(_end, task)
 
     def _routes(self, context: Context) -> list[Route]:
         self._publisher = Publisher(context)
-        operations = Operations(context, self._engine.backup, self._why_not_ready)
+        operations = Operations(context, self._engine.backup, self._why_not_ready, self._folded)
         histograms = {"publish_seconds": ("From a publish to its answer.", self._publisher.seconds)}
         metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
         return v1_routes(context, self._publisher, operations, Exporter(context, self._engine.export), metrics)
@@ -262,17 +308,40 @@ def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncC
 
         return MemoryEngine(node=NODE, server=server, clock=clock)
     log_settings = settings.log
-    limits = Limits(queue_jobs=log_settings.queue, queue_bytes=log_settings.queue_bytes, fold_entries=log_settings.fold)
+    if log_settings.engine.startswith("nats://"):
+        return _open_cluster(settings, clock)
+    limits = Limits(
+        queue_jobs=log_settings.queue,
+        queue_bytes=log_settings.queue_bytes,
+        fold_entries=log_settings.fold,
+        gather_ms=log_settings.gather_ms,
+    )
     options = Options(limits=limits, readers=log_settings.readers)
     return open_sqlite(data, node=NODE, server=server, clock=clock, options=options)
+
+
+def _open_cluster(settings: Settings, clock: Clock) -> AbstractAsyncContextManager[Engine]:
+    from penstock.storage.jetstream import engine as jetstream
+
+    kept = settings.log
+    options = jetstream.Options(
+        prefix=kept.prefix, replicas=kept.replicas, credentials=kept.credentials, synced=kept.synced,
+        queue=kept.queue, queue_bytes=kept.queue_bytes,
+    )  # fmt: skip
+    node = settings.server.node or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    return jetstream.open_jetstream(
+        kept.engine, node=node, server=settings.eventhorizon.server, clock=clock, options=options
+    )
 
 
 async def _check_server_name(engine: Engine, server: str) -> None:
     """Cursors carry this name for ever: it is fixed at the first start."""
     record = await engine.registry.get("eventhorizon/server")
     if record is None:
-        await engine.registry.put("eventhorizon/server", server.encode(), expect=NEW)
-    elif record.value != server.encode():
+        with suppress(VersionMismatch):  # another node is starting for the first time, too
+            await engine.registry.put("eventhorizon/server", server.encode(), expect=NEW)
+        record = await engine.registry.get("eventhorizon/server")
+    if record is not None and record.value != server.encode():
         was = record.value.decode()
         raise ConfigInvalid(
             "eventhorizon.server", f"is {server!r}, but cursors of this log say {was!r}", remedy=f"Set it to {was}."
@@ -318,4 +387,5 @@ def connection_settings(server: ServerSettings) -> ConnectionSettings:
         high_water=server.write_high,
         websocket_bytes=server.websocket_bytes,
         cors_origins=server.cors_origins,
+        cors_expose=HEADERS,
     )

@@ -7,7 +7,7 @@ Two kinds of bearer tokens: the admin token of the data directory, which may do 
     exp         when it ends (required)
     publish     patterns of streams it may publish to
     subscribe   patterns of streams it may read
-    grants      further rights by name: pushers, emit, sessions, webpush, export
+    grants      further rights by name: pushers, emit, sessions, webpush, export, channels
 
 `keys.json` in the data directory holds the keys, the newest first. The first one that can sign is
 used for new tokens; all of them are tried for old ones, so a key is rotated by putting a new one in
@@ -31,7 +31,7 @@ from penstock.core.names import check_pattern, covers
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, Unauthenticated
 
 ALGORITHMS = ("HS256", "ES256", "EdDSA")
-GRANTS = frozenset({"pushers", "emit", "sessions", "webpush", "export"})
+GRANTS = frozenset({"pushers", "emit", "sessions", "webpush", "export", "channels"})
 ADMIN_FILE, KEYS_FILE = "admin.token", "keys.json"
 _CACHED_TOKENS = 10_000
 

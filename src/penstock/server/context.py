@@ -12,6 +12,7 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
+from penstock.core.members import Alone, Membership
 from penstock.core.names import check_pattern
 from penstock.core.registry import Registry
 from penstock.errors import InputInvalid, TooLarge
@@ -37,6 +38,7 @@ class Context:
     wheel: Wheel
     body_limit: int
     caps: Caps = field(default_factory=lambda: Caps(0))  # none but for connections, which are not counted here
+    members: Membership = field(default_factory=Alone)
 
     def caller(self, request: Request) -> Caller:
         """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from penstock.config import Settings
 from penstock.core.metering import Sample
@@ -28,6 +28,28 @@ class Door(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class Internal(Protocol):
+    """A door that other nodes of a cluster talk to, on the internal listener."""
+
+    def internal_routes(self) -> list[Route]:
+        """Its rows of that listener's table. Each checks the token of the cluster itself."""
+        ...
+
+    def reachable(self, address: str) -> None:
+        """Other nodes find that listener at *address*; told before the first request comes."""
+        ...
+
+
+@runtime_checkable
+class Lodging(Protocol):
+    """A door whose recipients are on a month of the mailboxes and move on by themselves."""
+
+    async def leave_month(self, month: str) -> None:
+        """Say goodbye to everybody who is still on that month: it is about to be dropped."""
+        ...
 
 
 MakeDoor = Callable[[Context, Settings], Door]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
 from penstock.core.registry import Registry
 from penstock.errors import PenstockError
+from penstock.server.trimming import Bound
 
 log = logging.getLogger("penstock.housekeeping")
 
@@ -34,11 +36,14 @@ class Housekeeping:
         *,
         keep_seconds: float | None = None,
         keep_bytes: int | None = None,
+        bound: Callable[[], Awaitable[Bound]] | None = None,
     ) -> None:
         self._log, self._mailbox, self._registry, self._clock, self._data = source, mailbox, registry, clock, data
         self._keep_seconds, self._keep_bytes = keep_seconds, keep_bytes
+        self._bound = bound
         self._began = time.monotonic()
         self._bytes_at_start: int | None = None
+        self.daily: Callable[[], Awaitable[object]] | None = None  # asked each round; works once a day
         self.stored_bytes = 0
         self.days_until_full = float("inf")
         self.expired = 0
@@ -60,6 +65,8 @@ class Housekeeping:
         await self._registry.expire()
         await self._trim()
         await self._measure()
+        if self.daily is not None:
+            await self.daily()
 
     async def _make_months(self) -> None:
         """See to this month's and the next month's mailboxes."""
@@ -74,15 +81,22 @@ class Housekeeping:
             await self._trim_to(await self._log.id_before(self._clock.now_ms() - int(self._keep_seconds * 1000)))
         while self._keep_bytes is not None and await self._log.stored_bytes() > self._keep_bytes:
             span = self._log.followed - self._log.trimmed_upto
-            if span <= 1:
+            if span <= 1 or not await self._trim_to(self._log.trimmed_upto + max(1, span // _TRIM_SHARE)):
                 return
-            await self._trim_to(self._log.trimmed_upto + max(1, span // _TRIM_SHARE))
 
-    async def _trim_to(self, upto: int) -> None:
-        if upto > self._log.trimmed_upto:
-            gone = await self._log.trim(upto)
-            self.trimmed += gone
-            log.info("log.trimmed", extra={"upto": upto, "entries": gone})
+    async def _trim_to(self, upto: int) -> bool:
+        """Trim as far as *upto* and the lake allow; False if that is no further than before."""
+        if upto > self._log.trimmed_upto and self._bound is not None:
+            bound = await self._bound()
+            if bound.upto < upto:
+                log.info("log.trim_held", extra={"wanted": upto, "allowed": bound.upto, "reason": bound.reason})
+                upto = bound.upto
+        if upto <= self._log.trimmed_upto:
+            return False
+        gone = await self._log.trim(upto)
+        self.trimmed += gone
+        log.info("log.trimmed", extra={"upto": upto, "entries": gone})
+        return True
 
     async def _measure(self) -> None:
         """Tell how long the disk lasts at the pace since the start."""

@@ -32,6 +32,10 @@ class Unreachable(OutgoingError):
     """No connection, or it broke: whoever is there gets nothing from us now."""
 
 
+class AddressPrivate(Unreachable):
+    """It is at a private address, and nobody allowed that."""
+
+
 class TimedOut(OutgoingError):
     """It was reached, and did not answer in time."""
 
@@ -116,13 +120,21 @@ class Target:
             connection.abort()
         self._idle.clear()
 
-    async def post(self, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+    async def post(
+        self,
+        body: bytes,
+        headers: tuple[tuple[str, str], ...] = (),
+        *,
+        path: str = "",
+        content_type: str = "application/json",
+        method: str = "POST",
+    ) -> Answer:
         """Send *body* and return the answer, whatever its status. Raises an `OutgoingError` without one.
 
-        A kept connection that turns out to be closed is replaced, and the request sent again: post only
-        what may come twice.
+        *path* is another target at the same origin than the URL's. A kept connection that turns out to be
+        closed is replaced, and the request sent again: post only what may come twice.
         """
-        request = self._head(body, headers) + body
+        request = self._head(method, path or self.url.target, len(body), content_type, headers) + body
         while self._idle:
             try:
                 return await self._exchange(self._idle.pop(), request)
@@ -130,10 +142,12 @@ class Target:
                 continue
         return await self._exchange(await self._connect(), request)
 
-    def _head(self, body: bytes, headers: tuple[tuple[str, str], ...]) -> bytes:
+    def _head(
+        self, method: str, path: str, length: int, content_type: str, headers: tuple[tuple[str, str], ...]
+    ) -> bytes:
         host = self.url.origin.partition("//")[2]
-        lines = [f"POST {self.url.target} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}"]
-        lines += ["Content-Type: application/json", "User-Agent: penstock", *(f"{k}: {v}" for k, v in headers)]
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {length}"]
+        lines += [f"Content-Type: {content_type}", "User-Agent: penstock", *(f"{k}: {v}" for k, v in headers)]
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def _exchange(self, connection: _Connection, request: bytes) -> Answer:
@@ -177,7 +191,7 @@ class Target:
         addresses = [str(one[4][0]) for one in found]
         for address in addresses:
             if not self._allow_private and not is_public(address):
-                raise Unreachable(f"{self.url.host} is at {address}, which is private, and allow_private is not set")
+                raise AddressPrivate(f"{self.url.host} is at {address}, which is private, and allow_private is not set")
         return addresses[0]
 
 

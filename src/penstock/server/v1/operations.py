@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from penstock import __version__
-from penstock.core.why import why
+from penstock.core.why import Folded, Why
 from penstock.errors import InputInvalid
-from penstock.limits import RECIPIENT_BYTES
+from penstock.limits import MESSAGE_ID_CHARACTERS, RECIPIENT_BYTES
 from penstock.server.context import Context, integer, only
 from penstock.server.exchange import Request, Response
 
@@ -28,8 +28,11 @@ class BackupWanted(msgspec.Struct, forbid_unknown_fields=True):
 class Operations:
     """Answers operators."""
 
-    def __init__(self, context: Context, backup: Backup, readiness: Callable[[], str]) -> None:
+    def __init__(
+        self, context: Context, backup: Backup, readiness: Callable[[], str], folded: Folded | None = None
+    ) -> None:
         self._context, self._backup, self._readiness = context, backup, readiness
+        self._why = Why(context.log, context.ledger, context.hub, folded)
         self._started = time.monotonic()
 
     def alive(self, request: Request) -> Response:
@@ -51,15 +54,18 @@ class Operations:
         return Response(200, _encode({"name": "penstock", "version": __version__}))
 
     async def why(self, request: Request) -> Response:
-        """What became of an entry for a recipient."""
+        """What became of an entry, or of a message, for a recipient."""
         self._context.caller(request).check_admin("why")
         only(request, "entry", "recipient")
         recipient = request.params.get("recipient", "")
         if not 0 < len(recipient) <= RECIPIENT_BYTES:
             raise InputInvalid("parameter recipient", f"is not 1 to {RECIPIENT_BYTES} characters")
-        context = self._context
-        entry_id = integer(request, "entry", None, least=1)
-        return Response(200, _encode(await why(context.log, context.ledger, context.hub, entry_id, recipient)))
+        what = request.params.get("entry", "")
+        if what.isascii() and what.isdigit():
+            return Response(200, _encode(await self._why.entry(integer(request, "entry", None, least=1), recipient)))
+        if not 0 < len(what) <= MESSAGE_ID_CHARACTERS:
+            raise InputInvalid("parameter entry", "is neither the id of an entry nor that of a message")
+        return Response(200, _encode(await self._why.item(what, recipient)))
 
     async def backup(self, request: Request) -> Response:
         """Copy the data of the running node into a directory on its machine."""

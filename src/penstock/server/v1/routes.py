@@ -8,6 +8,7 @@ from penstock.server.routing import WHOLE, Route
 from penstock.server.v1.export import Exporter
 from penstock.server.v1.openapi import openapi
 from penstock.server.v1.operations import Operations
+from penstock.server.v1.pipeline import Pipeline
 from penstock.server.v1.publish import Publisher
 from penstock.server.v1.read import Reader
 from penstock.server.v1.tail import Tails
@@ -28,6 +29,7 @@ def v1_routes(
         Route("GET", "/v1/why", operations.why, door="v1"),
         Route("GET", "/v1/log/plan", exporter.plan, door="export"),
         Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None, door="export"),
+        *Pipeline(context).routes(),
         Route("POST", "/v1/backup", operations.backup, body=small, timeout=None, admit=context.admit, door="v1"),
         Route("GET", "/openapi.json", openapi),
         Route("GET", "/health", operations.alive),
