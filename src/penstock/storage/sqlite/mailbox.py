@@ -56,6 +56,7 @@ _DROP = (
     "DELETE FROM months WHERE month = '{month}'",
 )
 _ITEM = "number, stored_ms, message_id, entry_id, body, channel, collapse, attributes, expires_ms"
+_CHOSEN = "number IN (SELECT value FROM json_each(?))"
 _HEADS = """
 SELECT h.owner, h.recipient, h.next_number, h.position, h.channels, count(m.number), ifnull(sum(length(m.body)), 0)
 FROM mailbox_heads_{month} h LEFT JOIN messages_{month} m ON m.owner = h.owner
@@ -67,6 +68,7 @@ class SqliteMailbox:
 
     def __init__(self, writer: Writer, readers: Readers, clock: Clock) -> None:
         self._writer, self._readers, self._clock = writer, readers, clock
+        self._made: set[str] = set()  # months that the writer has seen; only its thread touches it
 
     async def put(
         self,
@@ -90,8 +92,7 @@ class SqliteMailbox:
     async def confirm(self, recipient: str, month: str, numbers: Sequence[int]) -> list[Item]:
         check_recipient(recipient)
         chosen = msgspec.json.encode(sorted(set(numbers))).decode()
-        where = "number IN (SELECT value FROM json_each(?))"
-        return await self._write(month, lambda tables: tables.remove(recipient, where, (chosen,)))
+        return await self._write(month, lambda tables: tables.remove(recipient, _CHOSEN, (chosen,)))
 
     async def find(self, recipient: str, month: str, message_id: str) -> Item | None:
         check_recipient(recipient)
@@ -134,11 +135,23 @@ class SqliteMailbox:
 
     async def drop_month(self, month: str) -> bool:
         check_month(month)
-        return await self._writer.run(lambda connection: _drop_month(connection, month))
+        return await self._writer.run(lambda connection: self._drop(connection, month))
 
     async def _write(self, month: str, function: Callable[[_Tables], T], weight: int = 0) -> T:
         check_month(month)
-        return await self._writer.run(lambda connection: function(_Tables.open(connection, month)), weight)
+        return await self._writer.run(lambda connection: function(self._open(connection, month)), weight)
+
+    def _open(self, connection: sqlite3.Connection, month: str) -> _Tables:
+        """Every statement may cost the writer a wait for the interpreter lock: what is known is not asked again."""
+        if month in self._made:
+            return _Tables(connection, month)
+        tables = _Tables.open(connection, month)
+        self._made.add(month)
+        return tables
+
+    def _drop(self, connection: sqlite3.Connection, month: str) -> bool:
+        self._made.discard(month)
+        return _drop_month(connection, month)
 
     async def _read(self, month: str, function: Callable[[_Tables], T]) -> T:
         check_month(month)
@@ -201,23 +214,29 @@ class _Tables:
     ) -> list[Item]:
         if expect is not None:
             check_position(recipient, self._position(recipient), expect)
-        row = self._make(recipient)
-        stored = [_numbered(item, number, now_ms) for number, item in enumerate(items, start=row.next_number)]
+        owner, following = self._advance(recipient, len(items), position or 0)
+        stored = [_numbered(item, number, now_ms) for number, item in enumerate(items, start=following - len(items))]
         for item in stored:
             if item.collapse:
                 self._execute(
                     f"DELETE FROM {self._messages} WHERE owner = ? AND channel = ? AND collapse = ? AND collapse <> ''",
-                    (row.owner, item.channel, item.collapse),
+                    (owner, item.channel, item.collapse),
                 )
             self._execute(
                 f"INSERT INTO {self._messages} (owner, {_ITEM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (row.owner, *msgspec.structs.astuple(item)),
+                (owner, *msgspec.structs.astuple(item)),
             )
-        self._execute(
-            f"UPDATE {self._heads} SET next_number = ?, position = max(position, ?) WHERE owner = ?",
-            (row.next_number + len(items), position or 0, row.owner),
-        )
         return stored
+
+    def _advance(self, recipient: str, count: int, position: int) -> tuple[int, int]:
+        """Move a head on by *count* numbers, making it if need be; return its owner and the number that follows."""
+        statement = f"""
+            INSERT INTO {self._heads} (recipient, next_number, position) VALUES (?1, 1 + ?2, ?3)
+            ON CONFLICT (recipient) DO UPDATE SET next_number = next_number + ?2, position = max(position, ?3)
+            RETURNING owner, next_number
+        """
+        [(owner, following)] = self._execute(statement, (recipient, count, position)).fetchall()
+        return owner, following
 
     def take(self, recipient: str, after: int, limit: int, now_ms: int) -> list[Item]:
         where = "number > ? AND (expires_ms IS NULL OR expires_ms > ?)"
@@ -228,10 +247,12 @@ class _Tables:
 
     def remove(self, recipient: str, where: str, values: tuple[str, ...]) -> list[Item]:
         """Remove a recipient's items for which *where* holds; return them."""
-        gone = self._items(recipient, where, values, -1)
-        if gone and (row := self._row(recipient)):
-            self._execute(f"DELETE FROM {self._messages} WHERE owner = ? AND {where}", (row.owner, *values))
-        return gone
+        statement = f"""
+            DELETE FROM {self._messages}
+            WHERE owner = (SELECT owner FROM {self._heads} WHERE recipient = ?) AND {where} RETURNING {_ITEM}
+        """
+        gone = [_item(row) for row in self._execute(statement, (recipient, *values)).fetchall()]
+        return sorted(gone, key=lambda item: item.number)
 
     def head(self, recipient: str) -> MailboxHead:
         query = _HEADS.format(month=self._month) + "WHERE h.recipient = ? GROUP BY h.owner"
