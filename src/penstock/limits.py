@@ -116,11 +116,11 @@ URL_BYTES: Final = 8 * 1024
 HEAD_BYTES: Final = 32 * 1024
 """Bytes of a whole request head: it is held in memory until it is complete. Over it: 431."""
 
-KNOWN_HEADS: Final = 4_096
+KNOWN_HEADS: Final = 16_384
 """Request heads that are remembered as parsed, of at most KNOWN_HEAD_BYTES each. Over it: all are forgotten."""
 
 KNOWN_HEAD_BYTES: Final = 1024
-"""A longer head is parsed each time: 4,096 of these are 4 MiB."""
+"""A longer head is parsed each time: 16,384 of these are 16 MiB."""
 
 HEAD_FIELDS: Final = 100
 """Header fields of one request: each costs time before anybody is authenticated. Over it: 431."""

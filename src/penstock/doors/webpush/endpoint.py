@@ -79,7 +79,7 @@ class Endpoint:
         version, token = request.captures if len(request.captures) == 2 else ("v1", request.captures[0])
         subscription = self._agents.tokens.subscription(version, token)
         origin = self.origin(request)
-        headers = _headers(request)
+        headers: PushHeaders = request.memo.get("push") or request.memo.setdefault("push", _headers(request))
         self._check_sender(request, subscription, origin)
         push = parse_push(
             headers,

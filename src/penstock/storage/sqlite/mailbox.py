@@ -18,6 +18,7 @@ from penstock.core.clock import Clock
 from penstock.errors import EngineGone, NotFound
 from penstock.limits import MAILBOX_PAGE
 from penstock.storage.checks import check_month, check_position, check_recipient
+from penstock.storage.sqlite.putting import ITEM, Put, Putting, numbered
 from penstock.storage.sqlite.readers import Readers
 from penstock.storage.sqlite.writer import Writer
 from penstock.values import Item, MailboxHead, NewItem
@@ -55,7 +56,6 @@ _DROP = (
     "DROP TABLE messages_{month}",
     "DELETE FROM months WHERE month = '{month}'",
 )
-_ITEM = "number, stored_ms, message_id, entry_id, body, channel, collapse, attributes, expires_ms"
 _CHOSEN = "number IN (SELECT value FROM json_each(?))"
 _HEADS = """
 SELECT h.owner, h.recipient, h.next_number, h.position, h.channels, count(m.number), ifnull(sum(length(m.body)), 0)
@@ -69,6 +69,7 @@ class SqliteMailbox:
     def __init__(self, writer: Writer, readers: Readers, clock: Clock) -> None:
         self._writer, self._readers, self._clock = writer, readers, clock
         self._made: set[str] = set()  # months that the writer has seen; only its thread touches it
+        self._putting: dict[str, Putting] = {}
 
     async def put(
         self,
@@ -82,6 +83,13 @@ class SqliteMailbox:
         check_recipient(recipient)
         now_ms = self._clock.now_ms()
         weight = sum(len(item.body) for item in items)
+        if expect is None and not any(item.collapse for item in items):
+            check_month(month)
+            putting = self._putting.setdefault(month, Putting(month, self._exists))
+            stored: list[Item] = await self._writer.run_together(
+                putting, Put(recipient, items, position or 0, now_ms), weight
+            )
+            return stored
         return await self._write(month, lambda tables: tables.put(recipient, items, position, now_ms, expect), weight)
 
     async def take(self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE) -> list[Item]:
@@ -142,12 +150,15 @@ class SqliteMailbox:
         return await self._writer.run(lambda connection: function(self._open(connection, month)), weight)
 
     def _open(self, connection: sqlite3.Connection, month: str) -> _Tables:
-        """Every statement may cost the writer a wait for the interpreter lock: what is known is not asked again."""
-        if month in self._made:
-            return _Tables(connection, month)
-        tables = _Tables.open(connection, month)
-        self._made.add(month)
-        return tables
+        if not self._exists(connection, month):
+            raise NotFound("month", month)
+        return _Tables(connection, month)
+
+    def _exists(self, connection: sqlite3.Connection, month: str) -> bool:
+        """For the writer. Every statement may cost it a wait for the interpreter lock: what is known is not asked."""
+        if month not in self._made and _is_made(connection, month):
+            self._made.add(month)
+        return month in self._made
 
     def _drop(self, connection: sqlite3.Connection, month: str) -> bool:
         self._made.discard(month)
@@ -166,6 +177,10 @@ class SqliteMailbox:
 def _months(connection: sqlite3.Connection) -> list[str]:
     rows = connection.execute("SELECT month FROM months ORDER BY month").fetchall()
     return [_text(row[0]) for row in rows]
+
+
+def _is_made(connection: sqlite3.Connection, month: str) -> bool:
+    return connection.execute("SELECT 1 FROM months WHERE month = ?", (month,)).fetchone() is not None
 
 
 def _make_month(connection: sqlite3.Connection, month: str) -> bool:
@@ -205,7 +220,7 @@ class _Tables:
     @classmethod
     def open(cls, connection: sqlite3.Connection, month: str) -> _Tables:
         """`NotFound` if the month was not made."""
-        if connection.execute("SELECT 1 FROM months WHERE month = ?", (month,)).fetchone() is None:
+        if not _is_made(connection, month):
             raise NotFound("month", month)
         return cls(connection, month)
 
@@ -215,7 +230,7 @@ class _Tables:
         if expect is not None:
             check_position(recipient, self._position(recipient), expect)
         owner, following = self._advance(recipient, len(items), position or 0)
-        stored = [_numbered(item, number, now_ms) for number, item in enumerate(items, start=following - len(items))]
+        stored = [numbered(item, number, now_ms) for number, item in enumerate(items, start=following - len(items))]
         for item in stored:
             if item.collapse:
                 self._execute(
@@ -223,7 +238,7 @@ class _Tables:
                     (owner, item.channel, item.collapse),
                 )
             self._execute(
-                f"INSERT INTO {self._messages} (owner, {_ITEM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO {self._messages} (owner, {ITEM}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (owner, *msgspec.structs.astuple(item)),
             )
         return stored
@@ -249,7 +264,7 @@ class _Tables:
         """Remove a recipient's items for which *where* holds; return them."""
         statement = f"""
             DELETE FROM {self._messages}
-            WHERE owner = (SELECT owner FROM {self._heads} WHERE recipient = ?) AND {where} RETURNING {_ITEM}
+            WHERE owner = (SELECT owner FROM {self._heads} WHERE recipient = ?) AND {where} RETURNING {ITEM}
         """
         gone = [_item(row) for row in self._execute(statement, (recipient, *values)).fetchall()]
         return sorted(gone, key=lambda item: item.number)
@@ -291,7 +306,7 @@ class _Tables:
 
     def expire(self, now_ms: int, limit: int) -> list[tuple[str, Item]]:
         query = f"""
-            SELECT m.rowid, h.recipient, {", ".join("m." + name for name in _ITEM.split(", "))}
+            SELECT m.rowid, h.recipient, {", ".join("m." + name for name in ITEM.split(", "))}
             FROM {self._messages} m JOIN {self._heads} h ON h.owner = m.owner
             WHERE m.expires_ms <= ? ORDER BY m.expires_ms LIMIT ?
         """
@@ -302,7 +317,7 @@ class _Tables:
 
     def _items(self, recipient: str, where: str, values: tuple[str | int, ...], limit: int) -> list[Item]:
         query = f"""
-            SELECT {_ITEM} FROM {self._messages}
+            SELECT {ITEM} FROM {self._messages}
             WHERE owner = (SELECT owner FROM {self._heads} WHERE recipient = ?) AND {where} ORDER BY number LIMIT ?
         """
         return [_item(row) for row in self._execute(query, (recipient, *values, limit))]
@@ -321,13 +336,6 @@ class _Tables:
             return row
         owner = self._execute(f"INSERT INTO {self._heads} (recipient) VALUES (?)", (recipient,)).lastrowid
         return _Row(owner or 0, 1, ())
-
-
-def _numbered(item: NewItem, number: int, now_ms: int) -> Item:
-    return Item(
-        number, now_ms, item.message_id, item.entry_id, item.body, item.channel, item.collapse, item.attributes,
-        item.expires_ms,
-    )  # fmt: skip
 
 
 def _item(row: tuple[int, int, str, int | None, bytes, str, str, str, int | None]) -> Item:

@@ -45,10 +45,14 @@ GROUP_BYTES: Final = 8 * 1024 * 1024
 T = TypeVar("T")
 
 
-class Job:
-    """Something to store: a batch, or a function of the connection."""
+Together = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
+"""Does something for many at once: a result for each argument, or the exception that it gets instead."""
 
-    __slots__ = ("batch", "error", "function", "future", "result", "weight")
+
+class Job:
+    """Something to store: a batch, a function of the connection, or an argument of one that takes many at once."""
+
+    __slots__ = ("argument", "batch", "error", "function", "future", "result", "together", "weight")
 
     def __init__(
         self,
@@ -56,8 +60,11 @@ class Job:
         weight: int,
         batch: Batch | None = None,
         function: Callable[[sqlite3.Connection], Any] | None = None,
+        together: Together | None = None,
+        argument: Any = None,
     ) -> None:
         self.future, self.weight, self.batch, self.function = future, weight, batch, function
+        self.together, self.argument = together, argument
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -142,6 +149,12 @@ class Writer:
         """
         future: asyncio.Future[T] = self._loop.create_future()
         self._submit(Job(future, weight, function=function))
+        return await future
+
+    async def run_together(self, together: Together, argument: Any, weight: int = 0) -> Any:
+        """As `run`, of a function that takes the arguments of all neighbours in the group which call the same."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._submit(Job(future, weight, together=together, argument=argument))
         return await future
 
     async def fold_now(self) -> None:
@@ -254,20 +267,40 @@ class Writer:
         group.prepare(batches)
         if len(batches) < len(jobs):
             self._begin()
-        changes = self._connection.total_changes
+        neighbours: list[Job] = []
         for job in jobs:
-            try:
-                if job.batch is not None:
-                    job.result = group.append(job.batch)
-                else:
-                    changes = self._connection.total_changes
-                    job.result = cast("Callable[[sqlite3.Connection], Any]", job.function)(self._connection)
-            except sqlite3.Error:
+            if neighbours and job.together is not neighbours[0].together:
+                self._run_together(neighbours)
+                neighbours = []
+            if job.together is not None:
+                neighbours.append(job)
+            else:
+                self._run_job(job, group)
+        if neighbours:
+            self._run_together(neighbours)
+
+    def _run_job(self, job: Job, group: Group) -> None:
+        changes = self._connection.total_changes
+        try:
+            if job.batch is not None:
+                job.result = group.append(job.batch)
+            else:
+                job.result = cast("Callable[[sqlite3.Connection], Any]", job.function)(self._connection)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # one job's mistake or defect must not fail the others
+            if self._connection.total_changes != changes:
                 raise
-            except Exception as error:  # one job's mistake or defect must not fail the others
-                if self._connection.total_changes != changes:
-                    raise
-                job.error = error
+            job.error = error
+
+    def _run_together(self, jobs: list[Job]) -> None:
+        together = cast("Together", jobs[0].together)
+        results = together(self._connection, [job.argument for job in jobs])
+        for job, result in zip(jobs, results, strict=True):
+            if isinstance(result, Exception):
+                job.error = result
+            else:
+                job.result = result
 
     def _commit(self, group: Group) -> None:
         if self._fold is None and (self._fold_wanted or self._recent.count >= self._limits.fold_entries):
