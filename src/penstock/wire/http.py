@@ -90,10 +90,12 @@ class HeadParser:
 
     Clients that keep a connection send the same head again and again, to the byte. Those are parsed once
     and remembered, and so is what handlers work out from them (`Head.memo`): it halves the cost of a publish.
+    A head is remembered when it comes for the second time: most that open a live answer never do.
     """
 
     def __init__(self) -> None:
         self.known: dict[bytes, Head] = {}
+        self._seen: set[int] = set()  # hashes of heads that came once
         self.headers: list[tuple[bytes, bytes]] = []
         self._done = False
         self._parser = httptools.HttpRequestParser(self)
@@ -118,6 +120,12 @@ class HeadParser:
         return head
 
     def _remember(self, raw: bytes, head: Head) -> None:
+        mark = hash(raw)
+        if mark not in self._seen:
+            if len(self._seen) >= KNOWN_HEADS:
+                self._seen.clear()
+            self._seen.add(mark)
+            return
         if len(self.known) >= KNOWN_HEADS:
             self.known.clear()  # the busy ones are back at once
         self.known[raw] = head
