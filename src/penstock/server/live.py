@@ -21,14 +21,13 @@ class LiveWire:
     Doors open the tap, and *encode* says how entries look, framing included.
     """
 
-    __slots__ = ("_encode", "_first", "_intervals", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
+    __slots__ = ("_encode", "_first", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
 
     feed: Feed
     tap: Tap
 
     def __init__(self, who: Recipient, ledger: Ledger, encode: Callable[[Sequence[Entry]], bytes]) -> None:
         self.who, self._ledger, self._encode = who, ledger, encode
-        self._intervals = ledger.intervals
         # What was handed to the tap since its last flush: nearly always entries of one stream.
         self._stream, self._first, self._last = "", 0, 0
         self._others: dict[str, tuple[int, int]] | None = None
@@ -48,7 +47,7 @@ class LiveWire:
             self._stream = entry.stream
             self._first = self._last = entry.id
         elif self._ledger.enabled:
-            for stream, first, last in self._intervals(entries):
+            for stream, first, last in self._ledger.intervals(entries):
                 self._note(stream, first, last)
 
     def _note(self, stream: str, first: int, last: int) -> None:

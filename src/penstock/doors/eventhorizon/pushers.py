@@ -24,7 +24,7 @@ from penstock.core.names import check_name
 from penstock.doors.eventhorizon.pusher import Gone, Pusher
 from penstock.doors.eventhorizon.sources import LocalSource
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.errors import InputInvalid, NotFound, PenstockError, TooLarge
+from penstock.errors import InputInvalid, NotFound, TooLarge
 from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES, PUSHERS, URL_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context, only
@@ -39,7 +39,6 @@ log = logging.getLogger("penstock.eventhorizon")
 
 T = TypeVar("T")
 HINT = "pushers"
-LOOK_SECONDS = 2.0
 SETTLE_SECONDS = 3.0
 _PREFIX = "pushers/"
 _STATES = ("sent", "acked", "retried", "dead")
@@ -142,7 +141,7 @@ class Pushers:
         await self.look()
         if not self._members.alone:
             self._members.on_change.append(self._members_changed)
-            self._looking = asyncio.create_task(self._keep_looking())
+            self._looking = asyncio.create_task(self._duties.keep_looking(self.look, self._look, "pushers"))
 
     @property
     def running(self) -> int:
@@ -165,17 +164,6 @@ class Pushers:
             if managed.task is not None and not self._duties.mine(_duty(managed.id)):
                 managed.task.cancel()
         self._look.set()
-
-    async def _keep_looking(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._look.wait()
-            self._look.clear()
-            try:
-                await self.look()
-            except PenstockError as error:
-                log.warning("pushers.not_seen", extra={"error": str(error)})
 
     async def look(self) -> None:
         """Take in what the registry says now, and run or halt accordingly."""

@@ -25,7 +25,6 @@ from penstock.doors.webpush.bindings import POSITIONS, Binding, Kept, Means, dec
 from penstock.doors.webpush.courier import Courier, check_endpoint
 from penstock.doors.webpush.proofs import Proofs
 from penstock.doors.webpush.services import Service
-from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
 from penstock.server.context import Context
 from penstock.server.outgoing import Target, parse_url
@@ -37,7 +36,6 @@ log = logging.getLogger("penstock.webpush")
 BINDINGS: Final = "webpush/bindings/"
 SHARDS: Final = "0123456789abcdef"
 HINT: Final = "webpush.bindings"
-LOOK_SECONDS: Final = 2.0
 _STOP_SECONDS = 5.0
 _encode = msgspec.json.Encoder().encode
 
@@ -68,7 +66,7 @@ class Roster:
         await self.look()
         if not self._members.alone:
             self._members.on_change.append(self._look.set)
-            self._looking = asyncio.create_task(self._keep_looking())
+            self._looking = asyncio.create_task(self._duties.keep_looking(self.look, self._look, "webpush"))
 
     async def stop(self) -> None:
         """End all bindings; what is on its way has a moment to be settled, else it will be sent again."""
@@ -94,17 +92,6 @@ class Roster:
         return sum(service.failures > 0 for service in self._services.values())
 
     # ── who runs which ────────────────────────────────────────────────────────────────────────
-
-    async def _keep_looking(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._look.wait()
-            self._look.clear()
-            try:
-                await self.look()
-            except PenstockError as error:
-                log.warning("webpush.bindings_not_seen", extra={"error": str(error)})
 
     async def look(self) -> None:
         """Run what the registry says and this node has the duty to run, and nothing else."""
