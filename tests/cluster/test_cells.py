@@ -11,7 +11,8 @@ from penstock.core.clock import ManualClock
 from penstock.core.registry import NEW
 from penstock.errors import ConfigInvalid, EngineGone, TooLarge, VersionMismatch
 from penstock.storage.jetstream.cells import Cells
-from penstock.storage.jetstream.connection import Ack, Connection, Message
+from penstock.storage.jetstream.connection import Ack, Connection
+from penstock.storage.jetstream.frames import Message
 from penstock.storage.jetstream.mailbox import JetStreamMailbox
 from penstock.storage.jetstream.tokens import key_of, path
 from penstock.testing import NatsCluster, wait_until_async

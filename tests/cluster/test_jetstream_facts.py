@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.storage.jetstream.connection import Connection, Message, Refused, header, status
+from penstock.storage.jetstream.connection import Connection, Refused, header, status
+from penstock.storage.jetstream.frames import Message
 from penstock.testing.nats import NatsCluster
 
 EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from penstock.storage.jetstream import JetStreamEngine, connection, open_jetstre
 from penstock.storage.jetstream.connection import LOST
 from penstock.storage.jetstream.engine import Options, server_urls
 from penstock.testing import wait_until_async
-from penstock.testing.nats import NatsCluster
+from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft, Expect, Key, Kind, Producer
 from penstock.wire import eventhorizon
 from tests.cluster.homes import new_prefix
@@ -336,3 +337,19 @@ async def test_a_read_is_complete_although_the_server_that_answers_is_behind(
 
         whole = [[entry.id for entry in page.entries] == ids for page in pages]
         assert whole == ([False, False] if sabotaged else [True, True])
+
+
+async def test_a_node_that_stops_without_servers_waits_for_nobody(tmp_path: Path) -> None:
+    # Given a node whose servers are gone, with a publish and a record that wait for them
+    with start_nats(tmp_path) as nats:
+        async with open_jetstream(nats.url, node="a", options=ONE) as engine:
+            await prepare(engine.log)
+            nats.servers[0].kill()
+            await wait_until_async(lambda: not engine.connection.connected)
+            waiting = [engine.log.append(one("/s", b"x")), asyncio.ensure_future(engine.registry.put("key", b"value"))]
+            assert not (await asyncio.wait(waiting, timeout=0.3))[0]
+            # When it stops
+            engine.leave()
+            # Then both are told long before their patience ends
+            await wait_until_async(lambda: all(future.done() for future in waiting), within=3)
+            assert [type(future.exception()) for future in waiting] == [EngineGone, EngineGone]

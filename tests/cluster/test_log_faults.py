@@ -210,6 +210,22 @@ async def test_a_node_that_is_cut_off_from_all_servers_goes_on_when_it_is_not(na
         assert await run(nats_three, all_cables_are_cut, (nats_three.url, through)) == []
 
 
+async def test_a_node_is_not_ready_while_its_servers_store_nothing(nats_own: NatsCluster) -> None:
+    async with open_jetstream(nats_own.url, node="a", options=Options(prefix=new_prefix(), replicas=3)) as node:
+        await prepare(node.log)
+        for server in nats_own.servers[1:]:
+            server.pause()
+        waiting = node.log.append(Batch((Draft("/a", b"x"),)))
+        await wait_until_async(lambda: "does not store" in node.log.trouble, within=20)
+        for server in nats_own.servers[1:]:
+            server.resume()
+        with suppress(OperatorError):  # it may have been given up before there was a leader again
+            await waiting
+        await node.log.append(Batch((Draft("/a", b"y"),)))
+
+        assert node.log.trouble == ""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fault", LONG_FAULTS)
 async def test_also_when_every_server_goes(nats_own: NatsCluster, fault: Fault) -> None:

@@ -69,6 +69,13 @@ def test_a_device_that_comes_to_another_node_is_replaced_on_the_first(nodes: Nod
             assert [device["hid"] for device in shown["devices"]] == ["phone"]
 
 
+def test_a_room_is_counted_over_all_nodes(nodes: Nodes) -> None:
+    room = new_prefix()
+    with Wire(nodes[0], tid=room).opened(), Wire(nodes[1], tid=room).opened(), Wire(nodes[1], tid=room).opened():
+        for node in nodes:
+            assert ask(node, "GET", "/rooms", tid=f"{room},nobody").json == {"rooms": {room: 3, "nobody": 0}}
+
+
 def test_each_pusher_is_run_by_one_node_and_any_node_answers_for_it(nodes: Nodes) -> None:
     name = new_prefix()
     create(nodes[0], f"/{name}")

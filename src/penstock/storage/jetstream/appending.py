@@ -23,19 +23,17 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Final, Self
-
-import msgspec
 
 from penstock.core.clock import Clock
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError, TooLarge
 from penstock.storage.jetstream.connection import Refused, read_ack
-from penstock.storage.jetstream.heads import Known, KnownStreams, load
+from penstock.storage.jetstream.heads import KnownStreams, load
 from penstock.storage.jetstream.keys import Keys, NotKnown, addresses
-from penstock.storage.jetstream.lanes import GROUP_BYTES, GROUP_MESSAGES, Job, Lanes, lanes_of
-from penstock.storage.jetstream.planning import Missing, Planned, Planner, is_plain, plan_one, remember
+from penstock.storage.jetstream.lanes import GROUP_BYTES, GROUP_MESSAGES, Job, Lanes, is_plain, lanes_of
+from penstock.storage.jetstream.planning import Group, Missing, Planned, Planner, remember
 from penstock.storage.jetstream.rows import row
 from penstock.storage.jetstream.store import Store
 from penstock.values import Appended, Batch
@@ -49,6 +47,9 @@ PATIENCE_SECONDS: Final = 15.0
 """For an append to be stored: longer than any change of leaders, shorter than `server.request_timeout`.
 Over it: 503. It may still have been stored, so repeat it under a key."""
 
+STUCK_SECONDS: Final = 5.0
+"""After which an append that is not stored yet says that something is wrong: a change of leaders is over by then."""
+
 TURN_MESSAGES: Final = 256
 """Messages, at most, of the appends that share a batch because they came in one turn of the loop. More gains nothing:
 the servers then work on one batch while the next one waits."""
@@ -56,23 +57,6 @@ the servers then work on one batch while the next one waits."""
 _STALE, _BATCH_TOO_LARGE = 10071, 10199
 _FULL = frozenset((10023, 10047, 10054, 10077, 10122))
 _TICK = 0.1
-
-
-class Group(msgspec.Struct, gc=False, eq=False):
-    """Appends that travel as one batch."""
-
-    jobs: list[Job]
-    lanes: Collection[str]
-    parts: list[list[Job]]  # groups that have nothing to do with each other
-    nonce: int
-    born: float
-    found: dict[str, Known | None] = {}  # what was asked for; None: there is no such stream
-    planned: Planned | None = None
-    number: int = 0  # of the question that is open
-    sent: float = 0.0  # 0 while it is being mended
-    attempts: int = 0
-    unsure: bool = False  # it was sent before, and nobody knows what became of it
-    settled: bool = False
 
 
 class Appender:
@@ -95,13 +79,14 @@ class Appender:
         self._lanes, self._keys = Lanes(), Keys(store)
         self._nonce = secrets.randbits(31) << 32
         self._flying: dict[int, Group] = {}
-        self._jobs: deque[tuple[float, Job]] = deque()
+        self._jobs: deque[Job] = deque()
         self._beginning: list[list[Job]] = []
-        self._settled: list[tuple[int, int, Job, Appended]] = []  # a heap by sequence
+        self._settled: list[tuple[int, int, list[tuple[Job, Appended]]]] = []  # a heap by sequence
         self._order = 0
         self._followed = followed
         self._tasks: set[asyncio.Task[None]] = set()
         self.entries = self.bytes = 0  # that wait or are in flight
+        self._gave_up = float("-inf")  # when somebody was last told that it was not stored in time
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -117,7 +102,7 @@ class Appender:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _, job in self._jobs:
+        for job in self._jobs:
             _fail(job, EngineGone("the engine was closed"))
 
     # ── in ─────────────────────────────────────────────────────────────────────────────────────
@@ -128,17 +113,28 @@ class Appender:
         if self._closed:
             future.set_exception(EngineGone("the engine was closed"))
             return future
-        job = Job(batch, size, future, lanes_of(batch, self._known))
-        if self.entries + job.weight > self._limit or self.bytes + size > self._limit_bytes:
-            over = "log.queue" if self.entries + job.weight > self._limit else "log.queue_bytes"
+        weight = len(batch.drafts) or 1
+        if self.entries + weight > self._limit or self.bytes + size > self._limit_bytes:
+            over = "log.queue" if self.entries + weight > self._limit else "log.queue_bytes"
             future.set_exception(Busy(over, self._limit if over == "log.queue" else self._limit_bytes))
             return future
-        self.entries += job.weight
+        plain = is_plain(batch)
+        known = plain and self._known.get(batch.drafts[0].stream)
+        lanes = (batch.drafts[0].stream,) if known else lanes_of(batch, self._known)
+        job = Job(batch, size, future, lanes, time.monotonic(), plain=plain)
+        self.entries += weight
         self.bytes += size
-        self._jobs.append((time.monotonic(), job))
+        self._jobs.append(job)
         if group := self._lanes.add(job):
             self._begin(group)
         return future
+
+    @property
+    def stuck(self) -> bool:
+        """Appends are not stored although there is a connection: NATS may have no leader for the log."""
+        now = time.monotonic()
+        waits = next((job for job in self._jobs if not job.future.done()), None)
+        return (waits is not None and now - waits.born > STUCK_SECONDS) or now - self._gave_up < PATIENCE_SECONDS
 
     def _left(self, job: Job) -> None:
         """It does not count for the limits any more."""
@@ -159,12 +155,15 @@ class Appender:
         parts: list[list[Job]] = []
         messages = size = 0
         for jobs in beginning:
-            count, weight = sum(job.messages for job in jobs), sum(job.bytes for job in jobs)
-            if parts and (messages + count > TURN_MESSAGES or size + weight > GROUP_BYTES):
+            count = size_of = 0
+            for job in jobs:
+                count += job.messages
+                size_of += job.bytes
+            if parts and (messages + count > TURN_MESSAGES or size + size_of > GROUP_BYTES):
                 self._begin_now(parts)
                 parts, messages, size = [], 0, 0
             parts.append(jobs)
-            messages, size = messages + count, size + weight
+            messages, size = messages + count, size + size_of
         self._begin_now(parts)
 
     def _begin_now(self, parts: list[list[Job]]) -> None:
@@ -195,8 +194,6 @@ class Appender:
     def _send(self, group: Group) -> None:
         """Plan the group, if it is not planned, and publish it."""
         if group.planned is None:
-            if len(group.jobs) == 1 and self._send_one(group, group.jobs[0]):
-                return
             self._drop_done(group)
             planner = self._planner(group)
             try:
@@ -204,9 +201,8 @@ class Appender:
             except NotKnown as needed:
                 self._mend(group, self._ask(group, needed))
                 return
-            for job in group.jobs:
-                if job.future.done():  # refused while it was planned
-                    self._left(job)
+            for job in planned.refused:
+                self._left(job)
             if len(planned.messages) > GROUP_MESSAGES and len(group.parts) > 1:
                 self._part(group)
                 return
@@ -226,25 +222,6 @@ class Appender:
                 self._left(job)
         group.jobs = [job for job in group.jobs if not job.future.done()]
 
-    def _send_one(self, group: Group, job: Job) -> bool:
-        """The common case; False if it is not that."""
-        known = self._known.get(job.batch.drafts[0].stream) if is_plain(job.batch) else None
-        if known is None or job.future.done():
-            return False
-        try:
-            group.planned = plan_one(
-                job, known, self._store.subjects, now_ms=self._clock.now_ms(), server=self._server, nonce=group.nonce
-            )
-        except NotKnown:
-            return False
-        except Exception as error:  # noqa: BLE001 - whatever it is, it must not keep the lane
-            self._left(job)
-            _fail(job, error)
-            self._release(group)
-            return True
-        self._publish(group, group.planned)
-        return True
-
     def _planner(self, group: Group) -> Planner:
         return Planner(
             self._store.subjects, self._known, group.found, self._keys, now_ms=self._clock.now_ms(),
@@ -253,10 +230,14 @@ class Appender:
 
     def _answer_repeats(self, planned: Planned) -> None:
         for job, appended in planned.repeats:
-            self._order += 1
-            heapq.heappush(self._settled, (appended.last.id, self._order, job, appended))
+            self._answer_at(appended.last.id, [(job, appended)])
         if planned.repeats:
             self._answer_followed()
+
+    def _answer_at(self, id: int, answers: list[tuple[Job, Appended]]) -> None:
+        """Give these when the follower has passed *id*."""
+        self._order += 1
+        heapq.heappush(self._settled, (id, self._order, answers))
 
     def _publish(self, group: Group, planned: Planned) -> None:
         group.sent = time.monotonic()
@@ -298,13 +279,10 @@ class Appender:
         if group.settled:
             return
         group.settled = True
-        for known in planned.known(first_seq):
-            self._known.put(known)
+        self._gave_up = float("-inf")
+        self._known.put_all(planned.known(first_seq))
         remember(self._keys, planned, first_seq, self._clock.now_ms())
-        end = first_seq + len(planned.messages) - 1
-        for job, appended in planned.real(first_seq):
-            self._order += 1
-            heapq.heappush(self._settled, (end, self._order, job, appended))
+        self._answer_at(first_seq + len(planned.messages) - 1, planned.real(first_seq))
         self._release(group)
 
     # ── what the follower sees ─────────────────────────────────────────────────────────────────
@@ -323,10 +301,10 @@ class Appender:
     def _answer_followed(self) -> None:
         settled, upto = self._settled, self._followed
         while settled and settled[0][0] <= upto:
-            _, _, job, appended = heapq.heappop(settled)
-            self._left(job)
-            if not job.future.done():
-                job.future.set_result(appended)
+            for job, appended in heapq.heappop(settled)[2]:
+                self._left(job)
+                if not job.future.done():
+                    job.future.set_result(appended)
 
     # ── when it does not go smoothly ───────────────────────────────────────────────────────────
 
@@ -440,16 +418,15 @@ class Appender:
 
     def _give_up(self, now: float) -> None:
         """Tell those who have waited too long; drop groups that nobody waits for."""
-        jobs = self._jobs
+        jobs, patience = self._jobs, 0.0 if self._connection.hopeless else PATIENCE_SECONDS
         while jobs:
-            born, job = jobs[0]
+            job = jobs[0]
             if not job.future.done():
-                if now - born < PATIENCE_SECONDS:
+                if now - job.born < patience:
                     break
                 self._left(job)
-                _fail(
-                    job, EngineGone(f"NATS did not store it within {PATIENCE_SECONDS:g} s; it may still have done so")
-                )
+                self._gave_up = now
+                _fail(job, EngineGone(f"NATS did not store it within {patience:g} s; it may still have done so"))
             jobs.popleft()
         for group in list(self._flying.values()):
             if group.sent and now - group.born > PATIENCE_SECONDS and all(job.future.done() for job in group.jobs):

@@ -10,6 +10,7 @@ from penstock.core.bus import Receiver
 from penstock.errors import EngineGone
 from penstock.storage.jetstream.cells import Home
 from penstock.storage.jetstream.connection import header
+from penstock.storage.jetstream.frames import Message
 from penstock.storage.jetstream.tokens import text_of, token
 
 ANSWER_SECONDS = 1.0
@@ -45,14 +46,14 @@ class NatsBus:
     async def hint(self, topic: str, message: bytes) -> None:
         self._give(topic, message)  # this node need not wait for its own words to come back
         lines = b"%b: %b\r\n" % (_FROM, token(self.node).encode())
-        self._connection.send(f"{self._root}.all.{token(topic)}", message, headers=lines)
+        self._connection.send(Message(f"{self._root}.all.{token(topic)}", message, lines))
 
     def _received(self, subject: bytes, reply: bytes, headers: bytes | None, data: bytes) -> None:
         if header(headers, _FROM) == token(self.node).encode():
             return
         given = self._give(text_of(subject.rpartition(b".")[2].decode()), data)
         if reply:
-            self._connection.send(reply.decode(), b"1" if given else b"0")
+            self._connection.send(Message(reply.decode(), b"1" if given else b"0"))
 
     def _give(self, topic: str, message: bytes) -> bool:
         receivers = self._receivers.get(topic, [])

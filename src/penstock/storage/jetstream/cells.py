@@ -19,7 +19,8 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from penstock.errors import ConfigInvalid, EngineGone
-from penstock.storage.jetstream.connection import Connection, Message, Refused
+from penstock.storage.jetstream.connection import Connection, Refused
+from penstock.storage.jetstream.frames import Message
 
 T = TypeVar("T")
 Scanned = tuple[str, int, dict[str, str]]  # subject, sequence, headers
@@ -199,7 +200,7 @@ class Cells:
         try:
             while len(found) < made["num_pending"]:
                 next_page = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{made['name']}"
-                self._connection.send(next_page, msgspec.json.encode(more), reply=inbox)
+                self._connection.send(Message(next_page, msgspec.json.encode(more)), inbox)
                 page = await self._scan_page(subscription)
                 found += page
                 if not page:
@@ -294,7 +295,7 @@ async def api(
             unanswered()
         else:
             return answer
-        if loop.time() > deadline:
+        if loop.time() > deadline or connection.hopeless:
             raise EngineGone(f"JetStream did not answer {call} within {PATIENCE_SECONDS:g} s")
         await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -2,9 +2,9 @@
 
 nats-py makes a message object, parses its headers and wakes a task for each message that comes, and
 validates and encodes headers for each that goes: 28,000 publishes a second with `publish_async`. The two
-busy paths of this engine (publishes with their answers, and the follower) need none of that. So the
-client's parser hands their bytes over raw, answers come to one shared inbox, and what is sent in one turn
-of the loop is one write: 75,000 a second. Connecting, reconnecting, TLS and credentials stay nats-py's.
+busy paths of this engine (publishes with their answers, and the follower) need none of that. So a parser
+of ours (`frames.py`) hands their bytes over raw, answers come to one shared inbox, and what is sent in one
+turn of the loop is one write. Connecting, reconnecting, TLS and credentials stay nats-py's.
 
     publish / request ──▶ what is sent in one turn is one write ──▶ server
     answer(headers, data) ◀── one inbox, one number per question ◀──
@@ -26,10 +26,10 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from penstock.errors import EngineGone
+from penstock.storage.jetstream.frames import Frames, Message, Receiver, frame, frames_of_batch
 
 log = logging.getLogger("penstock.jetstream")
 
-Receiver = Callable[[bytes, bytes, bytes | None, bytes], None]  # subject, reply, headers, data
 Answer = Callable[[bytes | None, bytes], bool]  # headers, data; returns whether it was the last one
 
 LOST: Final = b"NATS/1.0 499 connection lost\r\n\r\n"
@@ -41,8 +41,6 @@ REQUEST_SECONDS: Final = 5.0
 CONNECT_SECONDS: Final = 5.0
 """For the first connection. Over it: the server does not start, and says why."""
 
-_HEADER = b"NATS/1.0\r\n"
-
 
 class Refused(Exception):
     """JetStream said no. `code` is its `err_code`, or the status of an answer without a body."""
@@ -50,14 +48,6 @@ class Refused(Exception):
     def __init__(self, code: int, description: str) -> None:
         super().__init__(f"{code}: {description}")
         self.code, self.description = code, description
-
-
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """Something to be stored: *headers* are complete lines, each with its line end."""
-
-    subject: str
-    payload: bytes
-    headers: bytes = b""
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
@@ -94,13 +84,7 @@ class _Raw(Client):
     def __init__(self) -> None:
         super().__init__()
         self.receivers: dict[int, Receiver] = {}
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        receiver = self.receivers.get(sid)
-        if receiver is None:
-            await super()._process_msg(sid, subject, reply, data, headers or b"")
-        else:
-            receiver(subject, reply, headers, data)
+        self._ps = Frames(self, self.receivers)
 
     async def _attempt_reconnect(self) -> None:
         # A server that hangs reads nothing more: nats-py would wait for the rest to be sent before it goes elsewhere.
@@ -138,6 +122,7 @@ class Connection:
         self._number = 0
         self._out: list[bytes] = []
         self._last_error = ""
+        self.leaving = False  # this node stops: without a connection nothing is worth to wait for
         self.on_lost: list[Callable[[], None]] = []
         self.on_back: list[Callable[[], None]] = []
 
@@ -174,6 +159,11 @@ class Connection:
         return bool(self.client.is_connected)
 
     @property
+    def hopeless(self) -> bool:
+        """This node stops, and no server is there: whoever waits for one is told now."""
+        return self.leaving and not self.connected
+
+    @property
     def max_payload(self) -> int:
         """The largest message that the server takes, headers included."""
         return int(self.client.max_payload)
@@ -204,45 +194,41 @@ class Connection:
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", reply: str = "") -> None:
+    def send(self, message: Message, reply: str = "") -> None:
         """Send a message with the rest of this turn. Without a connection it is dropped."""
+        self._send([frame(message, reply)])
+
+    def _send(self, frames: list[bytes]) -> None:
         if not self._out:
             self._loop.call_soon(self._flush)
-        if headers:
-            block = len(_HEADER) + len(headers) + 2
-            head = f"HPUB {subject} {reply} {block} {block + len(payload)}\r\n".encode()
-            self._out.append(b"%b%b%b\r\n%b\r\n" % (head, _HEADER, headers, payload))
-        else:
-            self._out.append(b"%b%b\r\n" % (f"PUB {subject} {reply} {len(payload)}\r\n".encode(), payload))
+        self._out += frames
 
-    def ask(self, subject: str, payload: bytes, answer: Answer, *, headers: bytes = b"") -> int:
+    def ask(self, message: Message, answer: Answer) -> int:
         """Send a question; *answer* is called until it says that it was the last. Returns its number."""
+        number = self._expect(answer)
+        if self.connected:
+            self.send(message, f"{self._inbox}{number}")
+        return number
+
+    def _expect(self, answer: Answer) -> int:
         self._number = number = self._number + 1
         self._answers[number] = answer
-        if self.connected:
-            self.send(subject, payload, headers=headers, reply=f"{self._inbox}{number}")
-        else:
+        if not self.connected:
             self._loop.call_soon(self._answer, number, LOST, b"")
         return number
 
     def ask_batch(self, messages: Sequence[Message], batch: str, answer: Answer) -> int:
         """Send *messages* as one atomic batch under a name that was never used; one answer comes."""
-        first, *others = messages
-        if not others:
-            return self.ask(first.subject, first.payload, answer, headers=first.headers)
+        if len(messages) == 1:
+            return self.ask(messages[0], answer)
 
         def once(headers: bytes | None, data: bytes) -> bool:
             # The first message is answered too: with nothing if it is fine, with an error if the batch is not.
             return (bool(data) or headers is not None) and answer(headers, data)
 
-        number = self.ask(first.subject, first.payload, once, headers=first.headers + _batch(batch, 1))
-        for place, message in enumerate(others, start=2):
-            last = place == len(messages)
-            commit = b"Nats-Batch-Commit: 1\r\n" if last else b""
-            lines = message.headers + _batch(batch, place) + commit
-            if self.connected:
-                reply = f"{self._inbox}{number}" if last else ""
-                self.send(message.subject, message.payload, headers=lines, reply=reply)
+        number = self._expect(once)
+        if self.connected:
+            self._send(frames_of_batch(messages, batch, f"{self._inbox}{number}"))
         return number
 
     def forget(self, number: int) -> None:
@@ -260,7 +246,7 @@ class Connection:
                 future.set_result((headers, data))
             return True
 
-        number = self.ask(subject, payload, answer, headers=headers)
+        number = self.ask(Message(subject, payload, headers), answer)
         try:
             async with asyncio.timeout(within):
                 found = await future
@@ -347,10 +333,6 @@ class Connection:
 
 async def _ignored(message: object) -> None:
     """Raw subscriptions never get here; nats-py wants a callback."""
-
-
-def _batch(name: str, place: int) -> bytes:
-    return f"Nats-Batch-Id: {name}\r\nNats-Batch-Sequence: {place}\r\n".encode()
 
 
 def status(headers: bytes | None) -> int:

@@ -110,6 +110,10 @@ class JetStreamEngine:
     ) -> None:
         await self._stack.aclose()
 
+    def leave(self) -> None:
+        """The node stops: what cannot be done without a connection is not waited for any more."""
+        self.connection.leaving = True
+
     async def backup(self, directory: Path) -> object:
         """NATS has its own backups, of all streams at once."""
         raise InputInvalid(

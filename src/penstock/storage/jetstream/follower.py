@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock.errors import EngineGone
+from penstock.storage.jetstream import frames
 from penstock.storage.jetstream.connection import Connection, Refused, header, status
 from penstock.storage.jetstream.rows import Row, Side, row, side
 from penstock.storage.jetstream.store import Store
@@ -132,7 +133,7 @@ class Follower:
     def _live_sign(self, reply: bytes, headers: bytes | None) -> None:
         stalled = header(headers, b"Nats-Consumer-Stalled")
         if reply or stalled:  # flow control wants to know how far we are
-            self._connection.send((reply or stalled).decode())
+            self._connection.send(frames.Message((reply or stalled).decode(), b""))
         last = header(headers, b"Nats-Last-Consumer")
         if last and int(last) >= self._expected:
             self._broken.set()

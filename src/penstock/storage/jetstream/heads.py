@@ -7,6 +7,7 @@ is known: an append names the sequence it believes to be its stream's last, and 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -43,16 +44,25 @@ class KnownStreams:
 
     def put(self, known: Known) -> None:
         """Remember a head unless a newer one is known."""
-        stream = known.head.stream
-        before = self._heads.get(stream)
-        if before is None:
-            if len(self._heads) >= self._limit:
-                del self._heads[next(iter(self._heads))]
-            if self.names is not None:
-                self.names.add(stream)
-        elif before.seq >= known.seq:
-            return
-        self._heads[stream] = known
+        self.put_all((known,))
+
+    def put_all(self, all_known: Iterable[Known]) -> None:
+        """Remember several."""
+        heads = self._heads
+        for known in all_known:
+            stream = known.head.stream
+            before = heads.get(stream)
+            if before is None:
+                self._make_room(stream)
+            elif before.seq >= known.seq:
+                continue
+            heads[stream] = known
+
+    def _make_room(self, stream: str) -> None:
+        if len(self._heads) >= self._limit:
+            del self._heads[next(iter(self._heads))]
+        if self.names is not None:
+            self.names.add(stream)
 
     def moved(self, stream: str, seq: int) -> None:
         """A head message came: only the sequence is new."""

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.core.names import ROOT, parent
 from penstock.storage.jetstream.heads import KnownStreams
-from penstock.values import Appended, Batch
+from penstock.values import Appended, Batch, Kind
 
 GROUP_MESSAGES: Final = 1_000
 """Messages of one atomic batch: JetStream refuses more (10199)."""
@@ -27,6 +27,7 @@ GROUP_BYTES: Final = 4 * 1024 * 1024
 """Bytes of bodies that are folded together; a single batch may be as large alone."""
 
 _PER_LANE = 5  # Created, ChildStreamCreated, Rotated, Created, the list of subscribers
+_ROTATION = 3  # Rotated, Created and the list of subscribers: a chunk fills up at most once in a group
 
 
 class Job(msgspec.Struct, gc=False, eq=False):
@@ -36,10 +37,12 @@ class Job(msgspec.Struct, gc=False, eq=False):
     bytes: int
     future: asyncio.Future[Appended]
     lanes: tuple[str, ...]
+    born: float = 0.0
     open: bool = True  # it counts for the limits of the queue
     begun: bool = False  # its key was stored before it: they do not fit into one batch
     looked_up: bool = False  # its key and producer were asked for
     old_keys: dict[str, int] = {}  # sequences of outdated keys whose place it takes
+    plain: bool = False  # one event and nothing else, as most are
 
     @property
     def weight(self) -> int:
@@ -48,9 +51,9 @@ class Job(msgspec.Struct, gc=False, eq=False):
 
     @property
     def messages(self) -> int:
-        """How many it becomes at most."""
+        """How many it becomes at most, but for a full chunk."""
         if len(self.lanes) == 1 and len(self.batch.drafts) == 1:
-            return 4  # itself, and perhaps Rotated, Created and the list of subscribers
+            return 1
         return len(self.batch.drafts) + 3 + _PER_LANE * len(self.lanes)
 
 
@@ -62,6 +65,10 @@ class _Lane:
         self.waiting: deque[Job] = deque()
 
 
+_HELD = _Lane(busy=True)
+"""Every lane that is busy while nobody waits in it: most are, and need no object of their own."""
+
+
 class Lanes:
     """Everything that waits or is in flight."""
 
@@ -71,30 +78,35 @@ class Lanes:
     def add(self, job: Job) -> list[Job]:
         """Let *job* wait; return the group that may go now, if it may."""
         if len(job.lanes) == 1 and job.lanes[0] not in self._lanes:
-            self._lanes[job.lanes[0]] = _Lane(busy=True)
+            self._lanes[job.lanes[0]] = _HELD
             return [job]
         for name in job.lanes:
-            if name not in self._lanes:
-                self._lanes[name] = _Lane()
-            self._lanes[name].waiting.append(job)
+            self._own(name).waiting.append(job)
         return self._group(job)
+
+    def _own(self, name: str) -> _Lane:
+        """A lane in which somebody may wait."""
+        lane = self._lanes.get(name)
+        if lane is None or lane is _HELD:
+            lane = self._lanes[name] = _Lane(busy=lane is _HELD)
+        return lane
 
     def free(self, names: Collection[str]) -> list[list[Job]]:
         """These lanes are free again; return the groups that may go now."""
-        if len(names) == 1:
-            (name,) = names
+        others = []
+        for name in names:
             lane = self._lanes[name]
-            if not lane.waiting:
+            if lane is _HELD:
                 del self._lanes[name]
-                return []
-        for name in names:
-            self._lanes[name].busy = False
+            else:
+                lane.busy = False
+                others.append(name)
         groups = []
-        for name in names:
+        for name in others:
             waiting = self._lanes[name].waiting
             if waiting and (group := self._group(waiting[0])):
                 groups.append(group)
-        for name in names:
+        for name in others:
             lane = self._lanes[name]
             if not lane.waiting and not lane.busy:
                 del self._lanes[name]
@@ -106,7 +118,7 @@ class Lanes:
             return []
         group, held = [first], set(first.lanes)
         self._leave(first)
-        messages, size = first.messages, first.bytes
+        messages, size = first.messages + _ROTATION, first.bytes
         looked = list(first.lanes)
         for name in looked:  # it grows: a folded job brings its other lanes
             waiting = self._lanes[name].waiting
@@ -140,12 +152,17 @@ def _repeats(job: Job, held: set[str]) -> bool:
     return any(name[1:2] == "\0" and name in held for name in job.lanes)
 
 
+def is_plain(batch: Batch) -> bool:
+    """Whether it is one event and nothing else."""
+    drafts = batch.drafts
+    return (
+        len(drafts) == 1 and batch.key is None and batch.producer is None and not batch.create and batch.expect is None
+        and drafts[0].kind is Kind.DATA
+    )  # fmt: skip
+
+
 def lanes_of(batch: Batch, known: KnownStreams) -> tuple[str, ...]:
     """What *batch* may change: its streams, those above the ones that may have to be made, its key, its producer."""
-    if len(batch.drafts) == 1 and not batch.create and batch.key is None and batch.producer is None:
-        stream = batch.drafts[0].stream
-        if known.get(stream) is not None:
-            return (stream,)
     found: dict[str, None] = {}
     streams = dict.fromkeys(draft.stream for draft in batch.drafts)
     if batch.create:

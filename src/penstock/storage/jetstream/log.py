@@ -101,7 +101,9 @@ class JetStreamLog:
 
     @property
     def trouble(self) -> str:
-        """What only an operator can mend; empty when all is well."""
+        """Why this node should get no requests now; empty when all is well."""
+        if self._appender.stuck:
+            return "NATS does not store: too few of its servers may be up for the log to have a leader"
         return self._follower.trouble
 
     # ── append and follow ──────────────────────────────────────────────────────────────────────
@@ -215,7 +217,7 @@ class JetStreamLog:
         check_pattern(pattern)
         if self._known.names is None:
             # Streams that come while the list is on its way are put into it from the heads in memory.
-            loaded = await self._store.names(self._store.subjects.entries)
+            loaded = [name async for page in self._store.names(self._store.subjects.entries) for name in page]
             self._known.names = Names([*loaded, *self._known.all_names()])
         names = self._known.names.page(pattern, after, limit)
         found: list[Head | None] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import msgspec
@@ -16,13 +16,13 @@ import msgspec
 from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
 from penstock.errors import PositionMismatch
 from penstock.storage.jetstream import keys
-from penstock.storage.jetstream.connection import Message
+from penstock.storage.jetstream.frames import Message
 from penstock.storage.jetstream.heads import Known, KnownStreams
 from penstock.storage.jetstream.keys import Held, Keys, NotKnown, addresses, shifted
 from penstock.storage.jetstream.lanes import Job
 from penstock.storage.jetstream.rows import facts_of, payload, side_payload
 from penstock.storage.jetstream.subjects import Subjects
-from penstock.values import Appended, Batch, Draft, Entry, Head, Kind
+from penstock.values import Appended, Draft, Entry, Head, Kind
 
 BASE: Final = 1 << 60
 _EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"
@@ -40,45 +40,36 @@ class Planned(msgspec.Struct, gc=False, eq=False):
     last_place: dict[str, int]  # of each stream's last entry
     producers: dict[str, int]  # places of their messages
     mark: tuple[str, int, int]  # subject, expected sequence and place of its first entry: it finds the batch again
+    refused: list[Job]  # something is wrong with them, and they were told
 
-    def real(self, first_seq: int) -> Iterator[tuple[Job, Appended]]:
+    def real(self, first_seq: int) -> list[tuple[Job, Appended]]:
         """The answers to the jobs that were stored."""
         move = first_seq - BASE
-        for job, appended in self.answers:
-            yield job, shifted(appended, move, repeated=False)
+        return [(job, shifted(appended, move, repeated=False)) for job, appended in self.answers]
 
     def known(self, first_seq: int) -> Iterator[Known]:
         """The heads after it."""
-        end = first_seq + len(self.messages) - 1
+        end, last_place = first_seq + len(self.messages) - 1, self.last_place
         for stream, h in self.heads.items():
-            seq = first_seq + self.last_place[stream]
+            seq = first_seq + last_place[stream]
             yield Known(Head(stream, h.next_index, h.chunk, h.offset, h.subscribers, seq, h.last_ms), seq, end)
 
 
-def plan_one(job: Job, known: Known, subjects: Subjects, *, now_ms: int, server: str, nonce: int) -> Planned:
-    """The common case without the machinery: one event, without key or producer, for a stream that is known.
+class Group(msgspec.Struct, gc=False, eq=False):
+    """Appends that travel as one batch, and how far they have come."""
 
-    Raises what is wrong with the batch.
-    """
-    stream = known.head.stream
-    stamped = stamp(job.batch, lambda _: known.head, next_id=BASE, now_ms=now_ms, server=server)
-    if len(stamped.entries) > 1:
-        raise NotKnown  # its chunk is full: more than one message, and perhaps a list of subscribers
-    entry, head = stamped.entries[0], stamped.heads[stream]
-    facts = facts_of(entry, next_index=head.next_index, subscribed=bool(head.subscribers), nonce=nonce, more=0)
-    subject = subjects.entry(stream)
-    message = Message(subject, payload(facts, entry.body), _EXPECT % known.seq)
-    answers = [(job, stamped.appended)]
-    return Planned([message], answers, [], stamped.heads, {stream: 0}, {}, (subject, known.seq, 0))
-
-
-def is_plain(batch: Batch) -> bool:
-    """Whether `plan_one` may do."""
-    drafts = batch.drafts
-    return (
-        len(drafts) == 1 and not batch.create and batch.key is None and batch.producer is None and batch.expect is None
-        and drafts[0].kind is Kind.DATA
-    )  # fmt: skip
+    jobs: list[Job]
+    lanes: Collection[str]
+    parts: list[list[Job]]  # groups that have nothing to do with each other
+    nonce: int
+    born: float
+    found: dict[str, Known | None] = {}  # what was asked for; None: there is no such stream
+    planned: Planned | None = None
+    number: int = 0  # of the question that is open
+    sent: float = 0.0  # 0 while it is being mended
+    attempts: int = 0
+    unsure: bool = False  # it was sent before, and nobody knows what became of it
+    settled: bool = False
 
 
 class Planner:
@@ -97,6 +88,7 @@ class Planner:
         self._repeats: list[tuple[Job, Appended]] = []
         self._producers: dict[str, int] = {}
         self._changed: dict[str, tuple[str, ...]] = {}
+        self._refused: list[Job] = []
 
     def plan(self, jobs: list[Job]) -> Planned:
         """Place every job. What is wrong with one is told to it alone. `NotKnown` says that more must be asked for."""
@@ -107,17 +99,19 @@ class Planner:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this job's alone
                 _refuse(job.future, error)
+                self._refused.append(job)
         for stream, subscribers in self._changed.items():
             subject = self._subjects.subscribers(stream)
             self._parts.append(_Part(subject, _encode(subscribers), None, headers=_ROLLUP))
         messages = list(self._messages(self._parts))
         return Planned(
-            messages, self._answers, self._repeats, self._heads, self._last_place, self._producers, self._mark()
-        )
+            messages, self._answers, self._repeats, self._heads, self._last_place, self._producers, self._mark(),
+            self._refused,
+        )  # fmt: skip
 
     def _place(self, job: Job) -> None:
         batch = job.batch
-        if is_plain(batch) and self._place_one(job, batch.drafts[0]):
+        if job.plain and self._place_one(job, batch.drafts[0]):
             return
         if first := self._memory.find(batch, self._now_ms, looked_up=job.looked_up):
             self._repeats.append((job, first))
@@ -176,18 +170,23 @@ class Planner:
 
     def _place_one(self, job: Job, draft: Draft) -> bool:
         """The common case: one event that changes nothing but its stream's position. False if it is not that."""
-        stream = draft.stream
-        before = self._lookup(stream)
-        stamped = before and stamp_one(draft, before, id=BASE + len(self._parts), now_ms=self._now_ms)
-        if not stamped:
+        stream, headers = draft.stream, b""
+        head = self._heads.get(stream)
+        if head is None:
+            known = self._known_now(stream)
+            if known is None:
+                return False
+            head, headers = known.head, _EXPECT % known.seq
+        place = len(self._parts)
+        stamped = stamp_one(draft, head, id=BASE + place, now_ms=self._now_ms)
+        if stamped is None:
             return False
-        entry, head = stamped
+        entry, after = stamped
         self._answers.append((job, appended_one(entry)))
-        headers = b"" if stream in self._last_place else _EXPECT % self._expected(stream)
-        self._last_place[stream] = len(self._parts)
+        self._last_place[stream] = place
         subject = self._subjects.entry(stream)
-        self._parts.append(_Part(subject, b"", entry, headers, head.next_index, bool(head.subscribers)))
-        self._heads[stream] = head
+        self._parts.append(_Part(subject, b"", entry, headers, after.next_index, bool(after.subscribers)))
+        self._heads[stream] = after
         return True
 
     def _next_index(self, stream: str) -> int:
@@ -261,25 +260,23 @@ class Missing(NotKnown):
         self.stream = stream
 
 
-class _Part:
+class _Part(msgspec.Struct, gc=False):
     """One message before it is known how many follow it."""
 
-    __slots__ = ("data", "entry", "headers", "next_index", "subject", "subscribed")
-
-    def __init__(
-        self, subject: str, data: bytes, entry: Entry | None, headers: bytes, next_index: int = 0,
-        subscribed: bool = False,
-    ) -> None:  # fmt: skip
-        self.subject, self.data, self.entry, self.headers = subject, data, entry, headers
-        self.next_index, self.subscribed = next_index, subscribed
+    subject: str
+    data: bytes
+    entry: Entry | None
+    headers: bytes
+    next_index: int = 0
+    subscribed: bool = False
 
 
 def remember(memory: Keys, planned: Planned, first_seq: int, now_ms: int) -> None:
     """Keep the answers to what was just stored, for repeats that come soon."""
     for job, places in planned.answers:
-        batch = job.batch
-        if batch.key is None and batch.producer is None:
+        if job.plain:
             continue
+        batch = job.batch
         again = shifted(places, first_seq - BASE, repeated=True)
         for address, digest in addresses(batch):
             memory.remember(address, Held(digest, now_ms, 0, again, 0))

@@ -20,7 +20,8 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.errors import EngineGone
 from penstock.storage.jetstream import tombstones
-from penstock.storage.jetstream.connection import Message, Refused
+from penstock.storage.jetstream.connection import Refused
+from penstock.storage.jetstream.frames import Message
 from penstock.storage.jetstream.heads import Known, KnownStreams, load
 from penstock.storage.jetstream.lanes import GROUP_MESSAGES
 from penstock.storage.jetstream.rows import Row, head_facts, payload, row, side_payload
@@ -60,15 +61,17 @@ class Retention:
         return gone
 
     async def _keep_heads(self, upto: int) -> None:
-        names = await self._store.names(self._store.subjects.entries)
-        idle = [name for name in names if (known := self._known.get(name)) is None or known.seq <= upto]
-        for begin in range(0, len(idle), _ABREAST):
-            await asyncio.gather(*(self._keep_head(name, upto) for name in idle[begin : begin + _ABREAST]))
+        # Streams that come meanwhile lie above the trim point, and none goes: no page leaves one out.
+        async for names in self._store.names(self._store.subjects.entries):
+            idle = [name for name in names if (known := self._known.get(name)) is None or known.seq <= upto]
+            for begin in range(0, len(idle), _ABREAST):
+                await asyncio.gather(*(self._keep_head(name, upto) for name in idle[begin : begin + _ABREAST]))
 
     async def _keep_head(self, stream: str, upto: int) -> None:
         """See to it that the stream's last message lies above the trim point."""
+        known = self._known.get(stream)
         while True:
-            known = await load(self._store, stream)
+            known = known or await load(self._store, stream)
             if known is None or known.seq > upto:
                 return
             try:
@@ -76,6 +79,9 @@ class Retention:
             except Refused as refused:
                 if refused.code != _STALE:
                     raise EngineGone(str(refused)) from refused
+                known = None  # somebody was quicker, and the leader knows what it is now
+            else:
+                return
 
     def _head_message(self, known: Known, more: int = 0) -> Message:
         subject = self._store.subjects.entry(known.head.stream)

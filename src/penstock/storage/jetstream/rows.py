@@ -108,8 +108,8 @@ def payload(facts: Facts, body: bytes) -> bytes:
 
 def row(seq: int, stream: str, data: bytes) -> Row:
     """What was stored."""
-    end = 2 + int.from_bytes(data[:2], "big")
-    return Row(seq, stream, _facts.decode(memoryview(data)[2:end]), data[end:])
+    end = 2 + (data[0] << 8 | data[1])
+    return Row(seq, stream, _facts.decode(data[2:end]), data[end:])
 
 
 def side_payload(more: int, data: bytes) -> bytes:

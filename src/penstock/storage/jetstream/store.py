@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
+from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
 
 from penstock.errors import EngineGone
 from penstock.storage.jetstream.connection import REQUEST_SECONDS, Connection, Refused, header, status
+from penstock.storage.jetstream.frames import Message
 from penstock.storage.jetstream.rows import Row, row
 from penstock.storage.jetstream.subjects import Subjects
 
@@ -95,15 +97,16 @@ class Store:
         """Sizes and sequences."""
         return (await self._info({})).state
 
-    async def names(self, subject: str) -> list[str]:
-        """All streams with messages under an `e` subject."""
-        found: list[str] = []
+    async def names(self, subject: str) -> AsyncIterator[list[str]]:
+        """All streams with messages under an `e` subject, as many at a time as JetStream likes to tell."""
+        count = 0
         while True:
-            info = await self._info({"subjects_filter": subject, "offset": len(found)})
+            info = await self._info({"subjects_filter": subject, "offset": count})
             page = info.state.subjects or {}
-            found += [self.subjects.name(name) for name in page]
-            if not page or len(found) >= info.total:
-                return found
+            yield [self.subjects.name(name) for name in page]
+            count += len(page)
+            if not page or count >= info.total:
+                return
 
     async def _info(self, question: dict[str, object]) -> _Info:
         try:
@@ -169,7 +172,8 @@ class Store:
             return True
 
         question = {"seq": max(1, seq), "batch": limit, "max_bytes": limit_bytes + 65_536, "next_by_subj": subject}
-        number = self.connection.ask(f"$JS.API.DIRECT.GET.{self.subjects.stream}", msgspec.json.encode(question), take)
+        message = Message(f"$JS.API.DIRECT.GET.{self.subjects.stream}", msgspec.json.encode(question))
+        number = self.connection.ask(message, take)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 await done

@@ -1,0 +1,53 @@
+"""The backup that docs/cluster.md describes: servers are stopped, their stores copied, and others start on the copy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from penstock.core.clock import ManualClock
+from penstock.core.log import prepare
+from penstock.storage.jetstream import JetStreamEngine, open_jetstream
+from penstock.storage.jetstream.engine import Options
+from penstock.testing import start_nats
+from penstock.values import Batch, Draft, Key, NewItem
+
+KEYED = Batch((Draft("/orders", b"keyed"),), key=Key("me", "/orders", "k", b"digest"))
+
+
+def open_engine(url: str, clock: ManualClock) -> JetStreamEngine:
+    return open_jetstream(url, node="here", clock=clock, options=Options(replicas=3))
+
+
+async def test_servers_on_a_copy_of_the_stores_have_everything(tmp_path: Path) -> None:
+    clock, before, after = ManualClock(), tmp_path / "before", tmp_path / "after"
+    # Given a cluster with something of everything: entries, a key, a trim, a record, an item
+    with start_nats(before, servers=3) as nats:
+        async with open_engine(nats.url, clock) as engine:
+            await prepare(engine.log)
+            gone = await engine.log.append(Batch((Draft("/quiet", b"old"), Draft("/orders", b"old"))))
+            await engine.log.trim(gone.last.id)
+            kept = [await engine.log.append(Batch((Draft("/orders", b"%d" % n),))) for n in range(20)]
+            keyed = await engine.log.append(KEYED)
+            record = await engine.registry.put("a/b", b"value")
+            month = "2026_11"
+            await engine.mailbox.make_month(month)
+            await engine.mailbox.put("device", month, [NewItem("m1", body=b"waits")])
+        for server in nats.servers:
+            server.stop()
+    # When other servers start on a copy of their stores
+    after.mkdir()
+    for server in nats.servers:
+        shutil.copytree(before / server.name, after / server.name)
+    with start_nats(after, servers=3) as copy:
+        async with open_engine(copy.url, clock) as engine:
+            # Then everything is there, and goes on where it was
+            page = await engine.log.read_index("/orders", 1)
+            assert [entry.body for entry in page.entries] == [*(b"%d" % n for n in range(20)), b"keyed"]
+            assert [entry.id for entry in page.entries][:-1] == [appended.last.id for appended in kept]
+            assert engine.log.trimmed_upto == gone.last.id
+            again = await engine.log.append(KEYED)
+            assert (again.last, again.repeated) == (keyed.last, True)
+            assert (await engine.log.append(Batch((Draft("/quiet", b"new"),)))).last.index == 1
+            assert await engine.registry.get("a/b") == record
+            assert [item.body for item in await engine.mailbox.take("device", month)] == [b"waits"]
