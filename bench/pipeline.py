@@ -1,6 +1,7 @@
 """The pipeline: what an exported event costs, how fast the archive is, how fresh the lake is, and what idling costs.
 
-The floor of the archive is Spark writing the very same rows from its memory, with the same settings.
+The floor of the archive is Spark writing the very same rows from its memory, with the same settings. With
+`--events 5000000 --only archive` it shows whether the archive stays linear up to there.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
-from bench.rig.machine import cpu_seconds, memory_kb
+from bench.rig.machine import cpu_seconds, memory_kb, resident_kb
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
 from bench.rig.why import measure_why
@@ -27,11 +29,18 @@ from penstock.pipeline.client import Client
 from penstock.pipeline.commit import bind, watermark
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.pipeline.session import open_session
-from penstock.pipeline.tables import open_lake
+from penstock.pipeline.staging import rows_of
+from penstock.pipeline.tables import Lake, open_lake
 from penstock.testing import RunningServer, wait_until
 
+PARTS = ("export", "archive", "why", "freshness", "idle")
 BODY_BYTES = 200
 LINES = 10_000
+SMALL_EVENTS = 100_000
+"""What a long archive is compared with."""
+WARM_ROUNDS = 3
+FLOOR_ROWS = 1_000_000
+"""What Spark writes from memory: it has a heap of 1 GB."""
 _PRINTABLE = bytes(33 + number % 94 for number in range(256))
 
 
@@ -51,20 +60,44 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=int, default=60, help="of publishing, and of idling, in `up`")
     parser.add_argument("--deliveries", type=int, default=5_000_000, help="that `why` looks through")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part, and no other; may be repeated")
     given = parser.parse_args(argv)
     if given.quick:
         given.deliveries = 50_000
         given.events, given.rounds, given.seconds = 20_000, 1, 5
+    wanted = set(given.only or PARTS)
     with reporting("pipeline", given) as (report, folder):
-        with penstock(folder / "data") as (server, target):
-            say(f"publishing {given.events:,} events")
-            client = Client(server.url, server.admin_token)
-            fill(client, given.events)
-            report.add(_export(client, server, target.pid, given.rounds))
-            _archive(report, client, target.pid, folder, given)
-        report.add(measure_why(folder, given.deliveries))
-        _up(report, folder, given.seconds)
+        if wanted & {"export", "archive"}:
+            _log(report, folder, given, wanted)
+        if "why" in wanted:
+            report.add(measure_why(folder, given.deliveries))
+        if wanted & {"freshness", "idle"}:
+            _up(report, folder, given.seconds, wanted)
     return 0
+
+
+def _log(report: Report, folder: Path, given: Any, wanted: set[str]) -> None:
+    with penstock(folder / "data") as (server, target):
+        say(f"publishing {given.events:,} events")
+        client = Client(server.url, server.admin_token)
+        fill(client, given.events)
+        if "export" in wanted:
+            report.add(_export(client, server, target.pid, given.rounds))
+        if "archive" in wanted:
+            with session() as spark:
+                place = Workplace(spark, client, open_lake(folder / "lake"))
+                bind(client, place.lake)
+                _archive(report, place, target.pid, folder, given)
+
+
+@contextmanager
+def session() -> Iterator[SparkSession]:
+    """Spark as the driver has it."""
+    spark = open_session()
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def fill(client: Client, events: int) -> None:
@@ -110,20 +143,16 @@ def _select(file: Path) -> float:
 # ── archive ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _archive(report: Report, client: Client, server: int, folder: Path, given: Any) -> None:
-    spark = open_session()
-    place = Workplace(spark, client, open_lake(folder / "lake"))
-    bind(client, place.lake)
-    try:
-        small = _take(place, server, max(10, given.events // 10))  # the first one warms the session, too
-        small = _take(place, server, max(10, given.events // 10))
-        whole, floors = [], []
-        for _ in range(given.rounds):
-            settle(given)
-            whole.append(_take(place, server, client.newest()))
-            floors.append(_write_from_memory(place, folder / "floor"))
-    finally:
-        spark.stop()
+def _archive(report: Report, place: Workplace, server: int, folder: Path, given: Any) -> None:
+    few = min(SMALL_EVENTS, given.events // 10)
+    small, whole, floors = [], [], []
+    for _ in range(WARM_ROUNDS):
+        _take(place, server, few)
+    for _ in range(given.rounds):
+        settle(given)
+        small.append(_take(place, server, few))
+        whole.append(_take(place, server, place.client.newest()))
+        floors.append(_write_from_memory(place, folder / "floor"))
     rate, floor = (median([run.rows / run.seconds for run in runs]) for runs in (whole, floors))
     cpu = {
         "spark_cpu_us": median([1e6 * run.spark_cpu / run.rows for run in whole]),
@@ -134,12 +163,9 @@ def _archive(report: Report, client: Client, server: int, folder: Path, given: A
     report.add(Figure("archive", rate, "events/s", floor, written, 200_000, 350_000, higher_is_better=True, detail=cpu))
     spent, least = cpu["spark_cpu_us"], cpu["floor_cpu_us"]
     report.add(Figure("Spark's part", spent, "µs of CPU per event", least, written, 1.5, 1.2, judged="ratio"))
-    report.add(
-        Figure(
-            "time per event, all to a tenth", 1e6 / rate, "µs", 1e6 * small.seconds / small.rows,
-            f"{small.rows:,} events", 1.5, 1.1, judged="ratio",
-        )
-    )  # fmt: skip
+    slow = median([1e6 * run.seconds / run.rows for run in small])
+    name = f"time per event, of {whole[0].rows:,}"
+    report.add(Figure(name, 1e6 / rate, "µs", slow, f"of {few:,}", 1.5, 1.1, judged="ratio"))
 
 
 def _take(place: Workplace, server: int, upto: int) -> Run:
@@ -175,8 +201,7 @@ def _own_cpu(server: int) -> float:
 
 
 def _write_from_memory(place: Workplace, folder: Path) -> Run:
-    paths = [str(place.lake.path(file)) for file in place.lake.files("events")]
-    frame = place.spark.read.parquet(*paths).repartition(2).cache()
+    frame = place.spark.read.parquet(*_first_files(place.lake)).repartition(2).cache()
     rows = frame.count()
     began, before = time.monotonic(), cpu_seconds(os.getpid())
     frame.write.mode("overwrite").parquet(str(folder))
@@ -185,21 +210,42 @@ def _write_from_memory(place: Workplace, folder: Path) -> Run:
     return run
 
 
+def _first_files(lake: Lake) -> list[str]:
+    paths, rows = [], 0
+    for file in lake.files("events"):
+        paths.append(str(lake.path(file)))
+        rows += rows_of(lake.path(file))
+        if rows >= FLOOR_ROWS:
+            break
+    return paths
+
+
 # ── up ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _up(report: Report, folder: Path, seconds: int) -> None:
+def _up(report: Report, folder: Path, seconds: int, wanted: set[str]) -> None:
     with _running(folder / "up") as (process, client):
         wait_until(lambda: _caught_up(client), within=180)
+        measure_up(report, process.pid, client, seconds, wanted)
+
+
+def measure_up(report: Report, pid: int, client: Client, seconds: int, wanted: set[str]) -> None:
+    """Measure an `up` that has caught up."""
+    if "freshness" in wanted:
         report.add(_freshness(client, seconds))
-        wait_until(lambda: _caught_up(client), within=180)
-        wait_until(lambda: client.call("GET", "/v1/pipeline")["tables"].get("rollup", {}).get("lag") == 0, within=180)
-        before, began = cpu_seconds(process.pid), time.monotonic()
-        time.sleep(seconds)
-        cores = (cpu_seconds(process.pid) - before) / (time.monotonic() - began)
-        megabytes = wait_until(lambda: _megabytes(process.pid))
+    if "idle" in wanted:
+        _idle(report, pid, client, seconds)
+
+
+def _idle(report: Report, pid: int, client: Client, seconds: int) -> None:
+    """What `up` takes while nothing is published: the server, the driver, its JVM and its workers."""
+    wait_until(lambda: _caught_up(client), within=180)
+    before, began = cpu_seconds(pid), time.monotonic()
+    time.sleep(seconds)
+    cores = (cpu_seconds(pid) - before) / (time.monotonic() - began)
     report.add(Figure("up idle, CPU", cores, "cores", None, "", 0.15, 0.1))
-    report.add(Figure("up idle, memory", megabytes, "MB", None, "", 1200))
+    resident = {"resident_mb": resident_kb(pid) / 1024}
+    report.add(Figure("up idle, memory", memory_kb(pid) / 1024, "MB", None, "", 1200, detail=resident))
 
 
 @contextmanager
@@ -214,12 +260,6 @@ def _running(data: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
     finally:
         process.terminate()
         process.wait(60)
-
-
-def _megabytes(pid: int) -> float:
-    with suppress(OSError):  # one of Spark's workers has ended while we looked
-        return memory_kb(pid) / 1024
-    return 0.0
 
 
 def _caught_up(client: Client) -> bool:

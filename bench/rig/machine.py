@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _CPUCLOCK_SCHED = 2  # of a process: time on a CPU, in user and kernel, of all its threads
@@ -15,29 +16,57 @@ QUIET = 0.15  # cores in use that spoil no figure
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its living children so far, to the nanosecond.
+    """CPU time of a process and its children so far, those that have ended included.
 
-    /proc/PID/stat counts in steps of 10 ms; the process' own CPU clock has no such steps.
+    /proc/PID/stat counts in steps of 10 ms; the process' own CPU clock has no such steps. Of children that have
+    ended the former is all there is.
     """
-    return sum(time.clock_gettime((~one << 3) | _CPUCLOCK_SCHED) for one in _tree(pid))
+    return sum(_own_seconds(one) + _ended_seconds(one) for one in _tree(pid))
 
 
 def memory_kb(pid: int) -> float:
     """Memory of a process and its living children; what several share is counted once (PSS)."""
-    return float(sum(_proportional_kb(one) for one in _tree(pid)))
+    return float(sum(_smaps_kb(one, "Pss") for one in _tree(pid)))
 
 
-def _proportional_kb(pid: int) -> int:
-    found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0
+def resident_kb(pid: int) -> float:
+    """Memory of a process and its living children; what several share is counted for each of them (RSS)."""
+    return float(sum(_smaps_kb(one, "Rss") for one in _tree(pid)))
+
+
+def _own_seconds(pid: int) -> float:
+    with suppress(OSError):  # it has ended since it was found
+        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
+    return 0.0
+
+
+def _ended_seconds(pid: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")  # cutime, cstime
+    return 0.0
+
+
+def _smaps_kb(pid: int, kind: str) -> int:
+    with suppress(OSError):
+        found = re.search(rf"^{kind}:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
 
 
 def _tree(pid: int) -> list[int]:
     found = [pid]
     for one in found:
-        for task in Path(f"/proc/{one}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+        with suppress(OSError):  # it has ended since it was found
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += _children(task)
     return found
+
+
+def _children(task: Path) -> list[int]:
+    with suppress(OSError):  # threads come and go
+        return [int(child) for child in (task / "children").read_text().split()]
+    return []
 
 
 class Neighbours:

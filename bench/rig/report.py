@@ -72,11 +72,11 @@ class Report:
     def __init__(self, bench: str, *, as_json: bool) -> None:
         self._bench, self._as_json = bench, as_json
         self._machine, self._date = machine.describe(), time.strftime("%Y-%m-%d", time.gmtime())
-        self._figures: list[Figure] = []
+        self.figures: list[Figure] = []
 
     def add(self, figure: Figure) -> None:
         """Take a figure; as JSON it is printed at once."""
-        self._figures.append(figure)
+        self.figures.append(figure)
         if self._as_json:
             print(json.dumps(self._object(figure)), flush=True)
 
@@ -109,7 +109,7 @@ class Report:
         for heading in ("figure", "value", "unit", "floor", "ratio", "must", "aim", "met"):
             text = heading in ("figure", "unit", "met")
             table.add_column(heading, justify="left" if text else "right", no_wrap=True)
-        for figure in self._figures:
+        for figure in self.figures:
             numbers = (figure.floor, figure.over_floor, figure.must, figure.aim)
             shown = ["" if number is None else f"{_rounded(number):,}" for number in numbers]
             table.add_row(figure.name, f"{_rounded(figure.value):,}", figure.unit, *shown, figure.met or "")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from penstock.cli import java
-from penstock.cli.pipeline import job_options
+from penstock.cli import debian, java
+from penstock.cli.pipeline import SparkMissing, job_options, see_to_spark, with_whole_paths
 from penstock.errors import InputInvalid
 
 
@@ -45,10 +46,106 @@ def test_a_machine_without_java_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "there is no Java" in java.see_to()
 
 
+# ── installing a Java, by an apt-get of our own: the system's must not be touched here ──────────
+
+
+@pytest.fixture
+def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the programs of a machine that has neither Java nor apt-get."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("sh", "cat", "chmod"):
+        program = shutil.which(name)
+        assert program
+        (folder / name).symlink_to(program)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("PENSTOCK_NO_SYSTEM", raising=False)
+    monkeypatch.setattr(debian, "POLICY", tmp_path / "policy-rc.d")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    return folder
+
+
+def add_apt(folder: Path, offers: str) -> Path:
+    """An apt-get that notes how it is called, and has one package, which brings a Java 17."""
+    calls, program = folder / "calls", folder / "apt-get"
+    java_says = """echo 'openjdk version "17.0.15"' >&2"""
+    program.write_text(
+        f"""#!/bin/sh
+echo "$DEBIAN_FRONTEND $*" >> {calls}
+case "$*" in
+*{offers}*) cat > {folder}/java <<'END'
+#!/bin/sh
+{java_says}
+END
+chmod +x {folder}/java ;;
+update*) ;;
+*) echo "E: Unable to locate package" >&2; exit 100 ;;
+esac
+"""
+    )
+    program.chmod(0o755)
+    return calls
+
+
+INSTALL = "noninteractive install -y -qq --no-install-recommends"
+
+
+@pytest.mark.parametrize("offers", java.PACKAGES)
+def test_a_java_is_installed_where_that_is_allowed(
+    bare_machine: Path, offers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = add_apt(bare_machine, offers)
+
+    assert java.see_to() == ""
+
+    called = calls.read_text().splitlines()
+    assert called[0] == f"{INSTALL} openjdk-17-jre-headless"
+    assert called[-1] == f"{INSTALL} {offers}"
+    assert f"penstock: installing the Debian packages {offers}" in capsys.readouterr().err
+    assert not debian.POLICY.exists(), "services may start again"
+
+
+def test_a_release_without_any_is_told_what_to_run(bare_machine: Path) -> None:
+    add_apt(bare_machine, "another-package")
+
+    with pytest.raises(debian.PackagesMissing, match="Unable to locate package") as refused:
+        java.see_to()
+
+    assert refused.value.remedy == "Run: apt-get update && apt-get install openjdk-21-jre-headless"
+
+
+@pytest.mark.parametrize("why", ["forbidden", "not root", "no apt-get"])
+def test_nothing_is_installed_where_it_may_not_be(
+    bare_machine: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    calls = add_apt(bare_machine, "openjdk-17")
+    if why == "forbidden":
+        monkeypatch.setenv("PENSTOCK_NO_SYSTEM", "1")
+    elif why == "not root":
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+    else:
+        (bare_machine / "apt-get").unlink()
+
+    with pytest.raises(SparkMissing, match="there is no Java") as refused:
+        see_to_spark()
+
+    assert refused.value.remedy == "Run: apt-get install openjdk-17-jre-headless"
+    assert not calls.exists()
+
+
 def test_what_follows_the_job_are_its_options() -> None:
     given = ["--all", "--from", "17", "--to=23", "--dry-run"]
 
     assert job_options(given) == {"all": "", "from": "17", "to": "23", "dry-run": ""}
+
+
+def test_a_file_is_named_from_where_the_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert with_whole_paths({"source": "people.csv"}) == {"source": str(tmp_path / "people.csv")}
+    assert with_whole_paths({"source": "/a/people.csv", "key": "k"}) == {"source": "/a/people.csv", "key": "k"}
+    assert with_whole_paths({"all": ""}) == {"all": ""}
 
 
 def test_a_stray_word_is_refused() -> None:

@@ -84,6 +84,10 @@ def test_options_are_taken_whatever_their_case() -> None:
         ("partitions", "0", "not a whole number"),
         ("columns", "id,bodies", "'bodies' is not one of"),
         ("maxBytesPerTrigger", "0", "not a whole number"),
+        ("wait", "soon", "not a number of seconds"),
+        ("wait", "nan", "not a number of seconds"),
+        ("wait", "-1", "not a number of seconds"),
+        ("wait", "61", "not a number of seconds"),
         ("strems", "/a", "is unknown"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.pipeline import register
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Faults, bind
 from penstock.pipeline.jobs import Workplace
@@ -21,6 +22,7 @@ from tests.spark.filling import QUICK_START
 def spark() -> Iterator[SparkSession]:
     """The session, warm. It takes some 20 s to come up: there is only this one."""
     session = open_session("local[2]", name="penstock-tests", settings=QUICK_START)
+    register(session)
     yield session
     session.stop()
 

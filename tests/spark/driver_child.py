@@ -2,7 +2,8 @@
 
     python -m tests.spark.driver_child URL TOKEN LAKE POINT [rows]
 
-A POINT of "" lets it finish. "in the tasks" kills in the middle of a task, after some rows were read.
+It opens its session, and works when a line comes on standard input. A POINT of "" lets it finish. "in the tasks"
+kills in the middle of a task, after some rows were read and written.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from pyspark.sql import DataFrame
 
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Faults, bind
@@ -27,6 +27,7 @@ from penstock.pipeline.tables import open_lake
 from tests.spark.filling import QUICK_START
 
 IN_TASKS = "in the tasks"
+READ_BYTES = 1_000_000
 
 
 def end_group(group: int = 0) -> None:
@@ -44,17 +45,34 @@ class KillAt(Faults):
             end_group()
 
 
-def deadly(frame: DataFrame) -> DataFrame:
-    """The archive's transform, which ends the driver's group when the first rows have come through a task."""
-    group = os.getpgid(0)  # Spark's workers are in one of their own
+class DeadlyClient(Client):
+    """Ends the driver's group when a task has read the first part of its slice."""
 
-    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            if number:
-                end_group(group)
-            yield batch
+    group = 0
 
-    return archive.transform(frame).mapInArrow(pass_on, frame.schema)
+    @contextmanager
+    def open(self, path: str, parameters: Mapping[str, object]) -> Iterator[Any]:
+        with super().open(path, parameters) as answer:
+            yield DeadlyAnswer(answer, self.group)
+
+
+class DeadlyAnswer:
+    """An export that is read up to some bytes, and then never again."""
+
+    closed = False
+
+    def __init__(self, answer: Any, group: int) -> None:
+        self._answer, self._group, self._left = answer, group, READ_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._answer.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            end_group(self._group)
+        return data
 
 
 def kill_within(seconds: float) -> None:
@@ -65,16 +83,20 @@ def kill_within(seconds: float) -> None:
 
 def main(url: str, token: str, location: str, point: str, rows: str = "") -> None:
     client = Client(url, token)
+    if point == IN_TASKS:
+        client = DeadlyClient(url, token)
+        client.group = os.getpgid(0)  # Spark's workers are in one of their own
+    spark = open_session("local[2]", name="penstock-child", settings=QUICK_START)
+    sys.stdin.readline()
     lake = open_lake(Path(location))
     bind(client, lake)
-    spark = open_session("local[2]", name="penstock-child", settings=QUICK_START)
     if rows:  # other limits at each start: what was written down is redone all the same
         archive.TURN_ROWS = int(rows)  # type: ignore[misc]
         archive.FEW_ROWS = 1_000  # type: ignore[misc]  # several files in every turn
     place = Workplace(spark, client, lake, KillAt(point))
     if point.startswith("within "):
         kill_within(float(point.removeprefix("within ")))
-    archive.run(place, {}, transform=deadly if point == IN_TASKS else archive.transform)
+    archive.run(place, {})
     spark.stop()
 
 

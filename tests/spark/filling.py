@@ -15,8 +15,13 @@ from penstock.pipeline.tables import open_lake
 
 LINES = 10_000  # of one request
 
-QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A JVM that lives for some seconds does not win back what it spends on compiling thoroughly."""
+
+QUICK_START = {"spark.driver.extraJavaOptions": _QUICK}
+"""For a session of the test's own."""
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": _QUICK}
+"""For the environment of programs that start Java themselves."""
 
 
 def publish(client: Client, stream: str, bodies: Iterable[bytes]) -> None:

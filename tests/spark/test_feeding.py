@@ -292,6 +292,7 @@ def test_retention_reports_and_trims_only_when_told_to(world: World) -> None:
     assert "--apply" in dry.words
     assert done.data["trim"]["trimmed"] == dry.data["trim"]["upto"] > 4500
     assert [month["recipients"] for month in done.data["months"]] == [0, 0]
+    assert all(f"  {month['month']}    0 recipients" in done.words for month in done.data["months"])
     with Tail(server, "/orders/1", after=0) as tail:
         assert [line["data"] for line in tail.lines(1500)] == [f"1-{number}" for number in range(1500)]
 

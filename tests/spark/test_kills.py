@@ -7,14 +7,24 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.client import Client
-from penstock.pipeline.commit import AFTER_FIRST_NAME, BEFORE_WATERMARK, POINTS, Faults, Turn
+from penstock.pipeline.commit import (
+    AFTER_FIRST_NAME,
+    BEFORE_WATERMARK,
+    POINTS,
+    Faults,
+    Intent,
+    Slice,
+    StagedWrong,
+    Turn,
+)
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.testing import RunningServer
 from tests.spark.conftest import make_place
@@ -26,35 +36,52 @@ KILLED = -signal.SIGKILL
 SIX = (*POINTS[:2], IN_TASKS, *POINTS[2:])
 
 
-def drive(server: RunningServer, lake: Path, point: str, rows: int) -> int:
-    """Run a driver that ends at *point*; returns how it ended."""
+@contextmanager
+def driver(server: RunningServer, lake: Path, point: str, rows: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver that opens its session, waits to be told to work, and ends at *point*."""
     arguments = [server.url, server.admin_token, str(lake), point, str(rows)]
     with (lake.parent / "child.log").open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.driver_child", *arguments],
             start_new_session=True,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             cwd=Path(__file__).parents[2],
         )
     try:
-        return child.wait(120)
+        yield child
     finally:
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        child.communicate()
 
 
-def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(server: RunningServer, tmp_path: Path) -> None:
+def let_work(child: subprocess.Popen[bytes]) -> int:
+    """Let a driver work; returns how it ended."""
+    child.communicate(b"go\n", timeout=120)
+    return child.returncode
+
+
+def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
+    spark: SparkSession, server: RunningServer, tmp_path: Path
+) -> None:
     client, lake = Client(server.url, server.admin_token), tmp_path / "lake"
-    # Given more than each driver gets to, so that every one dies in work of its own
-    for number, point in enumerate(SIX):
-        fill(client, ROWS, seed=number)
-        # When the driver's group is killed at that point, each time under other limits
-        assert drive(server, lake, point, 17_000 + 2_000 * number) == KILLED
+    with ExitStack() as stack:
+        # Given drivers, of which one opens its session while the one before it works
+        drivers = (
+            stack.enter_context(driver(server, lake, point, 17_000 + 2_000 * number))
+            for number, point in enumerate(SIX)
+        )
+        waiting = next(drivers)
+        for number, point in enumerate(SIX):
+            child, waiting = waiting, next(drivers, waiting)
+            # and more than each of them gets to, so that every one dies in work of its own
+            fill(client, ROWS, seed=number)
+            # When the driver's group is killed at that point, each time under other limits
+            assert let_work(child) == KILLED, point
     # Then the next driver brings it to its end, and nothing is missing or there twice
-    assert drive(server, lake, "", 60_000) == 0
+    archive.run(make_place(spark, server, lake), {})
     assert differences(client, lake) == []
 
 
@@ -64,9 +91,12 @@ def test_twenty_kills_at_random_moments(server: RunningServer, tmp_path: Path, r
     randomness = random.Random(request.config.getoption("--hypothesis-seed") or 1)
     for number in range(20):
         fill(client, ROWS, seed=number)
-        drive(server, lake, f"within {randomness.uniform(2, 8):.1f}", randomness.randrange(5_000, 50_000))
+        point, rows = f"within {randomness.uniform(2, 8):.1f}", randomness.randrange(5_000, 50_000)
+        with driver(server, lake, point, rows) as child:
+            let_work(child)
 
-    assert drive(server, lake, "", 60_000) == 0
+    with driver(server, lake, "", 60_000) as child:
+        assert let_work(child) == 0
     assert differences(client, lake) == []
 
 
@@ -132,10 +162,17 @@ def test_a_crash_before_the_watermark_repeats_what_does_nothing(
     assert differences(place.client, place.lake.root) == []
 
 
-def test_a_staged_file_with_too_few_rows_is_not_published(place: Workplace) -> None:
+@pytest.mark.parametrize("transform", [None, archive.transform], ids=["copied", "through frames"])
+def test_a_staged_file_with_too_few_rows_is_not_published(
+    place: Workplace, transform: archive.Transform | None
+) -> None:
     fill(place.client, 1_000)
+    newest = place.client.newest()
+    # Given an intent that promises a row more than there is
+    turn = Turn(place.client, place.lake, "events")
+    turn.intend(Intent(0, newest, (Slice(0, newest, "2026-11-15", newest + 1),)))
 
-    with pytest.raises(Exception, match="rows, but"):
-        archive.run(place, {}, transform=lambda frame: archive.transform(frame).limit(900).coalesce(1))
+    with pytest.raises(StagedWrong, match="rows, but"):
+        archive.run(place, {}, transform=transform)
 
     assert place.lake.files("events") == []

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.core.ledger import Header, _Columns, _encode, _Row, decode, recipient
-from penstock.pipeline.jobs import ledger, rollup
+from penstock.pipeline.jobs import ledger, replay, rollup
 from penstock.pipeline.jobs.archive import transform as archive
 from penstock.pipeline.tables import ACTIVITY, DELIVERIES, EVENTS, LEDGER
 
@@ -42,6 +42,16 @@ def test_the_archive_keeps_every_column_in_its_order(spark: SparkSession) -> Non
     frame = events(spark, b"x")
 
     assert archive(frame.select(*reversed(frame.columns))).schema == frame.schema
+
+
+def test_a_replay_leaves_out_what_had_expired_when_it_was_begun(spark: SparkSession) -> None:
+    expiries = [None, NOON + timedelta(seconds=1), NOON, NOON - timedelta(days=1)]
+    rows = [
+        (number, "/a", number, 0, 0, 0, "data", None, NOON, expiry, None, bytearray(b"x"), 1)
+        for number, expiry in enumerate(expiries)
+    ]
+
+    assert rows_of(replay.transform(spark.createDataFrame(rows, EVENTS), ["/a"], NOON), "id") == [(0,), (1,)]
 
 
 def test_batches_of_the_ledger_become_rows(spark: SparkSession) -> None:

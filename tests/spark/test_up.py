@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from bench import pipeline as bench
+from bench.rig.report import Report
 from penstock.pipeline.client import Client
 from penstock.testing import wait_until
-from tests.spark.filling import differences, publish
+from tests.spark.filling import QUICK_JAVA, differences, publish
 from tests.spark.sockets import beyond_loopback, family
 
 START_SECONDS = 240
@@ -26,7 +28,8 @@ def up(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes
     data, output = tmp_path / "data", tmp_path / "up.out"
     command = [sys.executable, "-m", "penstock", "up", "--data", str(data), "--listen", "127.0.0.1:0", *arguments]
     with output.open("wb") as out, (tmp_path / "up.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=out, stderr=log, env={**os.environ, "PENSTOCK_NO_SYSTEM": "1"})
+        environment = {**os.environ, **QUICK_JAVA, "PENSTOCK_NO_SYSTEM": "1"}
+        process = subprocess.Popen(command, stdout=out, stderr=log, env=environment)
     try:
         url = wait_until(lambda: output.read_text().partition("ready on ")[2].partition(" ")[0], within=30)
         yield process, Client(url, (data / "admin.token").read_text().strip())
@@ -55,6 +58,12 @@ def test_up_archives_by_itself_restarts_its_driver_and_leaves_nothing_behind(tmp
         wait_until(lambda: caught_up(client, newest), within=START_SECONDS)
         assert differences(client, tmp_path / "data" / "lake") == []
         assert beyond_loopback(process.pid) == set()
+
+        # The benchmark of `up` measures it
+        report = Report("pipeline", as_json=True)
+        bench.measure_up(report, process.pid, client, 2, {"freshness", "idle"})
+        assert {figure.met for figure in report.figures} <= {"must", "aim", "no"}
+        assert all(figure.value > 0 for figure in report.figures)
 
         # A job is handed to the driver that is there: nothing is started for it
         said = command("pipeline", "compact", "--all", "--url", client.url, "--token", client.token)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from penstock.wire.lake import LETTERS, LakeFile, first_overlap, parse_folder, parse_name
 
 files = st.builds(
-    LakeFile, st.integers(0, 2**62), st.integers(0, 2**62), st.dates().map(str), st.sampled_from(sorted(LETTERS))
-)
+    LakeFile, st.integers(0, 2**62), st.integers(0, 2**62), st.dates().map(str), st.sampled_from(sorted(LETTERS)),
+    st.integers(0, 999),
+)  # fmt: skip
 
 
 @given(files)
@@ -25,7 +26,17 @@ def test_names_sort_like_ids(one: LakeFile, other: LakeFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["e-1.parquet", "l-0-1.parquet", "e-0-1.parquet.crc", ".e-0-1.parquet", "e-0-1.tmp", ""]
+    "name",
+    [
+        "e-1.parquet",
+        "l-0-1.parquet",
+        "e-0-1.parquet.crc",
+        ".e-0-1.parquet",
+        "e-0-1.tmp",
+        "e-0-1-0.parquet",
+        "e-0-1-x.parquet",
+        "",
+    ],
 )
 def test_other_names_are_none_of_ours(name: str) -> None:
     assert parse_name("events", "2026-11-15", name) is None

@@ -6,14 +6,17 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from penstock.cli import debian
 
-PACKAGE: Final = "openjdk-17-jre-headless"
+PACKAGES: Final = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
+"""Which of them there is depends on the release; the first that can be had is taken."""
+
 LEAST: Final = 17
-REMEDY: Final = f"Run: apt-get install {PACKAGE}"
+REMEDY: Final = f"Run: apt-get install {PACKAGES[0]}"
 _VERSION = re.compile(r'version "(?:1\.)?([0-9]+)')
 
 
@@ -22,8 +25,16 @@ def see_to() -> str:
     problem = what_is_wrong()
     if not problem or debian.why_not():
         return problem
-    debian.install([PACKAGE])
+    _install()
     return what_is_wrong()
+
+
+def _install() -> None:
+    for package in PACKAGES[:-1]:
+        with suppress(debian.PackagesMissing):
+            debian.install([package])
+            return
+    debian.install([PACKAGES[-1]])
 
 
 def what_is_wrong() -> str:

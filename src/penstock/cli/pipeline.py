@@ -40,6 +40,17 @@ PACKAGED: Final = (
 """What Spark's workers need."""
 
 
+DRIVER: Final = '''"""What spark-submit runs: the driver in the .zip beside it."""
+
+import sys
+
+from penstock.pipeline.driver import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+'''
+
+
 class SparkMissing(OperatorError):
     """pyspark or Java is not there."""
 
@@ -78,7 +89,7 @@ def pipeline(
     from penstock.pipeline.client import Client
     from penstock.pipeline.jobs import check_options
 
-    options = job_options(context.args)
+    options = with_whole_paths(job_options(context.args))
     check_options(job, options)
     client = Client(server_url(url), token_of(token))
     location = _location(client, lake)
@@ -176,6 +187,12 @@ def job_options(arguments: list[str]) -> dict[str, str]:
     return options
 
 
+def with_whole_paths(options: dict[str, str]) -> dict[str, str]:
+    """Files are named from here: the driver that does the job may have been started elsewhere."""
+    source = options.get("source")
+    return {**options, "source": str(Path(source).absolute())} if source else options
+
+
 def _location(client: Client, given: str) -> str:
     """The lake's folder as a whole path, so that it can be compared."""
     known = given or str(client.call("GET", "/v1/pipeline")["lake"])
@@ -191,7 +208,11 @@ def _print(outcome: Outcome, *, json: bool) -> int:
 
 def _package(file: Path) -> int:
     make_package(file)
-    print(f"made {file}: give it to spark-submit as --py-files {file}")
+    driver = file.with_suffix(".py")
+    driver.write_text(DRIVER)
+    print(f"made {file} and {driver}; they run where neither server nor command line is installed:")
+    print(f"  PENSTOCK_TOKEN=… spark-submit --master MASTER --py-files {file} {driver} \\")
+    print("    --url URL --lake DIR --jobs archive,ledger --once")
     return 0
 
 

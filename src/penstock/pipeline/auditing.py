@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline.jobs.ledger import BATCH
+from penstock.wire.ledger import CLOSED
 
 SUMMARY: Final = (
     "file STRING, stream STRING, chunk BIGINT, rows BIGINT, ids BIGINT, first_id BIGINT, last_id BIGINT, "
@@ -19,10 +20,6 @@ SUMMARY: Final = (
 )
 HEADS: Final = "stream STRING, next_index BIGINT, chunk BIGINT, offset BIGINT, last_id BIGINT"
 MAILBOXES: Final = "recipient STRING, month STRING, next BIGINT, pending ARRAY<BIGINT>, expired BIGINT"
-
-CLOSED: Final = ("acked", "dead", "dropped", "expired", "lost")
-"""States after which nothing more happens to an item."""
-
 
 FOLLOWING: Final = "msgstream"
 """The door whose sessions follow streams. Its mailboxes are named with it (`msgstream/alice`), its recipients not."""

@@ -26,7 +26,7 @@ from penstock.pipeline.tables import open_lake
 
 log = logging.getLogger("penstock.pipeline")
 
-EVERYTHING: Final = {"archive": PERIOD_SECONDS, "ledger": PERIOD_SECONDS, "rollup": 60.0}
+EVERYTHING: Final = {"archive": PERIOD_SECONDS, "ledger": PERIOD_SECONDS, "rollup": 60.0, "erase": 60.0}
 
 
 class Stopped(BaseException):
@@ -52,6 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     except PenstockError as error:
         log.error("driver.ended: %s — %s", error, error.remedy)
+        return 1
+    except ImportError as error:  # Spark itself asks for pandas where rows come as Arrow
+        log.error("driver.ended: %s — Install it where driver and workers run: pip install pyarrow pandas", error)
         return 1
 
 

@@ -21,6 +21,8 @@ COLUMNS: Final = (
 
 DEFAULT_PARTITIONS: Final = 2
 MOST_PARTITIONS: Final = 1_000
+MOST_WAIT: Final = 60
+"""Seconds that the server lets anybody wait for news."""
 _ID_END: Final = 2**63 - 1
 
 READING: Final = frozenset(
@@ -72,8 +74,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     for name in options:
         if name not in READING and name not in ("path", "checkpointlocation"):
             raise InputInvalid(f"option {name}", f"is unknown; known are {', '.join(sorted(READING))}")
-    after, since = _number(options, "after"), options.get("since", "")
-    upto, until = _number(options, "upto"), options.get("until", "")
+    after, since = number_of(options, "after"), options.get("since", "")
+    upto, until = number_of(options, "upto"), options.get("until", "")
     if after is not None and since:
         raise InputInvalid("options after and since", "exclude each other")
     if upto is not None and until:
@@ -83,16 +85,16 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         _required(options, "token"),
         options.get("streams", ""),
         _columns(options.get("columns", "")),
-        _number(options, "partitions", least=1, most=MOST_PARTITIONS) or DEFAULT_PARTITIONS,
+        number_of(options, "partitions", least=1, most=MOST_PARTITIONS) or DEFAULT_PARTITIONS,
         after,
         upto,
         since,
         until,
         options.get("consumer", ""),
         options.get("startingposition", ""),
-        _number(options, "maxeventspertrigger", least=1),
-        _number(options, "maxbytespertrigger", least=1),
-        float(options.get("wait", "5")),
+        number_of(options, "maxeventspertrigger", least=1),
+        number_of(options, "maxbytespertrigger", least=1),
+        _seconds(options, "wait", "5"),
         tuple(cuts_given(options["cuts"])) if options.get("cuts") else (),
     )
 
@@ -171,13 +173,25 @@ def _required(options: Mapping[str, str], name: str) -> str:
     return options[name]
 
 
-def _number(options: Mapping[str, str], name: str, *, least: int = 0, most: int = _ID_END) -> int | None:
+def number_of(options: Mapping[str, str], name: str, *, least: int = 0, most: int = _ID_END) -> int | None:
+    """The whole number that an option gives, if it is there."""
     text = options.get(name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
         raise InputInvalid(f"option {name}", f"{text[:40]!r} is not a whole number from {least} to {most}")
     return int(text)
+
+
+def _seconds(options: Mapping[str, str], name: str, default: str) -> float:
+    text = options.get(name, default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds <= MOST_WAIT:
+        raise InputInvalid(f"option {name}", f"{text[:40]!r} is not a number of seconds from 0 to {MOST_WAIT}")
+    return seconds
 
 
 def _columns(text: str) -> tuple[str, ...]:

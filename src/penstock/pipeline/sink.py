@@ -29,12 +29,17 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InputInvalid
 from penstock.pipeline.client import Client
+from penstock.pipeline.offsets import number_of
 from penstock.pipeline.publishing import Event, Request, publish, requests, sequence_of
 from penstock.pipeline.tables import sync
 
 Messages: TypeAlias = Sequence[WriterCommitMessage | None]
 
 _WRITING: Final = frozenset(("url", "token", "writer", "epoch", "stream", "staging", "batch", "checkpointlocation"))
+MOST_EPOCH: Final = 2**31
+MOST_BATCH: Final = 2**42
+"""A batch's number is the upper part of a producer's sequence, which has 63 bits: 20 are for its requests."""
+
 _COLUMNS: Final = frozenset(("stream", "body", "type", "attributes"))
 
 
@@ -80,7 +85,8 @@ def sink_options(given: Mapping[str, str], schema: StructType) -> SinkOptions:
     if not staging:
         raise InputInvalid("option staging", "is missing", remedy="Give a folder that driver and workers share.")
     client = Client(options["url"], options["token"])
-    epoch = int(options.get("epoch", "1"))
+    epoch = number_of(options, "epoch", least=1, most=MOST_EPOCH) or 1
+    number_of(options, "batch", most=MOST_BATCH)
     return SinkOptions(client, options["writer"], epoch, options.get("stream", ""), _folder(staging) / "penstock-sink")
 
 
@@ -98,6 +104,7 @@ class _Sink:
         writer = None
         with path.open("wb") as file:
             for batch in batches:
+                _check_streams(batch)
                 writer = writer or pa.ipc.new_stream(file, batch.schema)
                 writer.write_batch(batch)
                 rows += batch.num_rows
@@ -190,7 +197,7 @@ class BatchSink(DataSourceArrowWriter):
         if overwrite:
             raise InputInvalid("mode", "cannot be overwrite: a log is only added to", remedy='Write .mode("append").')
         self._sink = _Sink(options, schema)
-        self._batch = int({name.lower(): value for name, value in options.items()}.get("batch", "0"))
+        self._batch = number_of({name.lower(): value for name, value in options.items()}, "batch") or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.stage(iterator)
@@ -225,6 +232,12 @@ def _check_columns(schema: StructType, stream: str) -> None:
         raise InputInvalid(f"column {sorted(unknown)[0]}", f"is unknown; known are {', '.join(sorted(_COLUMNS))}")
     if ("stream" in names) == bool(stream):
         raise InputInvalid("stream", "must be either a column or an option")
+
+
+def _check_streams(batch: pa.RecordBatch) -> None:
+    """Nothing of a batch is published when a row does not say where to."""
+    if "stream" in batch.schema.names and batch.column("stream").null_count:
+        raise InputInvalid("column stream", f"is null in {batch.column('stream').null_count:,} rows")
 
 
 def _folder(location: str) -> Path:

@@ -115,12 +115,8 @@ class _Slices:
         self._streams = self._options.streams
 
     def rows(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """The rows of one cut. Fails rather than giving fewer: see `CutOff`."""
-        asked: dict[str, object] = {"after": part.lo, "upto": part.hi, "columns": ",".join(self._options.columns)}
-        if self._streams:
-            asked["streams"] = self._streams
-        with self._client.open("/v1/log/arrow", asked) as answer:
-            yield from _checked(pa.ipc.open_stream(answer), part)
+        """The rows of one cut."""
+        return read_slice(self._client, part, self._options.columns, self._streams)
 
 
 class LogReader(DataSourceReader):
@@ -207,6 +203,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _rows(self._slices, partition)
+
+
+def read_slice(
+    client: Client, part: Part, columns: Sequence[str] = COLUMNS, streams: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one cut. Fails rather than giving fewer: see `CutOff`."""
+    asked: dict[str, object] = {"after": part.lo, "upto": part.hi, "columns": ",".join(columns)}
+    if streams:
+        asked["streams"] = streams
+    with client.open("/v1/log/arrow", asked) as answer:
+        yield from _checked(pa.ipc.open_stream(answer), part)
 
 
 def _checked(reader: Any, part: Part) -> Iterator[pa.RecordBatch]:

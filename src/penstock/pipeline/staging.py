@@ -13,9 +13,13 @@ from penstock.wire.lake import LakeFile
 
 
 def stage_slices(frame: DataFrame, folder: Path, table: str, slices: Sequence[Slice]) -> list[Staged]:
-    """Write *frame*, whose partition k is slice k, and check every file's rows against the plan."""
+    """Write *frame*, whose partition k is slice k, by Spark's own writer."""
     frame.write.mode("overwrite").parquet(str(folder))
-    parts = sorted(folder.glob("part-*.parquet"))
+    return staged_slices(sorted(folder.glob("part-*.parquet")), table, slices)
+
+
+def staged_slices(parts: Sequence[Path], table: str, slices: Sequence[Slice]) -> list[Staged]:
+    """The files of *slices*, in their order, each checked against the plan: it has as many rows, and a whole footer."""
     if len(parts) != len(slices):
         raise StagedWrong(f"{len(parts)} files were staged for {len(slices)} slices")
     staged = []

@@ -1,5 +1,7 @@
 """The lake's tables, and the names of its files: `<table>/day=2026-11-15/e-<lo>-<hi>.parquet`.
 
+One that was written again, because something in it was erased, is `e-<lo>-<hi>-1.parquet`, then `-2` and so on.
+
 A file holds what came out of the log's ids in (lo, hi]. The ranges of one table never overlap, so a name alone
 tells whether a file matters. Days are UTC. Columns are only ever added, nullable, at the end.
 
@@ -19,7 +21,7 @@ LETTERS: Final = {"events": "e", "ledger": "l", "deliveries": "d", "rollup_hourl
 STAGING: Final = "_staging"
 """What is not yet published lies in this folder of the lake; no table looks into it."""
 
-_NAME = re.compile(r"([a-z])-([0-9]{1,19})-([0-9]{1,19})\.parquet", re.ASCII)
+_NAME = re.compile(r"([a-z])-([0-9]{1,19})-([0-9]{1,19})(?:-([1-9][0-9]{0,8}))?\.parquet", re.ASCII)
 _FOLDER = re.compile(r"day=([0-9]{4}-[0-9]{2}-[0-9]{2})", re.ASCII)
 
 
@@ -31,11 +33,13 @@ class LakeFile:
     hi: int
     day: str
     table: str
+    edition: int = 0  # how often it was written again: never with other bytes under the same name
 
     @property
     def name(self) -> str:
         """Its name within the day's folder. Ids are padded, so that names sort like ids."""
-        return f"{LETTERS[self.table]}-{self.lo:012d}-{self.hi:012d}.parquet"
+        again = f"-{self.edition}" if self.edition else ""
+        return f"{LETTERS[self.table]}-{self.lo:012d}-{self.hi:012d}{again}.parquet"
 
     @property
     def path(self) -> str:
@@ -63,7 +67,7 @@ def parse_name(table: str, day: str, name: str) -> LakeFile | None:
     found = _NAME.fullmatch(name)
     if not found or found[1] != LETTERS[table]:
         return None
-    return LakeFile(int(found[2]), int(found[3]), day, table)
+    return LakeFile(int(found[2]), int(found[3]), day, table, int(found[4] or 0))
 
 
 def first_overlap(files: Iterable[LakeFile]) -> tuple[LakeFile, LakeFile] | None:

@@ -11,6 +11,10 @@ import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
+
+CLOSED: Final = ("acked", "dead", "dropped", "expired", "lost", "moved")
+"""States after which nothing more happens to an item. One that moved waits in another month, under another number."""
 
 
 @dataclass(frozen=True, slots=True)

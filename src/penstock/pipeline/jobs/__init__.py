@@ -19,7 +19,7 @@ from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.tables import Lake
 
-JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign")
+JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase")
 
 
 @dataclass(frozen=True, slots=True)

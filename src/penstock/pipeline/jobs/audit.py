@@ -6,8 +6,9 @@
                  2 no id twice
                  3 items of mailboxes: pending, or closed
                  4 the ledger's own batches without a gap
+                 5 apps of pushers and devices of sps: nothing between two things that they got
 
-Verdicts: pass, pending, unknown(crash), missing. Only what is missing or there twice makes an audit fail: a crash
+Verdicts: pass, pending, unknown(…), missing. Only what is missing or there twice makes an audit fail: a crash
 may lose the record of a sending, and the audit then says how much it cannot know.
 """
 
@@ -17,13 +18,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.pipeline import auditing
+from penstock.pipeline import auditing, skipping
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Outcome, Workplace, archive, ledger
@@ -45,8 +47,8 @@ FAILING: Final = ("missing", "double")
 class Finding:
     """One thing that an audit has to say."""
 
-    verdict: str  # missing, double, unknown(crash), pending
-    check: str  # files, events, heads, ledger, mailboxes, pushers
+    verdict: str  # missing, double, unknown(…), pending
+    check: str  # files, events, heads, ledger, mailboxes, pushers, devices
     words: str
 
 
@@ -119,6 +121,7 @@ def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
     report.findings += (finding for row in epochs for finding in _check_epoch(row, events))
     report.findings += _check_mailboxes(place, cut, records, events, _last_crash(epochs))
     report.findings += _check_pushers(cut, events, records)
+    report.findings += _check_readers(events, records)
     told.unpersist()
     summary.unpersist()
     return report
@@ -181,7 +184,15 @@ def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFr
             staged = kept[file].with_suffix(".new")
             parquet.write_table(table.take(rows), staged)
             staged.rename(kept[file])
+        _forget_others(folder, {file.name for file in files})
     return place.spark.read.schema(auditing.SUMMARY).parquet(*map(str, kept.values()))
+
+
+def _forget_others(folder: Path, names: set[str]) -> None:
+    """Remove the sums over files that are there no more."""
+    for path in folder.glob("*.parquet-*.parquet"):
+        if path.name[: path.name.index(".parquet-")] + ".parquet" not in names:
+            path.unlink(missing_ok=True)
 
 
 def _stamped(place: Workplace, file: LakeFile) -> str:
@@ -284,6 +295,18 @@ def _check_pushers(cut: Cut, events: DataFrame, records: DataFrame) -> Iterator[
     for pusher in cut.pushers:
         if pusher["state"] != "running":
             yield Finding("pending", "pushers", f"pusher {pusher['id']} is {pusher['state']}")
+
+
+def _check_readers(events: DataFrame, records: DataFrame) -> Iterator[Finding]:
+    """What apps and devices were not given between things that they were. They say themselves where they go on."""
+    given = skipping.taken(ledger.without_repeats(records))
+    runs = skipping.without_absence(skipping.skipped(given, events), skipping.presence(events))
+    for row, more in _named(runs.orderBy("door", "recipient", "stream", "first")):
+        words = (
+            f"{row.recipient} went on in {row.stream} without a record of {row.entries:,} entries, "
+            f"ids {row.first} to {row.last}{more}"
+        )
+        yield Finding("unknown(skipped)", "pushers" if row.door == skipping.APP else "devices", words)
 
 
 # ── words ──────────────────────────────────────────────────────────────────────────────────────

@@ -1,8 +1,6 @@
 """`compact`: the many small files of an hour → one, day by day.
 
-A new folder of the day is built beside the old one: hard links of what stays, new files for what was put
-together. Then the two folders are exchanged in one step and the old one goes. A reader that has listed the old
-folder may find a file gone; it never gets a wrong row or one twice.
+The day's folder is exchanged for one in which they are (`pipeline/exchanging.py`).
 
 Only what lies below the watermark is touched. An intent that is redone after a crash would otherwise bring back
 files that are part of larger ones now.
@@ -22,13 +20,14 @@ from typing import Final
 
 from pyspark.sql import DataFrame
 
-from penstock.pipeline.commit import Slice, StagedWrong, watermark
+from penstock.pipeline.commit import Slice, Staged, StagedWrong, watermark
+from penstock.pipeline.exchanging import exchange_files
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.jobs.ledger import fold_deliveries
 from penstock.pipeline.jobs.rollup import add_up, merge_activity
 from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import SCHEMAS, Lake
-from penstock.wire.lake import STAGING, LakeFile, day_folder
+from penstock.wire.lake import STAGING, LakeFile
 
 OPTIONS: Mapping[str, str] = {"all": "also the hour that is not over yet"}
 
@@ -65,10 +64,10 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     before = after = 0
     for table, kind in KINDS.items():
         done = watermark(place.client, kind.record)
-        for day, groups in groups_of(place.lake, table, done, open_hour).items():
+        for groups in groups_of(place.lake, table, done, open_hour).values():
             before += sum(map(len, groups))
             after += len(groups)
-            _compact_day(place, table, kind, day, groups)
+            _compact_day(place, table, kind, groups)
     return Outcome(f"compact: {before:,} files into {after:,}", {"before": before, "after": after})
 
 
@@ -108,42 +107,25 @@ def _hour(lake: Lake, file: LakeFile) -> int:
 # ── putting together ───────────────────────────────────────────────────────────────────────────
 
 
-def _compact_day(place: Workplace, table: str, kind: Kind, day: str, groups: Sequence[Sequence[LakeFile]]) -> None:
+def _compact_day(place: Workplace, table: str, kind: Kind, groups: Sequence[Sequence[LakeFile]]) -> None:
     work = place.lake.root / STAGING / f"compact-{uuid.uuid4().hex}"
     try:
-        merged = [(group, _merge(place, table, kind, group, work / str(group[0].lo))) for group in groups]
+        made = [_merge(place, table, kind, group, work / str(group[0].lo)) for group in groups]
         with place.lake.locked():
-            fresh = _build(place.lake, table, day, merged, work)
-            place.faults.at("before the exchange")
-            place.lake.exchange_day(table, day, fresh)
+            exchange_files(place.lake, [file for group in groups for file in group], made, work, place.faults)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _merge(place: Workplace, table: str, kind: Kind, group: Sequence[LakeFile], folder: Path) -> Path:
+def _merge(place: Workplace, table: str, kind: Kind, group: Sequence[LakeFile], folder: Path) -> Staged:
     """One file of several."""
     sources = [place.lake.path(file) for file in group]
     frame = place.spark.read.schema(SCHEMAS[table]).parquet(*map(str, sources)).coalesce(1)
     whole = Slice(group[0].lo, group[-1].hi, group[0].day)
-    merged = stage_one(kind.merge(frame), folder, table, whole)[0].path
+    merged = stage_one(kind.merge(frame), folder, table, whole)[0]
     rows = sum(map(rows_of, sources))
-    if kind.keeps_rows and rows_of(merged) != rows:
-        raise StagedWrong(f"{rows_of(merged)} rows came out of {rows} of {table}")
+    if kind.keeps_rows and rows_of(merged.path) != rows:
+        raise StagedWrong(f"{rows_of(merged.path)} rows came out of {rows} of {table}")
     hour = sources[0].stat().st_mtime
-    os.utime(merged, (hour, hour))
+    os.utime(merged.path, (hour, hour))
     return merged
-
-
-def _build(lake: Lake, table: str, day: str, merged: Sequence[tuple[Sequence[LakeFile], Path]], work: Path) -> Path:
-    """The day's new folder: what was put together, and links to all that stays."""
-    fresh = work / day_folder(day)
-    fresh.mkdir(parents=True)
-    gone = {file for group, _ in merged for file in group}
-    present = set(lake.files_of_day(table, day))
-    if not gone <= present:
-        raise StagedWrong(f"{table} of {day} was changed by somebody else meanwhile")
-    for file in present - gone:
-        os.link(lake.path(file), fresh / file.name)
-    for group, path in merged:
-        os.link(path, fresh / LakeFile(group[0].lo, group[-1].hi, day, table).name)
-    return fresh

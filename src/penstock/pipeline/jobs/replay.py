@@ -36,9 +36,13 @@ OPTIONS: Mapping[str, str] = {
 _ASKED = ("streams", "to", "user", "after", "upto", "since", "until")
 
 
-def transform(events: DataFrame, streams: list[str]) -> DataFrame:
-    """What of a file may be replayed: data of these streams and the parts that belong to it, in order of id."""
-    wanted = events.where(F.col("stream").isin(streams) & F.col("kind").isin("data", "part"))
+def transform(events: DataFrame, streams: list[str], at: datetime) -> DataFrame:
+    """What of a file may be replayed: data of these streams and the parts that belong to it, in order of id.
+
+    Left out is what had expired *at* the time when the replay was begun: every run must find the same.
+    """
+    lasting = F.col("expires_at").isNull() | (F.col("expires_at") > F.lit(at))
+    wanted = events.where(F.col("stream").isin(streams) & F.col("kind").isin("data", "part") & lasting)
     return wanted.select("id", "stream", "kind", "type", "attributes", "body").orderBy("id")
 
 
@@ -50,7 +54,8 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     pace = Pace(positive(options, "rate", 1000))
     job = frozen(place.client, "replays", name, lambda: _settle(place, asked), asked)
     after, upto = max(int(job.value["after"]), job.done), int(job.value["upto"])
-    rows = Rows(place, after, upto, patterns)
+    begun = datetime.fromtimestamp(job.value.get("at_ms", 0) / 1000, UTC)
+    rows = Rows(place, after, upto, patterns, begun)
     numbered = ((row.id, Event(target, bytes(row.body), row.type or "", _attributes(row, name))) for row in rows)
     if not feed(job, f"replay~{name}", numbered, pace, place.faults, TURN_SECONDS):
         said = f"replay {name}: {job.sent:,} events so far, up to id {job.done:,} of {upto:,}"
@@ -89,7 +94,8 @@ def _settle(place: Workplace, asked: Mapping[str, str]) -> dict[str, int]:
         found = times.agg(F.min("id"), F.max("id")).first()
         first, last = (found[0], found[1]) if found and found[0] is not None else (1, 0)
         after, upto = max(after, first - 1), min(upto, last)
-    return {"after": after, "upto": max(after, min(upto, watermark(place.client, "events")))}
+    upto = max(after, min(upto, watermark(place.client, "events")))
+    return {"after": after, "upto": upto, "at_ms": int(datetime.now(UTC).timestamp() * 1000)}
 
 
 def events_in(place: Workplace, files: list[LakeFile] | None = None) -> DataFrame:
@@ -119,8 +125,8 @@ def _moment(name: str, text: str) -> datetime:
 class Rows:
     """Rows in order of id, file by file: no more than a part of one file is held at a time."""
 
-    def __init__(self, place: Workplace, after: int, upto: int, patterns: list[str]) -> None:
-        self._place, self._after, self._upto, self._patterns = place, after, upto, patterns
+    def __init__(self, place: Workplace, after: int, upto: int, patterns: list[str], at: datetime) -> None:
+        self._place, self._after, self._upto, self._patterns, self._at = place, after, upto, patterns, at
         self.too_large = 0
 
     def __iter__(self) -> Iterator[Row]:
@@ -145,7 +151,7 @@ class Rows:
             frame = events_in(self._place, [file]).where(inside)
             streams = [row.stream for row in frame.select("stream").distinct().collect() if self._wants(row.stream)]
             if streams:
-                yield from transform(frame, streams).toLocalIterator()
+                yield from transform(frame, streams, self._at).toLocalIterator()
 
     def _wants(self, stream: str) -> bool:
         return any(matches(pattern, stream) for pattern in self._patterns)

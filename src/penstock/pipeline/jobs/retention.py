@@ -1,7 +1,8 @@
 """`retention`: what could go, and with `--apply` the part of the log that is safely in the lake.
 
-Reports the months of the mailboxes, user agents that were not heard of for 30 and for 60 days, and the trim point. The
-server decides the last: it trims only what it finds in the lake itself. A watermark that has not moved for long,
+Reports the months of the mailboxes and which of them are due to go (`./penstock tables` drops them), user agents that
+were not heard of for 30 to 60 days and for longer, and the trim point. The server decides the last: it trims only what
+it finds in the lake itself. A watermark that has not moved for long,
 while the log has, is a pipeline that is not running: then nothing is trimmed, and the exit code says so.
 """
 
@@ -51,8 +52,16 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     if apply and not stale and trim["upto"] > trim["trimmed"]:
         trim |= _trim(place, upto=trim["upto"], apply=True)
     months = place.client.call("GET", "/v1/retention/months", timeout=600)["months"]
+    due = place.client.call("GET", "/v1/tables")["drop"]
     unseen = {row["days"]: row["count"] for row in transform(_activity(place), datetime.now(UTC)).collect()}
-    data = {"trim": trim, "stale": stale, "months": months, "unseen": unseen, "applied": apply and not stale}
+    data = {
+        "trim": trim,
+        "stale": stale,
+        "months": months,
+        "due": due,
+        "unseen": unseen,
+        "applied": apply and not stale,
+    }
     return Outcome(_words(data, apply), data, exit_code=1 if stale else 0)
 
 
@@ -90,13 +99,20 @@ def _words(data: Mapping[str, Any], apply: bool) -> str:
     if stale:
         lines.append(f"  REFUSED: {' and '.join(stale)} of the lake stand still although the log has grown")
     lines.append(f"  log        could be trimmed up to id {trim['upto']:,}: {trim['reason']}")
-    lines += [_month(month) for month in data["months"]]
-    lines += [f"  unseen     {count:,} user agents for over {days} days" for days, count in data["unseen"].items()]
+    lines += [_month(month, month["month"] in data["due"]) for month in data["months"]]
+    lines += [f"  unseen     {count:,} user agents for {_class(days)} days" for days, count in data["unseen"].items()]
     if not apply and trim["upto"] > trim["trimmed"]:
         lines.append("  --apply trims it")
     return "\n".join(lines)
 
 
-def _month(month: Mapping[str, Any]) -> str:
+def _month(month: Mapping[str, Any], due: bool) -> str:
     recipients, pending, size = month["recipients"], month["pending"], month["bytes"]
-    return f"  {month['month']}    {recipients:,} recipients, {pending:,} items of {size:,} bytes wait"
+    goes = "; due to go: ./penstock tables --apply" if due else ""
+    return f"  {month['month']}    {recipients:,} recipients, {pending:,} items of {size:,} bytes wait{goes}"
+
+
+def _class(days: int) -> str:
+    """The class of user agents that begins at so many days."""
+    longer = [bound for bound in UNSEEN_DAYS if bound > days]
+    return f"{days} to {longer[0]}" if longer else f"over {days}"

@@ -77,6 +77,8 @@ _OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[i
      (("key", "path", "lake/… or pipeline/…", True),), "", 204, (400, 401, 403)),
     ("post", "/v1/log/trim", "Drop the oldest entries; a dry run unless the body says apply.",
      (), "application/json", 200, (400, 401, 403, 409)),
+    ("post", "/v1/log/erase", "Take the bodies of events away for good.",
+     (), "application/json", 200, (400, 401, 403, 404, 413)),
     ("post", "/v1/audit/cut", "Flush the ledger and say up to which id the log is complete.", (), "", 200, (401, 403)),
     ("get", "/v1/audit/heads", "Where every stream goes on, those of the system too.",
      (("after", "query", "Names after this one.", False), _LIMIT), "", 200, (400, 401, 403)),

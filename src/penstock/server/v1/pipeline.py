@@ -13,8 +13,6 @@ admin changes them; a token with `export` keeps the positions of consumers and s
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -24,9 +22,10 @@ from penstock.core.registry import NEW
 from penstock.errors import InputInvalid, TooLarge, VersionMismatch
 from penstock.limits import LEVEL_BYTES, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.server.context import Context, integer, only
-from penstock.server.exchange import Request, Response
+from penstock.server.exchange import Held, Request, Response
 from penstock.server.routing import WHOLE, Route
-from penstock.values import Entry, Record
+from penstock.server.v1.news import News
+from penstock.values import Record
 
 NEWS_SECONDS: Final = 60
 """Longest time that a request for news waits: shorter than the silence that proxies cut. Over it: 400."""
@@ -53,8 +52,7 @@ class Pipeline:
 
     def __init__(self, context: Context) -> None:
         self._context, self._log, self._registry = context, context.log, context.registry
-        self._waiting: dict[asyncio.Future[None], int] = {}
-        context.log.follow(self._followed)
+        self._news = News(context.log, context.wheel)
 
     def routes(self) -> list[Route]:
         """Its part of the table."""
@@ -73,34 +71,14 @@ class Pipeline:
 
     # ── news ──────────────────────────────────────────────────────────────────────────────────
 
-    async def news(self, request: Request) -> Response:
+    def news(self, request: Request) -> Response | Held:
         """The newest id, as soon as it is above `after`; after `wait` seconds whatever it is then.
 
         A job that somebody hands to the driver is news, too.
         """
         self._context.caller(request).check_grant("export")
         only(request, "after", "wait")
-        after = integer(request, "after", 0)
-        await self._wait_for(after, _seconds(request))
-        return Response(200, _encode({"id": self._log.followed}))
-
-    async def _wait_for(self, after: int, seconds: float) -> None:
-        if self._log.followed > after or not seconds:
-            return
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[news] = after
-        try:
-            await asyncio.wait({news}, timeout=seconds)
-        finally:
-            del self._waiting[news]
-
-    def _followed(self, entries: Sequence[Entry]) -> None:
-        self._wake(entries[-1].id)
-
-    def _wake(self, newest: int) -> None:
-        for news, after in self._waiting.items():
-            if newest > after and not news.done():
-                news.set_result(None)
+        return self._news.ask(request, integer(request, "after", 0), _seconds(request))
 
     # ── where consumers begin ─────────────────────────────────────────────────────────────────
 
@@ -162,7 +140,7 @@ class Pipeline:
         _decode(request.body, dict)
         stored = await self._registry.put(key, request.body, expect=expect)
         if key.startswith("pipeline/tasks/"):
-            self._wake(2**63)  # the driver, which waits for news
+            self._news.wake_all()  # the driver waits there
         return Response(200, _encode({"version": stored.version}))
 
     async def delete(self, request: Request) -> Response:

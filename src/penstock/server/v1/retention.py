@@ -29,7 +29,7 @@ from penstock.server.routing import WHOLE, Route
 from penstock.server.trimming import Trimming
 from penstock.values import Head, MailboxHead
 
-EVERYTHING: Final = (">", "/_sub", "/_sub/>", "/_ledger", "/_presence", "/_broadcast", "/_dead")
+EVERYTHING: Final = (">", "/_sub", "/_sub/>", "/_ledger", "/_presence", "/_broadcast", "/_dead", "/_erased")
 """Patterns that together cover what there is by itself. A level that begins with `_` must be spelt, so streams that
 somebody has named like that are missing here; the lake knows them, and they are asked for by name."""
 

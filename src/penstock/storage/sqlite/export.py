@@ -83,6 +83,7 @@ class SqliteExport:
 
     async def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
         inlet = await self._begin(wanted)
+        process = self._process
         try:
             while (message := await inlet.next()) is not None:
                 kind, piece = message
@@ -93,7 +94,8 @@ class SqliteExport:
                 if kind == FAILURE:
                     raise EngineGone(f"the export failed: {piece.decode()}")
                 yield piece
-            self._end_process()  # it died; the next export gets a new one
+            if process is self._process:  # else another export has noticed before, and there is a new one
+                self._end_process()
             raise EngineGone("the export failed: its process ended")
         finally:
             inlet.close()

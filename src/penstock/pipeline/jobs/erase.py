@@ -1,0 +1,129 @@
+"""`erase`: what was erased in the log goes from `events`, too.
+
+`POST /v1/log/erase` leaves in the stream `/_erased` what it was asked for. A turn takes the requests among the ids
+that were archived since the last one. Whatever they speak of is older than they are, so it is in the lake by then. Each
+file that has any of it is written again without, under a name of its own (its next edition), and the days' folders are
+exchanged.
+
+The record `lake/erase` is that of every other table: a turn that was cut off is redone, and finds nothing to do in
+files that it has replaced before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from penstock.errors import InputInvalid
+from penstock.pipeline.client import Client
+from penstock.pipeline.commit import Intent, Staged, StagedWrong, Turn, watermark
+from penstock.pipeline.erasing import STREAM, Gone, gone, requests_in, rows_with, write_without
+from penstock.pipeline.exchanging import exchange_files
+from penstock.pipeline.jobs import Outcome, Workplace, archive
+from penstock.pipeline.staging import rows_of
+from penstock.wire.lake import STAGING, LakeFile
+
+OPTIONS: Mapping[str, str] = {
+    "ids": "first erase these events in the log: their ids with commas",
+    "stream": "first erase all that is in this stream now",
+}
+
+
+class Replacing(Turn):
+    """A turn whose files take the place of others instead of being added."""
+
+    def _name(self, staged: Iterable[Staged]) -> None:
+        replaced = 0
+        for _, of_day in groupby(staged, lambda one: one.file.day):
+            made = list(of_day)
+            exchange_files(self._lake, [_former(one.file) for one in made], made, self.staging, self._faults)
+            replaced += len(made)
+        # What a compaction has left behind when it was cut off may have it still. One that is under way would have to
+        # give way in any case: its files are replaced.
+        for left in (self._lake.root / STAGING).glob("compact-*") if replaced else ():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+    """Take out of the lake all that was erased; with options, erase it in the log first."""
+    if options:
+        place.client.call("POST", "/v1/log/erase", body=json.dumps(_wanted(options)).encode(), timeout=600)
+        archive.run(place, {})
+    archived, rows, files = watermark(place.client, "events"), 0, 0
+    while _is_behind(place, archived):
+        turn = Replacing(place.client, place.lake, "erase", place.faults)
+        if turn.intent is None:
+            turn.intend(Intent(turn.done, archived, ()))
+        staged, count = _stage(place, turn)
+        turn.publish(staged)
+        rows, files = rows + count, files + len(staged)
+    words = f"erase: {rows:,} rows in {files:,} files, all that was asked for up to id {archived:,}"
+    return Outcome(words, {"rows": rows, "files": files, "upto": archived})
+
+
+def _is_behind(place: Workplace, archived: int) -> bool:
+    record = place.client.get("lake/erase").value
+    return record.get("intent") is not None or record.get("done", 0) < archived
+
+
+def _wanted(options: Mapping[str, str]) -> dict[str, Any]:
+    if len(options) > 1:
+        raise InputInvalid("--ids and --stream", "exclude each other")
+    if "stream" in options:
+        return {"stream": options["stream"]}
+    ids = options["ids"].split(",")
+    if not all(id.isascii() and id.isdigit() for id in ids):
+        raise InputInvalid("--ids", f"{options['ids'][:40]!r} is not a list of ids")
+    return {"ids": [int(id) for id in ids]}
+
+
+# ── a turn ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _stage(place: Workplace, turn: Turn) -> tuple[list[Staged], int]:
+    """Files without what is gone, and how many rows that is."""
+    what, rows = _requested(place, turn), 0
+    staged: list[Staged] = []
+    for file in place.lake.files("events") if what else ():
+        if what.may_be_in(file) and (found := rows_with(place.lake.path(file), what)):
+            staged.append(_without(place, turn, file, what))
+            rows += found
+    return sorted(staged, key=lambda one: one.file.day), rows
+
+
+def _requested(place: Workplace, turn: Turn) -> Gone:
+    """What is asked for among the ids of this turn. Nearly always nothing, which the stream's head tells."""
+    intent = turn.intent
+    if intent is None:
+        raise ValueError("a turn without an intent")
+    if _last_request(place.client) <= intent.after:
+        return gone(())
+    after, upto = intent.after, intent.upto
+    paths = [place.lake.path(file) for file in place.lake.files("events") if file.overlaps(after, upto)]
+    return gone(body for path in paths for body in requests_in(path, after, upto))
+
+
+def _last_request(client: Client) -> int:
+    body = json.dumps({"streams": [STREAM]}).encode()
+    heads: list[list[Any]] = client.call("POST", "/v1/audit/heads", body=body)["heads"]
+    return int(heads[0][4]) if heads else 0
+
+
+def _without(place: Workplace, turn: Turn, file: LakeFile, what: Gone) -> Staged:
+    source, target = place.lake.path(file), turn.staging / "events" / file.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_without(source, target, what)
+    if rows_of(target) != rows_of(source):
+        raise StagedWrong(f"{rows_of(target)} rows came out of {rows_of(source)} of {source}")
+    hour = source.stat().st_mtime  # it stays of its hour: compaction goes by that
+    os.utime(target, (hour, hour))
+    return Staged(target, replace(file, edition=file.edition + 1))
+
+
+def _former(file: LakeFile) -> LakeFile:
+    return replace(file, edition=file.edition - 1)
