@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
+from penstock.errors import ConfigInvalid
 from penstock.limits import PUSH_COMMANDS, PUSH_PAGE
 from penstock.testing import wait_until_async
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
@@ -249,6 +250,20 @@ async def test_broadcasts_are_answered_in_hello_and_on_request(tmp_path: Path) -
         assert await agent.hear() == {"messageType": "broadcast", "broadcasts": {"news": "v2"}}
         await agent.say(messageType="broadcast_subscribe", broadcasts={"news": "v2"})
         await agent.ping_pong()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("broadcasts", ("news",)), ("broadcasts", ("=v1",)), ("broadcasts", ("news=",)), ("origin", "push.example.net")],
+)
+async def test_a_setting_that_would_come_to_nothing_is_refused_at_the_start(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        async with place(tmp_path, **{name: value}):
+            pass
+
+    assert f"webpush.{name}" in str(refused.value)
 
 
 values = st.none() | st.booleans() | st.integers() | st.text(max_size=20) | st.sampled_from([CHANNEL, "a" * 32])

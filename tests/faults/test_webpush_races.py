@@ -342,3 +342,99 @@ async def test_without_its_rule_the_race_is_lost(tmp_path: Path, name: str) -> N
     race, agents, endpoint = RACES[name]
     async with place(tmp_path, nodes=3, make=agents, endpoint=endpoint, node_timeout=0.5) as made:
         assert not await race(made)
+
+
+# ── a node that is alone, and remembers what it has read ──────────────────────────────────────────
+
+
+class KeepsToItself(Agents):
+    """A session is not told of what was stored for it."""
+
+    def notified(self, uaid: str, month: str) -> Outcome:
+        return Outcome.ABSENT
+
+
+class RemembersForEver(Agents):
+    """What was read of a user agent stays, whatever is written."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.router.changed = lambda uaid: None
+
+
+async def known_and_away(made: Place) -> tuple[Agent, str]:
+    """A user agent that has left, and of which the node remembers its record and its channels."""
+    [node] = made.nodes
+    agent, endpoint = await subscribed(made, 0)
+    await agent.socket.close()
+    await wait_until_async(lambda: not node.agents.table)
+    assert node.agents.lookup.known(agent.uaid) is not None
+    return agent, endpoint
+
+
+async def connected_while_it_was_stored(made: Place) -> bool:
+    """The user agent comes and finds the storage empty, while a message is on its way there."""
+    [node] = made.nodes
+    agent, endpoint = await known_and_away(made)
+    stop = node.mailbox.stop("before", "put")
+    async with sending(node, endpoint) as sent:
+        await stop.until_reached()
+        again = await node.agent(agent.uaid)
+        assert await again.heard() == []
+        stop.go_on()
+        location = await sent()
+    return await again.heard() == [location]
+
+
+async def dropped_while_it_was_stored(made: Place) -> bool:
+    """The user agent is dropped while a message is on its way to the storage: the sender hears that it is gone."""
+    [node] = made.nodes
+    agent, endpoint = await known_and_away(made)
+    stop = node.mailbox.stop("after", "put")
+    task = asyncio.create_task(node.send(endpoint, b"x"))
+    await stop.until_reached()
+    await node.agents.drop(agent.uaid, (), "test")
+    stop.go_on()
+    reply = await task
+    return reply.status == 410 and reply.errno == 105
+
+
+async def month_dropped_before_it_was_stored(made: Place) -> bool:
+    """The month that the node remembers is dropped: the sender hears that the user agent is gone."""
+    [node] = made.nodes
+    _, endpoint = await known_and_away(made)
+    stop = node.mailbox.stop("before", "put")
+    task = asyncio.create_task(node.send(endpoint, b"x"))
+    await stop.until_reached()
+    await made.engine.mailbox.drop_month(node.agents.month())
+    stop.go_on()
+    reply = await task
+    return reply.status == 410 and reply.errno == 103
+
+
+class NeverForgets(Agents):
+    """… not even when the storage says that it is not true any more."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.lookup.forget = lambda uaid: None  # type: ignore[method-assign]
+
+
+ALONE: dict[str, tuple[Race, type[Agents]]] = {
+    "connected while it was stored": (connected_while_it_was_stored, KeepsToItself),
+    "dropped while it was stored": (dropped_while_it_was_stored, RemembersForEver),
+    "month dropped before it was stored": (month_dropped_before_it_was_stored, NeverForgets),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+async def test_nothing_is_lost_on_a_node_that_is_alone(tmp_path: Path, name: str) -> None:
+    async with place(tmp_path) as made:
+        assert await ALONE[name][0](made)
+
+
+@pytest.mark.parametrize("name", ALONE)
+async def test_without_its_rule_a_node_that_is_alone_loses_it(tmp_path: Path, name: str) -> None:
+    race, agents = ALONE[name]
+    async with place(tmp_path, make=agents) as made:
+        assert not await race(made)

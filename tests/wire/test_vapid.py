@@ -23,6 +23,7 @@ from penstock.wire.vapid import (
     key_hash,
     origin_of,
     parse_authorization,
+    parse_origin,
     sign,
     verify,
 )
@@ -219,6 +220,27 @@ def test_a_subscription_that_belongs_to_a_key_takes_no_other() -> None:
 )
 def test_the_origin_of_an_endpoint(url: str, origin: str) -> None:
     assert origin_of(url) == origin
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("https://push.example.net", "https://push.example.net"),
+        ("HTTPS://Push.Example.net:443/", "https://push.example.net"),
+        ("http://[::1]:8800", "http://[::1]:8800"),
+    ],
+)
+def test_an_origin_as_people_write_it(text: str, origin: str) -> None:
+    assert parse_origin(text) == origin
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "push.example.net", "https://", "ftp://a", "https://a/path", "https://a?b", "https://u:p@a", "http://a:0x"],
+)
+def test_what_is_no_origin(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_origin(text)
 
 
 @given(st.text(max_size=200), st.text(max_size=100))

@@ -14,7 +14,7 @@ import msgspec
 from penstock.cli.findings import Check, Finding
 from penstock.config import Settings
 from penstock.measures import parse_address
-from penstock.wire.vapid import origin_of
+from penstock.wire.vapid import parse_origin
 
 PROXY_SECONDS = 60
 """After so much silence nginx and most load balancers close a connection, if nobody told them otherwise."""
@@ -37,14 +37,13 @@ def check_origin(data: Path, settings: Settings) -> Iterator[Finding]:
         yield _without_origin(settings)
         return
     try:
-        parts, right = urlsplit(origin), origin_of(origin)
+        right = parse_origin(origin)
     except ValueError:
-        parts, right = urlsplit(""), ""
-    if parts.scheme not in ("http", "https") or not parts.hostname or origin.rstrip("/").lower() != right:
         remedy = "Set it to scheme, host and port alone, like https://push.example.net."
         yield Finding("push origin", "fail", f"webpush.origin {origin!r} is no origin", remedy)
         return
-    if parts.scheme == "http" and not _is_loopback(parts.hostname):
+    parts = urlsplit(right)
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
         remedy = "Put TLS in front, and set webpush.origin to the https:// address."
         yield Finding("push origin", "warn", f"{origin} is plain HTTP: browsers and senders expect https", remedy)
     yield _probe(right, settings)

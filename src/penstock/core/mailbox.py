@@ -6,7 +6,7 @@ numbered 1, 2, 3 … without a gap, also over a crash. Months are made in advanc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from penstock.limits import MAILBOX_PAGE
@@ -20,7 +20,7 @@ class Mailbox(Protocol):
     A month that was not made is `NotFound`.
     """
 
-    async def put(
+    def put(
         self,
         recipient: str,
         month: str,
@@ -28,7 +28,7 @@ class Mailbox(Protocol):
         *,
         position: int | None = None,
         expect: int | None = None,
-    ) -> list[Item]:
+    ) -> Awaitable[list[Item]]:
         """Store *items* as one batch and return them with their numbers.
 
         An item with a collapse key takes the place of the pending one with the same channel and

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from enum import Enum
+from functools import partial
 from typing import Any, Final, cast
 
 from penstock.errors import PeerError
@@ -14,7 +15,7 @@ from penstock.server import answers
 from penstock.server.body import Intake
 from penstock.server.exchange import LIVE, Answer, Headers, Held, Later, Owner, Request, Response
 from penstock.server.flush import Outlet, Pipe, Tap
-from penstock.server.problems import error_response, problem
+from penstock.server.problems import TimedOut, error_response
 from penstock.server.routing import Route
 from penstock.server.service import Service
 from penstock.server.websocket import WebSocket, WebSocketOwner
@@ -46,7 +47,7 @@ class Answering(Pipe):
     """A connection as handlers see it (`exchange.Carrier`)."""
 
     __slots__ = (
-        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_render", "_request",
+        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_request",
         "_scope", "_service", "_work", "phase",
     )  # fmt: skip
 
@@ -59,7 +60,6 @@ class Answering(Pipe):
         self._request: Request | None = None
         self._intake: Intake | None = None  # the body that is on its way in
         self._work: asyncio.Future[Any] | Held | None = None  # what the answer waits for
-        self._render: Callable[[Any], Response] | None = None  # makes the answer of its result
         self._scope: asyncio.Timeout | None = None
         self._keep_alive = True
         self._half = False  # at the end only our half is closed at first
@@ -71,11 +71,11 @@ class Answering(Pipe):
     def _call(self, route: Route, request: Request) -> None:
         """Run the handler; answer at once if it has its answer."""
         timeout = self._service.settings.request_timeout if route.timeout == -1.0 else route.timeout
-        request.bounded = timeout is not None
+        request.bounded, request.problem = timeout is not None, route.problem
         try:
             answer = route.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its answer
-            self._completed(request, error_response(error))
+            self._completed(request, _problem(request, error))
             return
         if type(answer) is Response:
             self._completed(request, None if answer is LIVE else answer)
@@ -83,14 +83,12 @@ class Answering(Pipe):
             self._wait(request, answer, timeout)
 
     def _wait(self, request: Request, answer: Answer, timeout: float | None) -> None:
-        self._render = None
-        if type(answer) is Later:
-            self._render, answer = answer.render, answer.future
-        if self._render or asyncio.isfuture(answer):
-            self._work = answer = cast("asyncio.Future[Any]", answer)
+        later = answer if type(answer) is Later else None
+        if later is not None or asyncio.isfuture(answer):
+            self._work = future = cast("asyncio.Future[Any]", answer if later is None else later.future)
             if timeout is not None and self._intake is None:
                 self._service.wheel.arm(self, timeout)
-            answer.add_done_callback(self._future_done)
+            future.add_done_callback(partial(self._future_done, request, later))
         elif isinstance(answer, Held):
             self._hold(request, answer)
         else:
@@ -112,22 +110,18 @@ class Answering(Pipe):
             self._completed(request, response)
             self._service.loop.call_soon(self._go_on)  # not before a handler that is running has returned
 
-    def _future_done(self, future: asyncio.Future[Any]) -> None:
-        response = self._outcome(future)
-        if self._work is future:
+    def _future_done(self, request: Request, later: Later | None, future: asyncio.Future[Any]) -> None:
+        """Answer with what its outcome means. That is found out also when the peer left: it may have effects."""
+        answer = _outcome(request, later, future)
+        waits = self._work is future and self._request is request  # else it became live, or nobody is there
+        if later is not None and type(answer) is not Response:
+            work = self._service.crew.start(self._run(request, cast("Coroutine[Any, Any, Response]", answer), None))
+            self._work = work if waits else self._work  # the deadline is still booked
+        elif waits:
             self._work = None
-            if self._request is not None:  # else it became live meanwhile, or its peer is gone
-                self._answer(response)
-                if self._buffer:
-                    self._go_on()
-
-    def _outcome(self, future: asyncio.Future[Any]) -> Response:
-        render = self._render
-        try:
-            result = future.result()
-            return cast("Response", result) if render is None else render(result)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-            return error_response(error)
+            self._answer(cast("Response", answer))
+            if self._buffer:
+                self._go_on()
 
     async def _run(
         self, request: Request, work: Coroutine[Any, Any, Response | Held | None], seconds: float | None
@@ -141,7 +135,7 @@ class Answering(Pipe):
                 response = await work
         except Exception as error:  # noqa: BLE001
             late = isinstance(error, TimeoutError) and scope.expired()
-            response = self._timed_out() if late else error_response(error)
+            response = self._timed_out(request) if late else _problem(request, error)
         if self._request is request:
             self._work = self._scope = None
         if isinstance(response, Held):
@@ -154,17 +148,16 @@ class Answering(Pipe):
         """The handler is through, with an answer or with something live."""
         if self._request is request:
             if response is None:
-                response = error_response(RuntimeError(f"the handler of {request.raw_path} gave no answer"))
+                response = _problem(request, RuntimeError(f"the handler of {request.raw_path} gave no answer"))
             self._answer(response)
         elif response is not None and request._tap is not None:
             # The answer had begun already and cannot be taken back.
             log.error("request.broken", extra={"path": request.raw_path, "status": response.status})
             request._tap.abort()
 
-    def _timed_out(self) -> Response:
+    def _timed_out(self, request: Request) -> Response:
         self._service.counters.timed_out += 1
-        remedy = "Try again; if it was a change, with the same Idempotency-Key."
-        return problem(503, "timeout", "the answer took too long", remedy, (("Retry-After", "1"),))
+        return _problem(request, TimedOut("the answer took too long"))
 
     # ── complete answers ──────────────────────────────────────────────────────────────────────
 
@@ -304,3 +297,21 @@ class Answering(Pipe):
 
     def _arm_for_phase(self) -> None:
         raise NotImplementedError
+
+
+def _problem(request: Request, error: BaseException) -> Response:
+    """The answer that tells *error*, in the form of the request's route."""
+    return error_response(error) if request.problem is None else request.problem(error)
+
+
+def _outcome(
+    request: Request, later: Later | None, future: asyncio.Future[Any]
+) -> Response | Coroutine[Any, Any, Response]:
+    """What a future's result, or what it failed with, means for the request."""
+    try:
+        result = future.result()
+        return cast("Response", result) if later is None else later.render(result)
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+        if later is None or later.failed is None:
+            return _problem(request, error)
+        return later.failed(error)

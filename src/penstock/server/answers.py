@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock.errors import Forbidden, NotFound, PeerError
+from penstock.errors import Forbidden, InputInvalid, NotFound, PeerError
 from penstock.server.exchange import Headers, Request, Response
 from penstock.server.problems import error_response, problem
 from penstock.server.routing import Match, Route
@@ -34,6 +34,16 @@ def resolve(service: Service, request: Request) -> Route | Response:
     allow = ", ".join(match.methods)
     remedy = f"Use one of {allow}."
     return problem(405, "method_not_allowed", f"{request.method} is not for this path", remedy, (("Allow", allow),))
+
+
+def early_problem(service: Service, request: Request, error: BaseException) -> Response:
+    """The answer to a request that is refused before its route is asked, in the form of that route."""
+    try:
+        match = service.router.find(request.raw_path)
+    except InputInvalid:
+        return error_response(error)
+    route = match.route(request.method) if match is not None else None
+    return error_response(error) if route is None or route.problem is None else route.problem(error)
 
 
 def encode(service: Service, request: Request, response: Response, *, keep_alive: bool) -> bytes:
@@ -81,7 +91,7 @@ def _fields(service: Service, request: Request, headers: Headers) -> bytes:
     fields = service.date()
     if headers:
         fields += http.field_lines(headers)
-    origin = request.header(b"origin")
+    origin = None if request.plain else request.header(b"origin")
     return fields if origin is None else fields + service.cors.fields(origin)
 
 

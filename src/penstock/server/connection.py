@@ -21,7 +21,6 @@ from penstock.server import answers
 from penstock.server.answering import Answering, Phase
 from penstock.server.body import BodyStream, Intake
 from penstock.server.exchange import Held, Request, Response
-from penstock.server.problems import error_response
 from penstock.server.routing import BodyKind, Route
 from penstock.server.service import Service
 from penstock.server.websocket import WebSocket
@@ -276,7 +275,7 @@ class Connection(Answering, asyncio.Protocol):
             if route.admit is not None and (head.chunked or head.length > len(self._buffer)):
                 route.admit(request)
         except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
-            self._answer_early(error_response(error))
+            self._answer_early(answers.early_problem(service, request, error))
             return
         self._door = route.door
         if not head.chunked and route.body.kind is not BodyKind.STREAM and not service.settings.requests_per_address:
@@ -373,7 +372,7 @@ class Connection(Answering, asyncio.Protocol):
         elif self._head is None:
             self.hang_up()
         else:
-            self._answer(error_response(error))
+            self._answer(answers.early_problem(self._service, cast("Request", self._request), error))
 
     # ── readiness, reading and deadlines ──────────────────────────────────────────────────────
 
@@ -447,7 +446,7 @@ class Connection(Answering, asyncio.Protocol):
             self._refuse(PeerError(408, "the request head took too long"))
         elif self.phase is _BUSY and self._request is not None:
             self._work = None
-            self._answer(self._timed_out())
+            self._answer(self._timed_out(self._request))
             self._go_on()
 
     def _expired_writing(self) -> None:

@@ -14,7 +14,7 @@ A handler answers exactly once, in one of three ways:
 After one of the last two the handler returns `LIVE`, or its coroutine returns None. The request object is
 not kept by the connection after that, so keep from it what you need and let it go.
 
-A `PenstockError` that a handler raises becomes the answer (`problems.error_response`).
+A `PenstockError` that a handler raises becomes the answer (`problems.error_response`, or the route's own form).
 """
 
 from __future__ import annotations
@@ -48,12 +48,21 @@ class Response:
 
 
 class Later:
-    """An answer that *render* makes of a future's result when it is there: cheaper than a second future."""
+    """An answer that *render* makes of a future's result when it is there: cheaper than a second future.
 
-    __slots__ = ("future", "render")
+    If there is an exception instead, *failed* makes it, where it is given. Either may also return a coroutine,
+    when there turns out to be more to wait for.
+    """
 
-    def __init__(self, future: asyncio.Future[Any], render: Callable[[Any], Response]) -> None:
-        self.future, self.render = future, render
+    __slots__ = ("failed", "future", "render")
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        render: Callable[[Any], Response | Coroutine[Any, Any, Response]],
+        failed: Callable[[BaseException], Response | Coroutine[Any, Any, Response]] | None = None,
+    ) -> None:
+        self.future, self.render, self.failed = future, render, failed
 
 
 class Held:
@@ -109,7 +118,7 @@ class Request:
 
     __slots__ = (
         "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "captures", "headers", "http10", "memo",
-        "method", "peer", "plain", "query", "raw_path", "scheme",
+        "method", "peer", "plain", "problem", "query", "raw_path", "scheme",
     )  # fmt: skip
 
     def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
@@ -126,6 +135,7 @@ class Request:
         self.captures: tuple[str, ...] = ()  # what the wildcards of the route's path stand for, decoded
         self.body: bytes = b""  # complete, on routes that take the body whole
         self.bounded = False  # its route has a deadline
+        self.problem: Callable[[BaseException], Response] | None = None  # its route's form of errors
         self._path: str | None = None
         self._params: dict[str, str] | None = None
         self._stream: BodyStream | None = None

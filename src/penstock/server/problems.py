@@ -25,6 +25,15 @@ from penstock.server.exchange import Headers, Response
 
 log = logging.getLogger("penstock.server")
 
+
+class TimedOut(PenstockError):
+    """A handler did not answer in time. What it was about may have happened."""
+
+    code = "timeout"
+    remedy = "Try again; if it was a change, with the same Idempotency-Key."
+    retry_after = 1
+
+
 _STATUS: dict[type[PenstockError], int] = {
     InputInvalid: 400,
     Unauthenticated: 401,
@@ -35,6 +44,7 @@ _STATUS: dict[type[PenstockError], int] = {
     TooLarge: 413,
     RateExceeded: 429,
     Busy: 503,
+    TimedOut: 503,
     EngineGone: 503,
     DiskFull: 507,
 }

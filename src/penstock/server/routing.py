@@ -20,7 +20,7 @@ from penstock.errors import InputInvalid
 from penstock.wire.http import decode_level
 
 if TYPE_CHECKING:
-    from penstock.server.exchange import Handler, Request
+    from penstock.server.exchange import Handler, Request, Response
 
 
 class BodyKind(Enum):
@@ -69,6 +69,8 @@ class Route:
     came whole with its head, so the handler checks all the same."""
     door: str = ""
     """Under which name its connections are counted."""
+    problem: Callable[[BaseException], Response] | None = None
+    """How it says what is wrong, if not in the form of `problems.error_response`."""
 
 
 class Match:

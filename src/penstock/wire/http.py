@@ -358,9 +358,10 @@ LAST_CHUNK: Final = b"0\r\n\r\n"
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {s.value: b"HTTP/1.1 %d %b\r\n" % (s, s.phrase.encode()) for s in HTTPStatus}
-_FIELD_UNSAFE = re.compile(r"[^\t -~\x80-\xff]|^[ \t]|[ \t]$")
+_VALUE = re.compile(r"(?![ \t])[\t -~\x80-\xff]*+(?<![ \t])")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _prefixes: dict[tuple[int, str], bytes] = {}  # at most one per status and content type that the program names
+_names: set[str] = set()  # of fields, known to be in order
 
 
 def status_line(status: int) -> bytes:
@@ -372,10 +373,17 @@ def field_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
     """Encode header fields. Raises `ValueError` for one that would break the head apart."""
     lines = []
     for name, value in headers:
-        if not _NAME.fullmatch(name) or _FIELD_UNSAFE.search(value):
+        if not (name in _names or _is_name(name)) or not _VALUE.fullmatch(value):
             raise ValueError(f"header field {name!r} cannot be sent")
         lines.append(f"{name}: {value}\r\n")
     return "".join(lines).encode("latin-1")
+
+
+def _is_name(name: str) -> bool:
+    found = _NAME.fullmatch(name) is not None
+    if found and len(_names) < 1000:
+        _names.add(name)
+    return found
 
 
 def date_line(epoch_seconds: int) -> bytes:

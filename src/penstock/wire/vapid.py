@@ -208,6 +208,15 @@ def origin_of(endpoint: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port not in (None, usual) else "")
 
 
+def parse_origin(text: str) -> str:
+    """An origin as people write it, in the form that `aud` has. Raises `ValueError` for what is none."""
+    parts = urlsplit(text)
+    rest = (parts.path.removeprefix("/"), parts.query, parts.fragment, parts.username, parts.password)
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(rest):
+        raise ValueError(f"{text!r} is no origin")
+    return origin_of(text)
+
+
 def sign(private_key: PrivateKey, *, origin: str, exp: int, sub: str = "") -> str:
     """The value of an `Authorization` header for the push service at *origin*, good until *exp*."""
     claims: dict[str, object] = {"aud": origin, "exp": exp, **({"sub": sub} if sub else {})}

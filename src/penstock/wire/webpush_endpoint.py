@@ -15,7 +15,7 @@ from penstock.wire.webcrypto import Coding, CodingInvalid, parse_coding
 URGENCIES = ("very-low", "low", "normal", "high")
 RECEIPT_RELATION = "urn:ietf:params:push:receipt"
 
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,1000}")  # whatever is too long to wait for is cut
 _TOPIC = re.compile(r"[A-Za-z0-9_-]{1,32}=*")
 _PUSH = "https://www.rfc-editor.org/rfc/rfc8030"
 _ENCRYPTION = "https://www.rfc-editor.org/rfc/rfc8291"
@@ -73,9 +73,9 @@ ERRNOS: dict[Errno, _About] = {
 class Refused(CallerError):
     """A sender's request is refused. Nothing was stored and nothing was sent."""
 
-    def __init__(self, errno: Errno, message: str, remedy: str = "") -> None:
+    def __init__(self, errno: Errno, message: str, remedy: str = "", status: int = 0) -> None:
         super().__init__(message)
-        self.errno, self.status = errno, ERRNOS[errno].status
+        self.errno, self.status = errno, status or ERRNOS[errno].status
         self.remedy = remedy or ERRNOS[errno].remedy
 
     def body(self) -> bytes:
@@ -133,7 +133,7 @@ def parse_ttl(text: str | None) -> int:
     if not _INTEGER.fullmatch(text.strip()):
         raise Refused(Errno.TTL_INVALID, f"TTL {text[:20]!r} is not a whole number")
     if int(text) < 0:
-        raise Refused(Errno.TTL_NEGATIVE, f"TTL {int(text)} is negative")
+        raise Refused(Errno.TTL_NEGATIVE, f"TTL {text.strip()[:20]} is negative")
     return int(text)
 
 

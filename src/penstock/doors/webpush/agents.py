@@ -21,7 +21,7 @@ from penstock.doors.webpush.receipts import GONE, Receipts
 from penstock.doors.webpush.records import AlreadyConnected, RouterRecord, RouterTable
 from penstock.doors.webpush.session import Session
 from penstock.doors.webpush.tokens import Tokens
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import ConfigInvalid, NotFound, PenstockError
 from penstock.limits import PUSH_WORKERS
 from penstock.server.context import Context
 from penstock.server.exchange import LIVE, Request, Response
@@ -30,6 +30,14 @@ from penstock.wire.frames import offered_subprotocols
 from penstock.wire.webpush import SUBPROTOCOL, Close, Message
 
 log = logging.getLogger("penstock.webpush")
+
+
+def _version(pair: str) -> tuple[str, str]:
+    """A broadcast of the settings: its id and its version."""
+    id, found, version = pair.partition("=")
+    if not (id and found and version):
+        raise ConfigInvalid("webpush.broadcasts", f"{pair!r} is not of the form ID=VERSION")
+    return id, version
 
 
 class Turns:
@@ -70,7 +78,7 @@ class Agents:
         self.receipts = Receipts(context, tokens)
         self.peers: Peers
         self.table: dict[str, Session] = {}
-        self.broadcasts = dict(pair.split("=", 1) for pair in settings.broadcasts if "=" in pair)
+        self.broadcasts = dict(map(_version, settings.broadcasts))
         self.counts: Counter[str] = Counter()
         self.turnstile = asyncio.Semaphore(PUSH_WORKERS)
         self._clock = context.clock
@@ -245,11 +253,15 @@ class Agents:
     async def _store(self, uaid: str, month: str, messages: Sequence[Message]) -> None:
         who = recipient("webpush", uaid)
         replaced = [item for message in messages if message.topic for item in await self._pending(uaid, month, message)]
-        for item in await self.mailbox.put(uaid, month, [to_item(message) for message in messages]):
-            self.record(who, "stored", item.message_id, month, item.number, expires_ms=item.expires_ms)
-        self.counts["stored"] += len(messages)
+        self.stored(who, month, await self.mailbox.put(uaid, month, [to_item(message) for message in messages]))
         for item in replaced:
             await self.gone(uaid, month, item, "dropped", "replaced")
+
+    def stored(self, who: Recipient, month: str, items: Sequence[Item]) -> None:
+        """Note that these are in a user agent's mailbox."""
+        for item in items:
+            self.record(who, "stored", item.message_id, month, item.number, expires_ms=item.expires_ms)
+        self.counts["stored"] += len(items)
 
     async def _pending(self, uaid: str, month: str, message: Message) -> list[Item]:
         """What is stored under the topic of *message*, which will take its place."""

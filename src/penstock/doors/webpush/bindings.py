@@ -161,6 +161,8 @@ class Binding(Timed):
         if self.has_work:
             self.service.enqueue(self)
 
+    deliver_last = deliver
+
     def gap(self, after: int, upto: int) -> None:
         """What was trimmed cannot be sent any more."""
         log.warning("webpush.gap", extra={"binding": self.id, "after": after, "upto": upto})

@@ -16,14 +16,16 @@ from penstock.core.months import month_of, shifted
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
 from penstock.doors.webpush.peers import Peers
+from penstock.doors.webpush.refusals import problem
 from penstock.doors.webpush.sender import Sender
 from penstock.doors.webpush.tokens import Tokens, open_keys
 from penstock.doors.webpush.unseen import Unseen
-from penstock.errors import PeerError, PenstockError
+from penstock.errors import ConfigInvalid, PeerError, PenstockError
 from penstock.limits import PUSH_BODY_READ
 from penstock.server.context import Context
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
+from penstock.wire.vapid import parse_origin
 
 log = logging.getLogger("penstock.webpush")
 
@@ -59,6 +61,7 @@ class WebPush:
 
     async def __aenter__(self) -> Self:
         context, settings = self._context, self._settings.webpush
+        origin = _check_origin(settings.origin)
         now = month_of(context.clock.now_ms())
         for month in (now, shifted(now, 1)):
             await context.mailbox.make_month(month)
@@ -67,7 +70,7 @@ class WebPush:
         token = self._settings.server.internal_token or hashlib.sha256(b"internal " + keys[0].encode()).hexdigest()
         agents.peers = Peers(agents, context.bus, context.clock, token=token, timeout=settings.node_timeout)
         await self._stack.enter_async_context(agents)
-        self.endpoint = self.endpoint_kind(agents, context.clock, settings.origin.rstrip("/"))
+        self.endpoint = self.endpoint_kind(agents, context.clock, origin)
         sweeping = asyncio.get_running_loop().create_task(self._sweep_now_and_then())
         self._stack.push_async_callback(_end, sweeping)
         await self._sender.start()
@@ -85,10 +88,11 @@ class WebPush:
         if self._takes_agents:
             rows.append(Route("GET", "/", self._open, timeout=None, door=DOOR))
         if self._takes_messages:
-            send, cancel, body = self.endpoint.send, self.endpoint.cancel, WHOLE(PUSH_BODY_READ)
-            for path in ("/wpush/*/*", "/wpush/*"):
-                rows += [Route(method, path, send, body=body, door=DOOR) for method in ("POST", "PUT")]
-            rows.append(Route("DELETE", "/m/*", cancel, door=DOOR))
+            send, unknown, body = self.endpoint.send, self.endpoint.unknown, WHOLE(PUSH_BODY_READ)
+            for path, handler in (("/wpush/*/*", send), ("/wpush/*", send), ("/wpush/**", unknown)):
+                for method in ("POST", "PUT"):
+                    rows.append(Route(method, path, handler, body=body, door=DOOR, problem=problem))
+            rows.append(Route("DELETE", "/m/*", self.endpoint.cancel, door=DOOR, problem=problem))
             rows.append(Route("GET", "/r/*", self.agents.receipts.listen, timeout=None, door=DOOR))
         return rows
 
@@ -138,6 +142,15 @@ class WebPush:
             for uaid, item in await self._context.mailbox.expire(month):
                 await self.agents.gone(uaid, month, item, "expired")
                 self.agents.counts["expired"] += 1
+
+
+def _check_origin(given: str) -> str:
+    """The public origin as endpoints and `aud` have it; what is none would make every endpoint useless."""
+    try:
+        return parse_origin(given) if given else ""
+    except ValueError:
+        remedy = "Set it to scheme, host and port alone, like https://push.example.net."
+        raise ConfigInvalid("webpush.origin", f"{given!r} is no origin", remedy=remedy) from None
 
 
 async def _end(task: asyncio.Task[None]) -> None:

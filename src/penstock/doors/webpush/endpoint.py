@@ -7,26 +7,25 @@ record's month, read the record again, and tell the node that it names by then t
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.core.clock import Clock
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient, recipient
 from penstock.doors.webpush.agents import Agents
+from penstock.doors.webpush.items import to_item
 from penstock.doors.webpush.peers import Outcome
+from penstock.doors.webpush.reading import Asked, Reader
 from penstock.doors.webpush.records import RouterRecord
-from penstock.doors.webpush.tokens import Subscription
-from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, NotFound
-from penstock.limits import PUSH_SENDERS_KNOWN
-from penstock.server.exchange import Request, Response
-from penstock.wire import vapid
+from penstock.doors.webpush.refusals import problem
+from penstock.errors import NotFound
+from penstock.server.exchange import Headers, Later, Request, Response
+from penstock.values import Item
 from penstock.wire.webpush import Message
-from penstock.wire.webpush_endpoint import RECEIPT_RELATION, Errno, Push, PushHeaders, Refused, parse_push
+from penstock.wire.webpush_endpoint import RECEIPT_RELATION, Errno, Refused
 
-log = logging.getLogger("penstock.webpush")
-
-_HOSTS_KNOWN = 256  # names under which the service is addressed
 _MOVES = 3  # how often a month may move away under one message before we give up
 
 
@@ -34,125 +33,100 @@ class Endpoint:
     """Takes messages. 201 means that one was sent to its user agent, or is stored."""
 
     def __init__(self, agents: Agents, clock: Clock, origin: str) -> None:
-        self._agents, self._clock, self._origin = agents, clock, origin
-        self._settings = agents.settings
-        self._direct = agents.settings.direct == "bypass"
-        self._origins: dict[tuple[str, bytes], str] = {}  # by scheme and Host header
-        self._senders: dict[tuple[bytes, bytes], vapid.Claims] = {}
-
-    def origin(self, request: Request) -> str:
-        """Scheme, host and port under which this service is known."""
-        if self._origin:
-            return self._origin
-        shown = (request.scheme, request.header(b"host") or b"localhost")
-        if (known := self._origins.get(shown)) is None:
-            if len(self._origins) >= _HOSTS_KNOWN:
-                self._origins.clear()
-            known = self._origins[shown] = _origin(shown[0], shown[1].decode("latin-1"))
-        return known
+        self._agents, self._clock = agents, clock
+        settings = agents.settings
+        self._direct = settings.direct == "bypass"
+        self._reader = Reader(
+            agents.tokens, clock, origin=origin, body_limit=settings.body_limit, ttl_most=int(settings.ttl_most)
+        )
+        self.origin = self._reader.origin
 
     # ── a send ────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """Take one message. Without an await when its user agent is connected to this very node."""
-        try:
-            message, headers = self._read(request)
-        except Refused as refused:
-            return _refusal(refused)
-        if self._direct and self._agents.alone and self._agents.push(message) is Outcome.TAKEN:
-            self._accepted(message, "direct")
-            return _accepted(message, headers)
-        return self._send(message, headers)
+    def send(self, request: Request) -> Response | Later | Coroutine[Any, Any, Response]:
+        """Take one message.
 
-    async def _send(self, message: Message, headers: tuple[tuple[str, str], ...]) -> Response:
-        try:
-            await self._route(message)
-        except Refused as refused:
-            return _refusal(refused)
-        except (Busy, EngineGone, DiskFull) as error:
-            errno = Errno.OVERLOADED if isinstance(error, Busy) else Errno.TEMPORARY
-            return _refusal(Refused(errno, str(error)), retry_after=error.retry_after)
-        return _accepted(message, headers)
-
-    def _read(self, request: Request) -> tuple[Message, tuple[tuple[str, str], ...]]:
-        """Everything that can be said about a send without asking a table."""
-        version, token = request.captures if len(request.captures) == 2 else ("v1", request.captures[0])
-        subscription = self._agents.tokens.subscription(version, token)
-        origin = self.origin(request)
-        headers: PushHeaders = request.memo.get("push") or request.memo.setdefault("push", _headers(request))
-        self._check_sender(request, subscription, origin)
-        push = parse_push(
-            headers,
-            len(request.body),
-            body_limit=self._settings.body_limit,
-            ttl_most=int(self._settings.ttl_most),
+        On a node that is alone, and knows the user agent, that takes no task: the message goes to the session
+        at once, or is stored with the others of this turn of the loop.
+        """
+        asked = self._reader.read(request)
+        message = self._message(asked, request.body)
+        if not self._agents.alone:
+            return self._send(message, asked)
+        if self._direct and self._agents.push(message) is Outcome.TAKEN:
+            self._accepted(asked.who, message, "direct")
+            return _answer(message, asked)
+        known = self._agents.lookup.known(message.uaid)
+        if known is None or not message.ttl or message.topic or message.channel not in known.channels:
+            return self._send(message, asked)
+        storing = self._agents.mailbox.put(message.uaid, known.record.month, (to_item(message),))
+        return Later(
+            asyncio.ensure_future(storing),
+            partial(self._stored_at_once, message, asked, known.record),
+            partial(self._not_stored, message, asked),
         )
-        receipt = self._receipt(request, push, origin)
-        message = self._message(subscription, push, request.body, f"{receipt} {origin}" if receipt else "")
-        said = [("Location", f"{origin}/m/{message.version}"), ("TTL", str(push.ttl))]
-        if receipt:
-            said.append(("Link", f'<{origin}/r/{receipt}>; rel="{RECEIPT_RELATION}"'))
-        if request.header(b"origin") is not None:  # a page that sends may read where its message is
-            said.append(("Access-Control-Expose-Headers", "Location, TTL, Link"))
-        return message, tuple(said)
 
-    def _message(self, subscription: Subscription, push: Push, body: bytes, receipt: str) -> Message:
+    def unknown(self, request: Request) -> Response:
+        """A path that looks like an endpoint's, and is none."""
+        raise Refused(Errno.TOKEN, "an endpoint's path is /wpush/VERSION/TOKEN")
+
+    def _stored_at_once(
+        self, message: Message, asked: Asked, record: RouterRecord, items: Sequence[Item]
+    ) -> Response | Coroutine[Any, Any, Response]:
+        """`_store` from where the message is stored, as long as nothing has to be waited for."""
+        self._agents.stored(asked.who, record.month, items)
+        self._accepted(asked.who, message, "stored")
+        again = self._agents.lookup.known(message.uaid)
+        if again is None:
+            return self._told(message, asked, record)
+        if again.record.node:
+            self._agents.notified(message.uaid, record.month)
+        return _answer(message, asked)
+
+    def _not_stored(
+        self, message: Message, asked: Asked, error: BaseException
+    ) -> Response | Coroutine[Any, Any, Response]:
+        if isinstance(error, NotFound):  # that month was dropped this moment
+            self._agents.lookup.forget(message.uaid)
+            return self._send(message, asked)
+        return problem(error)
+
+    async def _told(self, message: Message, asked: Asked, record: RouterRecord) -> Response:
+        await self._tell(message, record)
+        return _answer(message, asked)
+
+    async def _send(self, message: Message, asked: Asked) -> Response:
+        await self._route(message)
+        return _answer(message, asked)
+
+    def _message(self, asked: Asked, body: bytes) -> Message:
+        push, subscription = asked.push, asked.subscription
         coding, uaid = push.coding, subscription.uaid
         return Message(
             uaid, subscription.channel, self._agents.tokens.message_id(uaid), push.ttl,
             self._clock.now_ms() + push.ttl * 1000, body, push.topic, push.urgency,
-            coding.encoding, coding.encryption, coding.crypto_key, receipt,
+            coding.encoding, coding.encryption, coding.crypto_key, self._receipt(asked) if push.respond_async else "",
         )  # fmt: skip
 
-    def _receipt(self, request: Request, push: Push, origin: str) -> str:
-        if not push.respond_async:
-            return ""
-        asked = (request.header(b"push-receipt") or b"").decode("latin-1")
-        return self._agents.receipts.choose(asked, origin)
-
-    def _check_sender(self, request: Request, subscription: Subscription, origin: str) -> None:
-        """VAPID: optional with v1, but true if given; with v2 only the key that the subscription is bound to."""
-        authorization = request.header(b"authorization")
-        if authorization is None:
-            if subscription.key_hash:
-                raise Refused(Errno.AUTHORIZATION, "this endpoint wants VAPID", vapid.CHECKS["authorization_missing"])
-            return
-        try:
-            claims = self._claims(authorization, request.header(b"crypto-key") or b"", origin)
-            if subscription.key_hash:
-                vapid.check_key(claims.key, subscription.key_hash)
-        except vapid.VapidInvalid as error:
-            raise Refused(Errno.AUTHORIZATION, str(error), error.remedy) from None
-
-    def _claims(self, authorization: bytes, crypto_key: bytes, origin: str) -> vapid.Claims:
-        """What the sender signed. A signature that was verified is not verified again until it expires."""
-        now, shown = self._clock.now_ms() / 1000, (authorization, crypto_key)
-        claims = self._senders.get(shown)
-        if claims is not None:
-            vapid.check_claims(claims, origin=origin, now=now)
-            return claims
-        credentials = vapid.parse_authorization(authorization.decode("latin-1"), crypto_key.decode("latin-1"))
-        claims = vapid.verify(credentials, origin=origin, now=now)
-        if len(self._senders) >= PUSH_SENDERS_KNOWN:
-            self._senders.clear()
-        self._senders[shown] = claims
-        return claims
+    def _receipt(self, asked: Asked) -> str:
+        """Which receipt subscription hears of the message, and how its URL begins."""
+        return f"{self._agents.receipts.choose(asked.receipt, asked.origin)} {asked.origin}"
 
     # ── routing ───────────────────────────────────────────────────────────────────────────────
 
     async def _route(self, message: Message) -> None:
         """Deliver or store; when this returns, one of them is done, or the message said that it may be dropped."""
-        record = await self._check_channel(message)
+        record, who = await self._check_channel(message), recipient("webpush", message.uaid)
         if record.node and (self._direct or not message.ttl):
             outcome = await self._agents.peers.push(record, message)
             if outcome is Outcome.TAKEN:
-                self._accepted(message, "direct")
+                self._accepted(who, message, "direct")
                 return
             if outcome is Outcome.UNREACHABLE:
                 await self._agents.router.clear(message.uaid, record)
         if not message.ttl:
-            self._accepted(message, "not_connected")
-            self._agents.record(recipient("webpush", message.uaid), "dropped", message.version, "", 0, "ttl_0")
+            self._accepted(who, message, "not_connected")
+            self._agents.record(who, "dropped", message.version, "", 0, "ttl_0")
             return
         await self._store(message, record)
 
@@ -179,7 +153,11 @@ class Endpoint:
                 record = await self._check_channel(message)
         else:
             raise Refused(Errno.TEMPORARY, "the user agent's month keeps moving")
-        self._accepted(message, "stored")
+        self._accepted(recipient("webpush", message.uaid), message, "stored")
+        await self._tell(message, record)
+
+    async def _tell(self, message: Message, record: RouterRecord) -> None:
+        """Have whoever connected meanwhile look into the storage."""
         again = await self._agents.lookup.record(message.uaid)
         if again is None:
             await self._agents.drop(message.uaid, (record.month,), "dropped_meanwhile")
@@ -189,8 +167,7 @@ class Endpoint:
             if outcome is Outcome.UNREACHABLE:
                 await self._agents.router.clear(message.uaid, again)
 
-    def _accepted(self, message: Message, how: str) -> None:
-        who = recipient("webpush", message.uaid)
+    def _accepted(self, who: Recipient, message: Message, how: str) -> None:
         self._agents.record(who, "accepted", message.version, "", 0, how, message.expires_ms)
         if how != "stored":  # those are counted where all are stored
             self._agents.counts[how] += 1
@@ -200,10 +177,7 @@ class Endpoint:
     async def cancel(self, request: Request) -> Response:
         """Delete a stored message; 204 also when there is none. Who knows the id may do it."""
         id = request.captures[0]
-        try:
-            uaid = self._agents.tokens.recipient_of(id)
-        except Refused as refused:
-            return _refusal(refused)
+        uaid = self._agents.tokens.recipient_of(id)
         found = await self._agents.router.find(uaid)
         if found is not None:
             for month in filter(None, (found.record.month, found.record.previous)):
@@ -220,35 +194,11 @@ class Endpoint:
             return
 
 
-def _origin(scheme: str, host: str) -> str:
-    try:
-        return vapid.origin_of(f"{scheme}://{host}")
-    except ValueError:
-        raise InputInvalid("Host", "is no name of a host", remedy="Address the service by its name.") from None
-
-
-def _headers(request: Request) -> PushHeaders:
-    found = dict(reversed(request.headers))  # of several with one name the first counts
-    text = {name.decode("latin-1"): value.decode("latin-1") for name, value in found.items() if name in _WANTED}
-    return PushHeaders(
-        text.get("ttl"), text.get("topic"), text.get("urgency", ""), text.get("content-encoding", ""),
-        text.get("encryption", ""), text.get("crypto-key", ""), text.get("prefer", ""),
-    )  # fmt: skip
-
-
-_WANTED = frozenset((b"ttl", b"topic", b"urgency", b"content-encoding", b"encryption", b"crypto-key", b"prefer"))
-
-
-def _accepted(message: Message, headers: tuple[tuple[str, str], ...]) -> Response:
-    return Response(202 if message.receipt else 201, content_type="", headers=headers)
-
-
-def _refusal(refused: Refused, retry_after: int = 0) -> Response:
-    headers: tuple[tuple[str, str], ...] = ()
-    if refused.status == 410:
-        headers = (("Cache-Control", "max-age=86400"),)
-    elif refused.status == 401:
-        headers = (("WWW-Authenticate", "vapid"),)
-    elif retry_after:
-        headers = (("Retry-After", str(retry_after)),)
-    return Response(refused.status, refused.body(), headers=headers)
+def _answer(message: Message, asked: Asked) -> Response:
+    said: Headers = (("Location", f"{asked.origin}/m/{message.version}"), ("TTL", str(message.ttl)))
+    if message.receipt:
+        id = message.receipt.partition(" ")[0]
+        said = (*said, ("Link", f'<{asked.origin}/r/{id}>; rel="{RECEIPT_RELATION}"'))
+    if asked.from_page:  # it may read where its message is
+        said = (*said, ("Access-Control-Expose-Headers", "Location, TTL, Link"))
+    return Response(202 if message.receipt else 201, content_type="", headers=said)

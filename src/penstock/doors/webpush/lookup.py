@@ -36,6 +36,10 @@ class Lookup:
         self._changes += 1
         self._known.pop(uaid, None)
 
+    def known(self, uaid: str) -> Known | None:
+        """The user agent, if it is remembered; never on a node that is not alone."""
+        return self._known.get(uaid)
+
     async def find(self, uaid: str) -> Known | None:
         """The user agent, or None. `NotFound` if its month is gone."""
         if (known := self._known.get(uaid)) is not None:

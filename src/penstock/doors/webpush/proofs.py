@@ -120,6 +120,8 @@ class Proofs:
                 continue  # erased, or expired
             self._hear(_digest(outcome.message), outcome.status)
 
+    deliver_last = deliver
+
     def gap(self, after: int, upto: int) -> None:
         """What was trimmed is not known any more: those messages stay `sent`."""
 

@@ -25,6 +25,7 @@ from penstock.server.live import LiveWire
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.eventhorizon import timestamp
 from penstock.wire.http import chunk
+from penstock.wire.webpush_endpoint import Errno, Refused
 
 DELIVERED, GONE = 204, 410
 _STREAM = "/_receipts/"
@@ -48,12 +49,15 @@ class Receipts:
         await self._context.log.append(Batch((draft,)))
 
     def choose(self, asked: str, origin: str) -> str:
-        """The receipt subscription that a sender names, or a new one; `InputInvalid` for a strange one."""
+        """The receipt subscription that a sender names, or a new one; `Refused` for a strange one."""
         if not asked:
             return self._tokens.receipt_id()
         id = asked.strip().strip("<>").removeprefix(origin).removeprefix("/r/")
         if not self._tokens.is_receipt(id):
-            raise InputInvalid("Push-Receipt", "names no receipt subscription of this service")
+            raise Refused(
+                Errno.MESSAGE_UNKNOWN, "Push-Receipt names no receipt subscription of this service",
+                "Use the URL from the Link header whole.",
+            )  # fmt: skip
         return id
 
     def listen(self, request: Request) -> Response:

@@ -50,13 +50,13 @@ class Session(Delivery):
         self._alive, self._asked = self.home.time(), 0.0
         heard = wire.parse(frame)
         match heard:
+            case wire.Ack(updates) if self.ready and not self._waiting and self.is_simple(updates):
+                self.take_acks(updates)
+                self.acks_taken()
             case wire.Mistake(code, reason):
                 self.close(code, reason)
             case wire.Ping() if self.ready:
                 self._pinged()
-            case wire.Ack(updates) if self.ready and not self._waiting and self.is_simple(updates):
-                self.take_acks(updates)
-                self.acks_taken()
             case _:
                 self._command(heard)
 

@@ -9,7 +9,7 @@ messages_2026_11         its pending items, in the order they came; `owner` is t
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -71,7 +71,7 @@ class SqliteMailbox:
         self._made: set[str] = set()  # months that the writer has seen; only its thread touches it
         self._putting: dict[str, Putting] = {}
 
-    async def put(
+    def put(
         self,
         recipient: str,
         month: str,
@@ -79,18 +79,18 @@ class SqliteMailbox:
         *,
         position: int | None = None,
         expect: int | None = None,
-    ) -> list[Item]:
+    ) -> Awaitable[list[Item]]:
         check_recipient(recipient)
         now_ms = self._clock.now_ms()
-        weight = sum(len(item.body) for item in items)
+        weight = sum([len(item.body) for item in items])
         if expect is None and not any(item.collapse for item in items):
-            check_month(month)
-            putting = self._putting.setdefault(month, Putting(month, self._exists))
-            stored: list[Item] = await self._writer.run_together(
-                putting, Put(recipient, items, position or 0, now_ms), weight
-            )
-            return stored
-        return await self._write(month, lambda tables: tables.put(recipient, items, position, now_ms, expect), weight)
+            putting = self._putting.get(month) or self._new_putting(month)
+            return self._writer.submit_together(putting, Put(recipient, items, position or 0, now_ms), weight)
+        return self._write(month, lambda tables: tables.put(recipient, items, position, now_ms, expect), weight)
+
+    def _new_putting(self, month: str) -> Putting:
+        putting = self._putting[check_month(month)] = Putting(month, self._exists)
+        return putting
 
     async def take(self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE) -> list[Item]:
         check_recipient(recipient)

@@ -1,0 +1,40 @@
+"""What goes wrong at an endpoint, said in autopush's form."""
+
+from __future__ import annotations
+
+from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, PeerError, TooLarge
+from penstock.server.exchange import Headers, Response
+from penstock.server.problems import TimedOut, error_response
+from penstock.wire.webpush_endpoint import Errno, Refused
+
+
+def problem(error: BaseException) -> Response:
+    """The answer for *error*: a number that senders know, and a message that ends with what to do."""
+    refused = _meaning(error)
+    headers: Headers = ()
+    if refused.status == 410:
+        headers = (("Cache-Control", "max-age=86400"),)
+    elif refused.status == 401:
+        headers = (("WWW-Authenticate", "vapid"),)
+    elif retry_after := getattr(error, "retry_after", 0):
+        headers = (("Retry-After", str(retry_after)),)
+    return Response(refused.status, refused.body(), headers=headers)
+
+
+def _meaning(error: BaseException) -> Refused:
+    match error:
+        case Refused():
+            return error
+        case Busy():  # 503, or 429 for who asks too fast
+            return Refused(Errno.OVERLOADED, str(error), status=error_response(error).status)
+        case TimedOut():
+            return Refused(Errno.TEMPORARY, str(error), "Try again; it may have been taken all the same.")
+        case EngineGone() | DiskFull():
+            return Refused(Errno.TEMPORARY, str(error))
+        case TooLarge():
+            return Refused(Errno.BODY_TOO_LARGE, str(error))
+        case InputInvalid():
+            return Refused(Errno.TOKEN, str(error), error.remedy, status=400)
+        case PeerError():
+            return Refused(Errno.TEMPORARY, error.detail, error.remedy, status=error.status)
+    return Refused(Errno.UNKNOWN, "the server failed at this request", status=error_response(error).status)
