@@ -10,6 +10,7 @@ import argparse
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
@@ -211,63 +212,77 @@ def _late(port: int, folder: Path, publish: Path, reader_file: Path, rate: float
 
 # ── the storm ─────────────────────────────────────────────────────────────────────────────────────
 
+MISSED = 100  # events that each client comes back for
+PUBLISHERS, RATE = 64, 200.0  # connections that publish meanwhile, and events/s of all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Stormed:
+    """One storm: until all had caught up, and how long somebody waited meanwhile who publishes."""
+
+    seconds: float
+    publish_ms: float  # p99, from when each was due
+    cpu: float  # seconds of the server's
+
 
 def _storm(given: argparse.Namespace, report: Report, folder: Path) -> None:
-    """All wires break, 100 events come, all come back; somebody publishes all the time."""
-    missed = 100
-    seconds: list[float] = []
-    publish_ms: list[float] = []
-    floors: list[float] = []
-    with penstock(folder / "data") as (server, target):
+    """All wires break, 100 events come, all come back; somebody publishes all the time. The same over a kill -9."""
+    ours: list[Stormed] = []
+    killed: list[Stormed] = []
+    floors: list[Stormed] = []
+    with penstock(folder / "data") as (server, _):
         for number in range(given.rounds):
             say(f"storm, round {number + 1} of {given.rounds}")
+            for storms in (ours, killed):
+                after = _break_all(given, server, folder)
+                if storms is killed:
+                    server.kill()
+                    server.restart()
+                settle(given)
+                file = _requests(server, folder, 1, given.wires, after)
+                storms.append(_caught_up(Target(server.port, server.process.pid), server, folder, file))
             settle(given)
-            got = _one_storm(given, server, folder, missed)
-            seconds.append(got[0])
-            publish_ms.append(got[1])
-            floors.append(_bare_storm(given, server, folder, missed))
-        cpu = cpu_seconds(target.pid)
-    detail = {"clients": given.wires, "events_each": missed, "rounds": [round(s, 2) for s in seconds], "cpu": cpu}
-    report.add(
-        Figure(
-            "storm caught up",
-            median(seconds),
-            "s",
-            median(floors),
-            "listener that answers from memory",
-            5,
-            3,
-            detail=detail,
-        )
-    )
-    report.add(
-        Figure("publish meanwhile, p99", median(publish_ms), "ms", 1000 * median(floors), "the storm itself", 100, 50)
-    )
+            with Child("bare_replay", DELIVERY_BYTES, MISSED) as bare:
+                floors.append(_caught_up(Target(bare.answer()["port"], bare.pid), server, folder, file))
+    _report_storms(report, "storm", ours, floors, given.wires)
+    _report_storms(report, "storm after kill -9", killed, floors, given.wires)
 
 
-def _one_storm(given: argparse.Namespace, server: RunningServer, folder: Path, missed: int) -> tuple[float, float]:
+def _report_storms(report: Report, name: str, ours: list[Stormed], floors: list[Stormed], wires: int) -> None:
+    seconds, floor = (median([one.seconds for one in many]) for many in (ours, floors))
+    rounds = [round(one.seconds, 2) for one in ours]
+    detail = {"clients": wires, "events_each": MISSED, "rounds": rounds, "cpu": median([one.cpu for one in ours])}
+    report.add(
+        Figure(f"{name} caught up", seconds, "s", floor, "listener that answers from memory", 5, 3, detail=detail)
+    )
+    value, floor = (median([one.publish_ms for one in many]) for many in (ours, floors))
+    rounds, floor_rounds = ([round(one.publish_ms, 1) for one in many] for many in (ours, floors))
+    detail = {"events_per_second": RATE, "rounds": rounds, "floor_rounds": floor_rounds}
+    title = f"publish meanwhile, p99 ({name})"
+    report.add(Figure(title, value, "ms", floor, "the same storm on it", 100, 50, detail=detail))
+
+
+def _break_all(given: argparse.Namespace, server: RunningServer, folder: Path) -> int:
+    """Open all wires, cut them and publish what they miss; return the id after which that is."""
     with Child("wires", server.port, given.wires, _requests(server, folder, 1, given.wires)) as wires:
         wires.answer()
     with Poster(server.port, requests.publish("/bench/other", requests.event(), server.admin_token)) as poster:
         after: int = poster.post()["id"]
-    fill(server, folder, missed, STREAM, lines=missed)
+    fill(server, folder, MISSED, STREAM, lines=MISSED)
+    return after
+
+
+def _caught_up(target: Target, server: RunningServer, folder: Path, file: Path) -> Stormed:
+    """Let the storm go once the publishers are at work: they are measured from its beginning to its end."""
     other = requests.save(folder / "other.json", requests.publish("/bench/other", requests.event(), server.admin_token))
-    file = _requests(server, folder, 1, given.wires, after)
     with (
-        Child("storm", server.port, file, missed) as storm,
-        Child("publishers", server.port, 64, other, "rate", 100, 4) as publishers,
+        Child("storm", target.port, file, MISSED) as storm,
+        Child("publishers", target.port, PUBLISHERS, other, "meanwhile", RATE) as publishers,
     ):
-        storm.answer()
-        got = storm.ask("go")
-        return got["seconds"], publishers.answer()["p99_ms"]
-
-
-def _bare_storm(given: argparse.Namespace, server: RunningServer, folder: Path, missed: int) -> float:
-    file = requests.save(folder / "bare.json", *[subscribe(server, user) for user in range(given.wires)])
-    with (
-        Child("bare_replay", DELIVERY_BYTES, missed) as bare,
-        Child("storm", bare.answer()["port"], file, missed) as storm,
-    ):
-        storm.answer()
+        for child in (storm, publishers):
+            child.answer()
+        cpu = cpu_seconds(target.pid)
+        publishers.tell("begin")
         seconds: float = storm.ask("go")["seconds"]
-    return seconds
+        cpu = cpu_seconds(target.pid) - cpu
+        return Stormed(seconds, publishers.ask("end")["p99_ms"], cpu)

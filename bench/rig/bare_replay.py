@@ -2,7 +2,7 @@
 
     python -m bench.rig.bare_replay SIZE EVENTS
 
-Answers `{"port"}`. Every client gets EVENTS pieces of SIZE bytes in one write.
+Answers `{"port"}`. Every client gets EVENTS pieces of SIZE bytes in one write. A POST is answered, and stored nowhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import uvloop
 from bench.rig.child import reply
 from bench.rig.requests import MARK
 
+_CREATED = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"
+
 
 class Bare(asyncio.Protocol):
     """One client."""
@@ -27,7 +29,7 @@ class Bare(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._transport.write(self.answer)
+        self._transport.write(_CREATED if data.startswith(b"POST") else self.answer)
 
 
 async def serve(size: str, events: str) -> None:

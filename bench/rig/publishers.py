@@ -3,6 +3,9 @@
     python -m bench.rig.publishers PORT CONNECTIONS REQUESTS seconds S     as fast as answers come
     python -m bench.rig.publishers PORT CONNECTIONS REQUESTS total N       the same, N requests
     python -m bench.rig.publishers PORT CONNECTIONS REQUESTS rate R S      open loop: R a second, whatever comes back
+    python -m bench.rig.publishers PORT CONNECTIONS REQUESTS meanwhile R   the same, from one line of input to the next
+
+With `meanwhile` it says `{"ready"}` when every connection was used: only publishers that are there are measured.
 
 Answers `{"requests", "seconds", "p50_ms", "p99_ms", "cpu"}`. Any status but 201 or 202 ends it. In the
 open loop each event carries the time at which it was due, behind its mark; when all connections are
@@ -121,10 +124,12 @@ class ClosedLoop(Run):
 class OpenLoop(Run):
     """Requests go out at a rate; latency counts from when each was due."""
 
-    def __init__(self, requests: list[bytes], *, rate: float, seconds: float) -> None:
+    def __init__(self, requests: list[bytes], *, rate: float, total: int) -> None:
         super().__init__(requests)
         self._loop = asyncio.get_running_loop()
-        self._rate, self._total = rate, int(rate * seconds)
+        self._rate, self._total = rate, total
+        self._forgotten = 0
+        self._warm, self._used = asyncio.Event(), 0
         self._free: deque[Publisher] = deque()
         self._due: deque[int] = deque()  # times of the events that wait for a connection
         self._planned = 0
@@ -159,14 +164,30 @@ class OpenLoop(Run):
             self._send(publisher)
         else:
             self._free.append(publisher)
-        if len(self.seconds) == self._total:
+        if self._forgotten + len(self.seconds) == self._total:
+            self.finish()
+        if len(self.seconds) >= self._used:
+            self._warm.set()
+
+    async def meanwhile(self, used: int) -> None:
+        """Measure from one line of input to the next, once as many requests were answered."""
+        self._used = used
+        await self._warm.wait()
+        reply(ready=1)
+        await self._loop.run_in_executor(None, sys.stdin.readline)
+        self._forgotten, self.seconds = len(self.seconds), []
+        await self._loop.run_in_executor(None, sys.stdin.readline)
+        self._total = self._planned
+        if self._forgotten + len(self.seconds) == self._total:
             self.finish()
 
 
 def plan(requests: list[bytes], kind: str, *numbers: str) -> ClosedLoop | OpenLoop:
     """The run that the command line asks for."""
     if kind == "rate":
-        return OpenLoop(requests, rate=float(numbers[0]), seconds=float(numbers[1]))
+        return OpenLoop(requests, rate=float(numbers[0]), total=int(float(numbers[0]) * float(numbers[1])))
+    if kind == "meanwhile":
+        return OpenLoop(requests, rate=float(numbers[0]), total=sys.maxsize)
     seconds = float(numbers[0]) if kind == "seconds" else float("inf")
     total = int(numbers[0]) if kind == "total" else sys.maxsize
     return ClosedLoop(requests, until=time.perf_counter() + seconds, total=total)
@@ -178,6 +199,8 @@ async def measure(port: str, connections: str, file: str, *wanted: str) -> None:
     publishers = await run.connect(int(port), int(connections))
     began, cpu = time.perf_counter(), time.process_time()
     run.start(publishers)
+    if isinstance(run, OpenLoop) and wanted[0] == "meanwhile":
+        await run.meanwhile(len(publishers))
     await run.done
     seconds, times = time.perf_counter() - began, sorted(run.seconds)
     reply(

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from heapq import heappop, heappush
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from penstock.config import Settings
 from penstock.core.clock import ManualClock
@@ -91,6 +92,15 @@ class Place:
         writer.write(f"{method} {target} HTTP/1.0\r\nAuthorization: Bearer admin\r\n\r\n".encode())
         return int((await reader.readline()).split()[1])
 
+    async def notify(self, target: str, body: bytes = b"x") -> Any:
+        """Publish, and return what the answer says."""
+        reader, writer = await self.connect()
+        head = (
+            f"POST /notify_to_{target} HTTP/1.0\r\nAuthorization: Bearer admin\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        return json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+
     async def presence(self) -> list[tuple[str, str]]:
         page = await self.engine.log.read_after(("/_presence",), 0)
         lines = [json.loads(line) for entry in page.entries for line in entry.body.splitlines()]
@@ -98,10 +108,10 @@ class Place:
 
 
 @asynccontextmanager
-async def place(keys: Path, *, recent: int = 8192, tail: int = 1000, make: type[Sps] = Sps) -> AsyncIterator[Place]:
+async def place(keys: Path, *, make: type[Sps] = Sps, **of_hub: int) -> AsyncIterator[Place]:
     """A door that is open in the block. *make* may be a door that does something wrong."""
     time = ManualTime()
-    async with MemoryEngine() as engine, Hub(engine.log, recent=recent, tail=tail) as hub:
+    async with MemoryEngine() as engine, Hub(engine.log, **of_hub) as hub:
         clock, gate = ManualClock(), Gate(open_keys(keys), "admin")
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)

@@ -227,15 +227,15 @@ class TakesAll(Wire):
 class TakesOneTooMany(Wires):
     """Goes on at the id that a device names instead of after it."""
 
-    def _start(self, wire: Wire, after: int | None) -> None:
-        super()._start(wire, None if after is None else max(0, after - 1))
+    def beginning(self, after: int | None) -> int:
+        return super().beginning(None if after is None else max(0, after - 1))
 
 
 class ForgetsWhatWasMissed(Wires):
     """Is always live."""
 
-    def _start(self, wire: Wire, after: int | None) -> None:
-        super()._start(wire, None)
+    def beginning(self, after: int | None) -> int:
+        return super().beginning(None)
 
 
 class ChangesNothing(Wire):

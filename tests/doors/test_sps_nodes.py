@@ -19,6 +19,8 @@ from penstock.core.members import Members
 from penstock.core.registry import Registry
 from penstock.doors.sps import Sps
 from penstock.doors.sps.claims import Claims
+from penstock.doors.sps.recall import Recall
+from penstock.doors.sps.wires import Wires
 from penstock.server.auth import Gate, open_keys
 from penstock.server.caps import Caps
 from penstock.server.context import Context
@@ -27,7 +29,7 @@ from penstock.server.routing import Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.wheel import Wheel
 from penstock.storage.memory import MemoryEngine
-from penstock.testing import wait_until_async
+from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
 from tests.nodes import Network
 
@@ -315,3 +317,51 @@ async def test_a_node_that_was_away_takes_up_again_the_devices_that_stayed(tmp_p
         assert (await b.ask("GET", "/online?uid=7"))[1]["online"]
         await b.ask("POST", "/notify_to_user?uid=7", b"hello")
         assert (await line(reader))["data"] == "hello"
+
+
+# ── what a node that died has sent ─────────────────────────────────────────────────────────────
+
+
+async def check_the_living_confirm_for_the_dead(keys: Path, *, before: bool) -> None:
+    """A device of a node that dies comes to another one: *before* that one knows of the death, or after."""
+    async with two(keys) as (a, b, network):
+        reader = await a.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: claimed(a, "7"))
+        ids = []
+        for body in (b"one", b"two"):
+            await b.ask("POST", "/notify_to_user?uid=7", body)
+            ids.append((await line(reader))["id"])
+        await b.ask("POST", "/notify_to_user?uid=7&hid=tv", b"not for the phone")
+        await a.door.wires.ledger.flush()
+        network.cut.add("a")
+
+        if before:
+            await b.subscribe(f"uid=7&hid=phone&o={ids[-1]}")
+            await wait_until_async(lambda: claimed(b, "7"))
+            assert await acked(b) == []
+        await taken_for_dead(a, b, network)
+        if not before:
+            await b.subscribe(f"uid=7&hid=phone&o={ids[-1]}")
+
+        await wait_until_async(lambda: acked(b), within=3)
+        assert await acked(b) == [("7/phone", id, id) for id in ids]
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_what_a_dead_node_sent_is_confirmed_through_a_living_one(tmp_path: Path, before: bool) -> None:
+    await check_the_living_confirm_for_the_dead(tmp_path, before=before)
+
+
+class TrustsTheDead(Recall):
+    """The sabotage: takes every node for one that still remembers what it sent."""
+
+    def _take(self, batches: object, known: object, living: object) -> None:
+        pass
+
+
+async def test_the_same_check_finds_nodes_that_know_nothing_of_the_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wires, "recalling", TrustsTheDead)
+    with pytest.raises(TooLate):
+        await check_the_living_confirm_for_the_dead(tmp_path, before=False)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from penstock.testing import RunningServer, wait_until
 from tests.doors.sps_client import Wire, new_user, notify, token
+from tests.doors.sps_place import place
 from tests.server.api import ask
 
 
@@ -173,3 +175,13 @@ def test_a_time_to_live_that_is_none_is_refused(shared_server: RunningServer, se
     answer = notify(shared_server, "user", b"x", {"Expires-In": seconds}, uid=new_user())
 
     assert (answer.status, answer.json["error"]["code"]) == (400, "input_invalid")
+
+
+async def test_all_are_counted_also_when_they_are_served_in_several_turns(tmp_path: Path) -> None:
+    async with place(tmp_path, at_once=1) as here:
+        readers = [(await here.subscribe(f"uid={uid}&tid=earth"))[0] for uid in range(20)]
+
+        assert (await here.notify("room?tid=earth"))["delivered"] == 20
+        for reader in readers:
+            assert b'"open"' in await reader.readline()
+            assert b'"tid":"earth"' in await reader.readline()

@@ -153,3 +153,16 @@ def test_counting_needs_topics_with_names_and_a_grant(shared_server: RunningServ
     assert ask(shared_server, "GET", "/rooms", token=theirs, tid="other").status == 403
     assert ask(shared_server, "GET", "/rooms", tid="/rooms/*").status == 400
     assert ask(shared_server, "GET", "/rooms").status == 400
+
+
+def test_an_event_for_several_rooms_that_names_none_is_for_who_asked_for_that_stream(
+    shared_server: RunningServer, room: str
+) -> None:
+    with Wire(shared_server, tid=room).opened() as member, Wire(shared_server, tid=f"{room},/rooms").opened() as both:
+        assert publish(shared_server, "/rooms", b"to nobody's room").status == 201
+        notify_id(shared_server, "room", b"to the room", tid=room)
+
+        assert member.data(1) == ["to the room"]
+        assert [(line["tid"], line["data"]) for line in both.lines(2)] == [
+            ("/rooms", "to nobody's room"), (room, "to the room"),
+        ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import socket
 import ssl
 from pathlib import Path
 
@@ -314,3 +315,32 @@ async def test_an_owner_that_knows_how_is_asked_to_drain() -> None:
         wires[0].draining = farewell  # type: ignore[attr-defined]
         await place.listener.drain()
         assert (await peer.chunk(), await peer.chunk()) == (b"see you elsewhere", b"")
+
+
+# ── many at once ───────────────────────────────────────────────────────────────────────────────
+
+
+async def turns_until_all_are_in(count: int) -> int:
+    """How often the loop turns until *count* connections that wait were accepted."""
+    async with Listener(Router([]), ConnectionSettings(port=0)) as listener:
+        waiting = [socket.create_connection(listener.address) for _ in range(count)]
+        turns = 0
+        while listener.counters.opened < count:
+            turns += 1
+            await asyncio.sleep(0)
+        for one in waiting:
+            one.close()
+        return turns
+
+
+@on_uvloop
+async def test_those_who_wait_are_let_in_many_at_once() -> None:
+    """Or in a storm, where each turn of the loop is long, a newcomer would wait for all turns before it."""
+    assert await turns_until_all_are_in(64) <= 16
+
+
+@on_uvloop
+async def test_the_same_check_finds_a_listener_that_lets_in_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.listener.ACCEPTS", 1)
+
+    assert await turns_until_all_are_in(64) >= 60

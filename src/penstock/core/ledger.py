@@ -112,12 +112,17 @@ class Header(msgspec.Struct):
     items: list[_Item] = []
 
 
+def epoch_key(node: str) -> str:
+    """Where the registry has a node's epoch."""
+    return f"nodes/{node}/epoch"
+
+
 class Ledger:
     """Buffers records and appends them to `/_ledger`. `open` and `close` bracket a node's epoch."""
 
     def __init__(self, target: Log, clock: Clock, *, node: str, flush_ms: int = 200, enabled: bool = True) -> None:
         self._log, self._clock, self._node = target, clock, node
-        self._flush_seconds = flush_ms / 1000
+        self.flush_ms = flush_ms
         self.enabled = enabled
         self._epoch, self._sequence = 0, 0
         self._rows: list[_Row] = []
@@ -132,11 +137,16 @@ class Ledger:
         self.recorded = 0
         self.lost = 0
 
+    @property
+    def life(self) -> tuple[str, int]:
+        """This node and its epoch: what its batches are recorded under."""
+        return self._node, self._epoch
+
     async def open(self, registry: Registry) -> None:
         """Begin a new epoch of this node."""
         if not self.enabled:
             return
-        key = f"nodes/{self._node}/epoch"
+        key = epoch_key(self._node)
         record = await registry.get(key)
         self._epoch = 1 + (int(record.value) if record else 0)
         await registry.put(key, str(self._epoch).encode(), expect=record.version if record else NEW)
@@ -183,8 +193,14 @@ class Ledger:
 
     def record(self, who: Recipient, state: str, stream: str, first: int, last: int, *, reason: str = "") -> None:
         """Something else happened to an interval of entries."""
+        self.record_all([who], state, stream, first, last, reason=reason)
+
+    def record_all(
+        self, who: Sequence[Recipient], state: str, stream: str, first: int, last: int, *, reason: str = ""
+    ) -> None:
+        """The same happened to an interval of entries for several recipients."""
         if self.enabled:
-            self._begin_row(state, reason, stream, first, last).who.append(who)
+            self._begin_row(state, reason, stream, first, last).who.extend(who)
             self._row = _NO_ROW
 
     def record_item(
@@ -212,7 +228,7 @@ class Ledger:
 
     def _book(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._flush_seconds, self._flush_soon)
+            self._timer = asyncio.get_running_loop().call_later(self.flush_ms / 1000, self._flush_soon)
 
     # ── appending ─────────────────────────────────────────────────────────────────────────────
 
@@ -346,19 +362,45 @@ def _little_endian(column: array[int]) -> array[int]:
     return column
 
 
+class Batched:
+    """A batch as it was recorded: intervals, and of each the numbers of its recipients in `who`."""
+
+    def __init__(self, body: bytes) -> None:
+        line, _, column = body.partition(b"\n")
+        self.header = msgspec.json.decode(line, type=Header)
+        self.who = msgspec.json.decode(self.header.who, type=list[tuple[str, str]])
+        self._column = _little_endian(array("I", column))
+
+    @property
+    def greatest(self) -> int:
+        """The greatest number of a recipient; -1 if there is none."""
+        return max(self._column, default=-1)
+
+    def rows(self) -> Iterator[tuple[str, tuple[str, int, int], array[int]]]:
+        """State, interval (stream, first, last) and recipients of each row."""
+        position = 0
+        for _, state, _, stream, first, last, count in self.header.rows:
+            yield state, (stream, first, last), self._column[position : position + count]
+            position += count
+
+
+def readable(body: bytes) -> Batched | None:
+    """A batch, if it is one: whoever may write into `/_ledger` can write anything."""
+    try:
+        batch = Batched(body)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return batch if batch.greatest < len(batch.who) else None
+
+
 def decode(body: bytes) -> tuple[Header, list[Event]]:
     """Read a batch back: its header, and everything in it one by one."""
-    line, _, column_bytes = body.partition(b"\n")
-    header = msgspec.json.decode(line, type=Header)
-    who = msgspec.json.decode(header.who, type=list[tuple[str, str]])
-    column = _little_endian(array("I", column_bytes))
-    events = []
-    position = 0
-    for ms, state, reason, stream, first, last, count in header.rows:
-        for number in column[position : position + count]:
-            door, name = who[number]
+    batch = Batched(body)
+    header, events = batch.header, []
+    for (ms, _, reason, *_), (state, (stream, first, last), numbers) in zip(header.rows, batch.rows(), strict=True):
+        for number in numbers:
+            door, name = batch.who[number]
             events.append(Event(ms, state, reason, door, name, stream, first, last))
-        position += count
     for ms, state, reason, door, name, key, month, number, expires_ms in header.items:
         events.append(Event(ms, state, reason, door, name, "", 0, 0, key, month, number, expires_ms))
     return header, events

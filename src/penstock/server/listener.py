@@ -22,6 +22,10 @@ from penstock.wire.proxy import Trusted
 
 log = logging.getLogger("penstock.server")
 
+ACCEPTS = 16
+"""Connections that are accepted in one turn of the loop. The loop accepts one for each server that listens, so
+that many listen on the one socket: in a storm a newcomer would wait behind everybody's answers otherwise."""
+
 
 class Listener:
     """One port that speaks HTTP/1.1 and WebSocket, with or without TLS.
@@ -59,10 +63,13 @@ class Listener:
         self._service = Service(self._router, self.settings, self.caps, self._trusted, self._clock, self._group, wheel)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         context = self._certificates.context if self._certificates else None
-        self._server = await loop.create_server(
-            lambda: Connection(self._service), sock=self._socket, ssl=context, backlog=self.settings.backlog,
-            ssl_handshake_timeout=self.settings.head_timeout if context else None,
-        )  # fmt: skip
+        self._servers = [
+            await loop.create_server(
+                lambda: Connection(self._service), sock=sock, ssl=context, backlog=self.settings.backlog,
+                ssl_handshake_timeout=self.settings.head_timeout if context else None,
+            )
+            for sock in (self._socket, *(self._socket.dup() for _ in range(ACCEPTS - 1)))
+        ]  # fmt: skip
         return self
 
     async def __aexit__(
@@ -101,7 +108,8 @@ class Listener:
         """Stop accepting and let everything come to its end, for `drain_seconds` at most."""
         service = self._service
         service.draining = True
-        self._server.close()
+        for server in self._servers:
+            server.close()
         for connection in list(service.connections):
             connection.drain()
         try:

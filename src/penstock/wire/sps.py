@@ -39,7 +39,7 @@ def named(params: Mapping[str, str], *known: str) -> dict[str, str]:
     for given, value in params.items():
         name = _OLDER.get(given, given)
         if name not in known:
-            raise InputInvalid(f"parameter {given[:40]}", f"is unknown here; known are {', '.join(known)}")
+            raise InputInvalid(f"parameter {given[:40]}", f"is unknown here; known are {', '.join(known) or 'none'}")
         if found.setdefault(name, value) != value:
             raise InputInvalid(f"parameter {name}", f"is given twice, as {name} and by its other name, and differs")
     return found

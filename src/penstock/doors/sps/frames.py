@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from penstock.doors.sps.spans import NO_MARK
+from penstock.doors.sps.spans import NO_MARK, Mark, Run, runs
 from penstock.doors.sps.topics import ROOMS, first_room
 from penstock.values import Entry
 from penstock.wire.sps import Form, topic_of
@@ -45,6 +45,18 @@ class Targets:
         return self._target
 
 
+def is_plain(entry: Entry) -> bool:
+    """Whether an entry is the same for everybody who reads its stream, and for ever."""
+    return not entry.attributes and entry.expires_ms is None and entry.stream != ROOMS
+
+
+class Together(msgspec.Struct):
+    """Entries that go out together: what all wires write, and remember of it."""
+
+    framed: bytes
+    runs: list[Run]
+
+
 class Frames:
     """One form in one framing."""
 
@@ -62,7 +74,10 @@ class Frames:
         self._limit, self._limit_bytes = limit, limit_bytes
         self._kept: dict[Key, bytes] = {}
         self._bytes = 0
-        self.newest, self.framed, self.mark = 0, b"", NO_MARK  # the last event that was asked for alone
+        self.newest, self.framed = 0, b""  # the last event that came alone
+        self.mark = Mark("", 0, -1)  # the newest of all that wires have sent
+        self._asked: Sequence[Entry] = ()
+        self._together: Together | None = None
         self.anti_idle = frame(form.anti_idle)
         self.at = time()  # about when the last bytes were asked for: one look at the time for a whole fan-out
 
@@ -70,27 +85,41 @@ class Frames:
         """Words about the wire, ready to go out. An empty chunk would end the answer: it stays nothing."""
         return self._frame(data) if data else b""
 
-    def encode(self, entries: Sequence[Entry], topics: tuple[str, ...]) -> bytes:
-        """What goes onto a wire that reads *topics*, each event in a frame of its own."""
-        if len(entries) > 1:
-            self.at = self._time()
-            return b"".join([self._kept.get(entry.id) or self._find(entry, topics) for entry in entries])
-        entry = entries[0]
-        if entry.id != self.newest:
-            self.at = self._time()
-            framed = self._find(entry, topics)
-            if entry.stream == ROOMS:  # looks different to wires in different rooms
-                return framed
-            self.newest, self.framed = entry.id, framed
-            self._make_mark(entry)
-        return self.framed
+    def single(self, entry: Entry) -> bool:
+        """Make ready what all wires write of one entry (`framed`, `mark`); False if it is not the same for all."""
+        if not is_plain(entry):
+            return False
+        self.at = self._time()
+        self.newest, self.framed = entry.id, self._find(entry, ())
+        self._follow_mark(entry, runs((entry,), self.mark)[0].end)
+        return True
 
-    def _make_mark(self, entry: Entry) -> None:
+    def plain(self, entries: Sequence[Entry]) -> Together | None:
+        """What all wires write of entries; None if it is not the same for all. A fan-out asks with the same object."""
+        if entries is not self._asked:
+            self._asked = entries
+            self._together = self.together(entries, ()) if all(map(is_plain, entries)) else None
+        return self._together
+
+    def together(self, entries: Sequence[Entry], topics: tuple[str, ...], before: Mark = NO_MARK) -> Together:
+        """What a wire that reads *topics* and was sent *before* last writes of entries, each in a frame of its own."""
+        self.at = self._time()
+        kept = self._kept
+        framed = b"".join([kept.get(entry.id) or self._find(entry, topics) for entry in entries])
+        found = runs(entries, before)
+        end = found[-1].end
+        if end.id > self.mark.id:
+            self._follow_mark(found[-1].first, end)
+        elif end.id == self.mark.id:
+            found[-1].end = self.mark
+        return Together(framed, found)
+
+    def _follow_mark(self, first: Entry, mark: Mark) -> None:
         """Wires that ended at the mark before, which is most of them in a fan-out, need only look at that."""
-        before, self.mark = self.mark, self.mark.mark(entry)
+        before, self.mark = self.mark, mark
         before.before = None  # or all of them would hang together
-        if before.continued_by(entry):
-            self.mark.before = before
+        if before.continued_by(first):
+            mark.before = before
 
     def _find(self, entry: Entry, topics: tuple[str, ...]) -> bytes:
         key: Key = entry.id

@@ -1,9 +1,10 @@
 """Who comes and goes, written to the stream `/_presence`.
 
-    {"state":"online","uid":"42","hid":"phone","time":1763200000.123}
+    {"state":"online","uid":"42","hid":"phone","time":1763200000.123,"after":17}
 
-One line for each change. The changes of a moment are appended together, and when they are many they are the
-lines of one entry: a storm of reconnects must not push the very events it asks for out of the hub's memory.
+One line for each change; `after` is the id after which a wire goes on, where the server is alone. A change is appended
+at once, those that come soon after it together, and when they are many they are the lines of one entry: a storm of
+reconnects must not push the very events it asks for out of the hub's memory.
 The first line after a start is `{"state":"reset",…}`: whoever was online before is not. In a cluster there is
 no such line: the other nodes say `offline` for the devices of one that is gone.
 """
@@ -34,6 +35,26 @@ MANY: Final = 16
 _text = msgspec.json.Encoder().encode
 
 
+class Line(msgspec.Struct):
+    """One change, read back."""
+
+    state: str
+    uid: str = ""
+    hid: str = ""
+    after: int | None = None
+
+
+def lines_of(body: bytes) -> list[Line]:
+    """The changes in an entry; none in what somebody else has written into the stream."""
+    try:
+        return _read_lines(body)
+    except msgspec.MsgspecError:
+        return []
+
+
+_read_lines = msgspec.json.Decoder(Line).decode_lines
+
+
 class Presence:
     """Gathers changes and appends them, in order, one append at a time. Lives in `async with`."""
 
@@ -43,6 +64,7 @@ class Presence:
         self._booked: asyncio.TimerHandle | None = None
         self._appending: asyncio.Future[Appended] | None = None
         self._taken = 0  # lines that are being appended
+        self._quiet_from = 0.0  # of the loop's time: nothing was appended just before
         self._begun = not alone  # a node that comes to a cluster says nothing about the others' wires
 
     async def __aenter__(self) -> Self:
@@ -62,23 +84,24 @@ class Presence:
         if self._booked is not None:
             self._booked.cancel()
 
-    def note(self, state: str, uid: str, hid: str) -> None:
-        """A device is *state* from now on."""
+    def note(self, state: str, uid: str, hid: str, after: int | None = None) -> None:
+        """A device is *state* from now on; its wire gets what comes after an id."""
         if not self._enabled:
             return
         if not self._begun:
             self._begun = True
             self._lines.append(self._line("reset", "", ""))
-        self._lines.append(self._line(state, uid, hid))
+        self._lines.append(self._line(state, uid, hid, after))
         if len(self._lines) - self._taken > PRESENCE_LINES:
             log.warning("presence.dropped", extra={"lines": PRESENCE_LINES // 2})
             del self._lines[self._taken : self._taken + PRESENCE_LINES // 2]
-        self._book(GATHER_SECONDS)
+        self._book(0 if asyncio.get_running_loop().time() > self._quiet_from else GATHER_SECONDS)
 
-    def _line(self, state: str, uid: str, hid: str) -> bytes:
+    def _line(self, state: str, uid: str, hid: str, after: int | None = None) -> bytes:
         seconds, ms = divmod(self._clock.now_ms(), 1000)
         who = b',"uid":%b,"hid":%b' % (_text(uid), _text(hid)) if uid else b""
-        return b'{"state":"%b"%b,"time":%d.%03d}' % (state.encode(), who, seconds, ms)
+        began = b"" if after is None else b',"after":%d' % after
+        return b'{"state":"%b"%b,"time":%d.%03d%b}' % (state.encode(), who, seconds, ms, began)
 
     def _book(self, seconds: float) -> None:
         if self._booked is None and self._appending is None:
@@ -88,6 +111,7 @@ class Presence:
         if self._booked is not None:
             self._booked.cancel()  # when the end came before it
             self._booked = None
+        self._quiet_from = asyncio.get_running_loop().time() + GATHER_SECONDS
         lines = self._take()
         bodies = lines if len(lines) <= MANY else [b"\n".join(lines)]
         try:

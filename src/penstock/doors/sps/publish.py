@@ -13,9 +13,9 @@ from functools import partial
 import msgspec
 
 from penstock.core.names import check_name, is_exact
-from penstock.doors.sps.topics import ALL, ROOMS, chosen, user_stream
+from penstock.doors.sps.topics import ALL, ROOMS, chosen, name_of, user_stream
 from penstock.doors.sps.wire import Wire
-from penstock.doors.sps.wires import Wires, name_of
+from penstock.doors.sps.wires import Wires
 from penstock.errors import InputInvalid, TooLarge
 from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, EXPIRES_SECONDS, KEY_BYTES, TYPE_BYTES
 from penstock.server.auth import Caller
@@ -129,7 +129,7 @@ class Notify:
 
     def _response(self, address: Address, plain: bool, appended: Appended) -> Response:
         id = appended.last.id
-        delivered = sum(wire.began < id <= wire.feed.position for wire in self._reached(address))
+        delivered = sum(wire.has(id) for wire in self._reached(address))
         if plain:
             word = "delivered" if delivered else "offline"
             return Response(200, f"{word}\n{address.shown}\n".encode(), "text/plain; charset=utf-8")

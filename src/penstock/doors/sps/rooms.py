@@ -5,6 +5,7 @@ Any node of a cluster answers: what is about a wire of another node is passed on
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from http import HTTPStatus
 
@@ -33,7 +34,7 @@ Answered = Response | Coroutine[None, None, Response]
 class Asked(msgspec.Struct):
     """Something that only the node with the wire can do. Whoever asked was allowed to."""
 
-    verb: str  # subsist, join, leave, replace, online
+    verb: str  # subsist, join, leave, replace, online, counts
     uid: str
     hid: str
     caller: Caller
@@ -72,6 +73,8 @@ class Rooms:
         wire = self._wires.find(asked.uid, asked.hid)
         if asked.upto is not None and wire is not None:
             self._wires.confirm_open(wire, asked.upto)
+            self._wires.recall.confirm(wire.who, asked.upto, wire if asked.upto <= wire.began else None)
+            await self._wires.recall.confirmed()
             await self._context.ledger.flush()
 
     def _living(self, uid: str, hid: str) -> Wire:
@@ -159,15 +162,26 @@ class Rooms:
             "behind": wire.feed.lag,
         }
 
-    def counts(self, request: Request) -> Response:
-        """How many wires of this node listen to each of some topics."""
+    def counts(self, request: Request) -> Answered:
+        """How many wires listen to each of some topics, on all nodes that answer."""
         topics = chosen(sps.topics(sps.named(request.params, "tid")))
         if not topics or not all(map(is_exact, topics)):
             raise InputInvalid("parameter tid", "must name topics, and no patterns")
         caller = self._context.caller(request)
         check_topics(caller, topics)
-        counts = [len(self._wires.reading([topic])) for topic in topics]
-        return Response(200, _encode({"rooms": dict(zip(shown(topics), counts, strict=True))}))
+        if self._wires.claims is not None:
+            return self._counts_anywhere(Asked("counts", "", "", caller, topics))
+        return _numbers(topics, self._counts(topics))
+
+    def _counts(self, topics: Topics) -> list[int]:
+        return [len(self._wires.reading([topic])) for topic in topics]
+
+    async def _counts_anywhere(self, asked: Asked) -> Response:
+        members = self._context.members
+        others = [member for member in members.living() if member != members.me]
+        told = await asyncio.gather(*(self._tell(member, asked) for member in others))
+        found = [msgspec.json.decode(answer.body, type=list[int]) for answer in told if answer is not None]
+        return _numbers(asked.topics, [sum(column) for column in zip(self._counts(asked.topics), *found, strict=True)])
 
     # ── from node to node ─────────────────────────────────────────────────────────────────────
 
@@ -197,6 +211,8 @@ class Rooms:
             return _encode(Told(413, msgspec.Raw(_encode(error.size))))
 
     async def _do(self, asked: Asked) -> Told:
+        if asked.verb == "counts":
+            return Told(200, msgspec.Raw(_encode(self._counts(asked.topics))))
         if asked.verb == "online":
             return Told(200, msgspec.Raw(_encode(self._online(asked))))
         if asked.verb != "subsist":
@@ -214,6 +230,10 @@ def _combined(verb: str, has: Topics, named: Topics) -> Topics:
 
 def _devices(found: list[dict[str, object]]) -> Response:
     return Response(200, _encode({"online": bool(found), "devices": found}))
+
+
+def _numbers(topics: Topics, counts: list[int]) -> Response:
+    return Response(200, _encode({"rooms": dict(zip(shown(topics), counts, strict=True))}))
 
 
 def _offline(uid: str, hid: str) -> NotFound:

@@ -50,6 +50,35 @@ class Span(msgspec.Struct, gc=False):
         return self.end.id
 
 
+class Run(msgspec.Struct, gc=False):
+    """Entries of one stream that follow each other and were sent together."""
+
+    first: Entry
+    end: Mark
+
+
+def runs(entries: Iterable[Entry], before: Mark) -> list[Run]:
+    """Part entries into runs. *before* is what a part at the beginning belongs to: those have no index."""
+    found: list[Run] = []
+    stream, next_index = before.stream, before.next_index
+    first = last = None
+    for entry in entries:
+        index = entry.index
+        if first is None or last is None:
+            first = entry
+        elif entry.stream != stream or (index is not None and index != next_index):
+            found.append(Run(first, Mark(stream, last.id, next_index)))
+            first = entry
+        if entry.stream != stream:
+            stream, next_index = entry.stream, -1
+        if index is not None:
+            next_index = index + 1
+        last = entry
+    if first is not None and last is not None:
+        found.append(Run(first, Mark(stream, last.id, next_index)))
+    return found
+
+
 def take_up(spans: list[Span], entry: Entry) -> Span | None:
     """Take the span out that *entry* continues, if one does."""
     for position in range(len(spans) - 1, -1, -1):

@@ -25,6 +25,11 @@ def user_stream(uid: str) -> str:
     return f"/users/{uid}"
 
 
+def name_of(uid: str, hid: str) -> str:
+    """A device's name, as the ledger has it."""
+    return f"{uid}/{hid}" if hid else uid
+
+
 def pattern_of(tid: str) -> str:
     """The stream or pattern that a topic stands for; raises `NameInvalid`."""
     if tid.startswith("/"):

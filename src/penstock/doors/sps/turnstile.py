@@ -9,8 +9,8 @@ from typing import Final
 
 from penstock.server.exchange import Request, Response
 
-AT_ONCE: Final = 16
-"""Subscribes in one turn: each may replay a hundred events, so this is some 5 ms."""
+AT_ONCE: Final = 8
+"""Subscribes in one turn: each may replay a hundred events, so this is some 3 ms."""
 
 
 class Turnstile:

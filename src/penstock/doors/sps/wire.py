@@ -13,7 +13,7 @@ from penstock.core.feed import Feed
 from penstock.core.ledger import Recipient
 from penstock.core.names import matches
 from penstock.doors.sps.frames import Frames
-from penstock.doors.sps.spans import NO_MARK, Span, put_aside, take_up
+from penstock.doors.sps.spans import NO_MARK, Mark, Span, put_aside, take_up
 from penstock.doors.sps.topics import ALL, ROOMS, first_room, patterns_for
 from penstock.server.flush import Outlet
 from penstock.server.wheel import Timed
@@ -61,6 +61,10 @@ class Wire(Timed):
     def uid(self) -> str:
         """The user."""
         return self.own.rpartition("/")[2]
+
+    def has(self, id: int) -> bool:
+        """Whether an entry for this device, just appended, is on its way to it; not when it waits for a slow one."""
+        return self.began < id and (id <= self.feed.position or not self.feed.lag)
 
     # ── what it wants ─────────────────────────────────────────────────────────────────────────
 
@@ -119,41 +123,44 @@ class Wire(Timed):
         return self.tap.full
 
     def deliver(self, entries: Sequence[Entry]) -> None:
-        # The feed has no check of its own: nearly every entry needs none, and this is the path of a fan-out.
-        if len(entries) == 1 and self._plain:
-            entry = entries[0]
-            if not entry.attributes and entry.expires_ms is None:
-                frames = self.frames
-                self.tap.put(frames.framed if entry.id == frames.newest else frames.encode(entries, self.topics))
-                self.written = frames.at
-                mark = frames.mark
-                if mark.before is self._mark and mark.id == entry.id:
-                    self._mark = mark
-                    self._untold = self._untold or entry.id
-                else:
-                    self._note(entry)
-                return
-        self._deliver_wanted(entries)
-
-    def _deliver_wanted(self, entries: Sequence[Entry]) -> None:
         """Take those that are for this device."""
-        if not self._plain or any(entry.attributes or entry.expires_ms is not None for entry in entries):
-            entries, newest = [entry for entry in entries if self.wants(entry)], entries[-1].id
-            self._settle(newest)
-        if entries:
-            self.tap.put(self.frames.encode(entries, self.topics))
-            self.written = self.frames.at
-            for entry in entries:
-                self._note(entry)
+        together = self.frames.plain(entries) if self._plain else None
+        if together is None:
+            wanted = [entry for entry in entries if self.wants(entry)]
+            self._settle(entries[-1].id)
+            if not wanted:
+                return
+            together = self.frames.together(wanted, self.topics, self._mark)
+        self.tap.put(together.framed)
+        self.written = self.frames.at
+        for run in together.runs:
+            self._remember(run.first, run.end)
+            if not self._untold:
+                self._untold = run.first.id
 
-    def _note(self, entry: Entry) -> None:
-        """Remember that it was sent."""
-        if not self._mark.continued_by(entry):
-            self._turn_to(entry)
-        newest = self.frames.mark
-        self._mark = newest if newest.id == entry.id else self._mark.mark(entry)
-        if not self._untold:
+    def deliver_last(self, entries: Sequence[Entry]) -> None:
+        # The feed has no check of its own: nearly every entry needs none, and this is the path of a fan-out.
+        entry, frames = entries[0], self.frames
+        if not self._plain or (entry.id != frames.newest and not frames.single(entry)):
+            self.deliver(entries)
+            return
+        taken = self.tap.put_last(frames.framed)
+        self.written = frames.at
+        mark = frames.mark
+        if mark.before is self._mark:
+            self._mark = mark
+        else:
+            self._remember(entry, mark)
+        if taken:
+            self._home.ledger.sent(self.who, entry.stream, entry.id, entry.id)
+        elif not self._untold:
             self._untold = entry.id
+
+    def _remember(self, first: Entry, end: Mark) -> None:
+        """Keep in mind what was sent, from *first* to *end*, until the device confirms it."""
+        if not self._mark.continued_by(first):
+            self._turn_to(first)
+        self._mark = end
 
     def say(self, framed: bytes) -> None:
         """Put words about the wire onto it; nothing is nothing."""

@@ -12,8 +12,9 @@ from penstock.doors.sps.asking import Subscribing
 from penstock.doors.sps.claims import Claims
 from penstock.doors.sps.frames import Frames, Targets
 from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.recall import Recall
 from penstock.doors.sps.spans import Span, confirm
-from penstock.doors.sps.topics import patterns_for, shown, user_stream
+from penstock.doors.sps.topics import name_of, patterns_for, shown, user_stream
 from penstock.doors.sps.wire import NEVER, Wire
 from penstock.limits import UNCONFIRMED_WIRES
 from penstock.server.context import Context
@@ -24,11 +25,6 @@ from penstock.wire.sps import EventStream, Form, Lines, Raw
 DOOR = "sps"
 
 
-def name_of(uid: str, hid: str) -> str:
-    """A device's name, as the ledger has it."""
-    return f"{uid}/{hid}" if hid else uid
-
-
 class Wires:
     """The wires of this node.
 
@@ -37,6 +33,7 @@ class Wires:
     """
 
     kind: type[Wire] = Wire
+    recalling: type[Recall] = Recall
 
     def __init__(
         self, context: Context, settings: SpsSettings, presence: Presence, time: Callable[[], float] | None = None
@@ -48,6 +45,7 @@ class Wires:
         self.targets = Targets()
         self._open: dict[str, Wire] = {}
         self.claims: Claims | None = None  # among other nodes; a server that is alone needs none
+        self.recall = self.recalling(context.log, context.ledger, context.registry, context.members)
         self._numbers: dict[str, int] = {}  # of open wires, for claims
         self._opened = 0
         self._left: OrderedDict[str, list[Span]] = OrderedDict()  # unconfirmed when the wire ended
@@ -103,6 +101,7 @@ class Wires:
             ("Cache-Control", "no-store"),
             ("X-Accel-Buffering", "no"),
         )
+        wire.began = self.beginning(asked.after)
         wire.tap = request.open(200, headers, owner=wire, watch=self.ledger.enabled)
         self._open[name] = wire
         if self.claims is not None:
@@ -110,12 +109,16 @@ class Wires:
             self._numbers[name] = self._opened
             self.claims.changed(asked.uid, asked.hid, asked.after)
         elif before is None:
-            self._presence.note("online", asked.uid, asked.hid)
+            self._presence.note("online", asked.uid, asked.hid, wire.began)
         if before is not None:
             before.end("replaced")
-        self.confirm(wire.who, asked.after)
+        self.confirm(wire, asked.after)
         self._start(wire, asked.after)
         return wire
+
+    def beginning(self, after: int | None) -> int:
+        """The id after which a wire is fed when its device names *after*, or nothing."""
+        return self.hub.position if after is None else min(after, self.hub.position)
 
     def _make(self, asked: Subscribing, who: Recipient) -> Wire:
         wire = self.kind(self, who, user_stream(asked.uid), asked.hid, asked.topics)
@@ -127,7 +130,6 @@ class Wires:
 
     def _start(self, wire: Wire, after: int | None) -> None:
         newest = self.hub.position
-        wire.began = newest if after is None else min(after, newest)
         form, words = wire.frames.form, wire.frames.words
         wire.say(words(form.opened(wire.uid, wire.hid, shown(wire.topics), wire.began, newest)))
         if after is not None and after > newest:
@@ -153,11 +155,12 @@ class Wires:
                 self._numbers.pop(name, None)
                 self.claims.changed(wire.uid, wire.hid)
 
-    def confirm(self, who: Recipient, upto: int | None) -> None:
+    def confirm(self, wire: Wire, upto: int | None) -> None:
         """A device comes back: it has what it was sent up to the id it names. What it does not name stays `sent`."""
-        spans = self._left.pop(who.name, None)
-        if spans and upto is not None:
-            self._record(who, confirm(spans, upto)[0])
+        spans = self._left.pop(wire.who.name, None)
+        if upto is not None:
+            self._record(wire.who, confirm(spans or (), upto)[0])
+            self.recall.confirm(wire.who, upto, None if spans else wire)
 
     def confirmed(self, uid: str, hid: str, upto: int) -> None:
         """A device has said on another node what it has; this one may have sent it."""
