@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
 import socket
 import subprocess
@@ -21,7 +23,7 @@ from penstock.testing import wait_until
 
 KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "machine", "date"}
 EVERY = {
-    "append": (append, [], 4),
+    "append": (append, [], 6),
     "fanout": (fanout, [], 1),
     "fanout with a linger": (fanout, ["--linger"], 2),
     "idle": (idle, [], 4),
@@ -134,6 +136,16 @@ def test_a_child_is_measured_and_its_end_is_noticed() -> None:
         child.process.terminate()
         with pytest.raises(ChildFailed, match="bare_listener"):
             child.answer()
+
+
+def test_the_work_of_children_that_have_ended_is_counted() -> None:
+    before, children = cpu_seconds(os.getpid()), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+
+    subprocess.run([sys.executable, "-c", "sum(range(5_000_000))"], check=True)
+
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - children
+    assert used > 0.03
+    assert cpu_seconds(os.getpid()) - before >= used - 0.02  # the kernel keeps it in steps of 10 ms
 
 
 def test_runs_that_neighbours_disturbed_are_left_out_where_there_are_others() -> None:

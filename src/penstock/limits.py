@@ -63,6 +63,9 @@ KEY_COUNT: Final = 1_000_000
 KEY_BYTES: Final = 256
 """Bytes of an idempotency key or a producer's name. Over it: 400."""
 
+ERASE_IDS: Final = 1_000
+"""Ids of one request to erase: each is looked up, and all are one entry of `/_erased`. Over it: 413."""
+
 # ── mailboxes and registry ─────────────────────────────────────────────────────────────────────
 
 RECIPIENT_BYTES: Final = 256
@@ -167,6 +170,14 @@ of a stream were for other devices. Over it: the oldest are forgotten and stay `
 UNCONFIRMED_WIRES: Final = 20_000
 """Wires whose unconfirmed events are remembered after they ended. Over it: the oldest stay `sent`."""
 
+RECALLED_BYTES: Final = 16 * 1024 * 1024
+"""Memory for what former lives of a server have sent, read back from the ledger, the newest first, for devices that
+come back to confirm it: 200 bytes for an interval, four for each device it was sent to. Over it: the older stays
+`sent`."""
+
+RECALLED_BATCHES: Final = 50_000
+"""Batches of the ledger that are looked at for that. Over it: the older deliveries stay `sent`."""
+
 PRESENCE_LINES: Final = 100_000
 """Changes of presence that wait while the log takes nothing. Over it: the oldest are dropped, and logged."""
 
@@ -191,7 +202,7 @@ PUSH_CHANNELS: Final = 2_000
 """Channels of one user agent: they are read whole at each connect. Over it: register answers 413."""
 
 PUSH_BODY_READ: Final = 256 * 1024
-"""Bytes of a message's body that are read to answer 413 in the protocol's own form. Over it: 413 in ours."""
+"""Bytes of a message's body that are read before it is refused. Over it: 413 at once, and the connection ends."""
 
 PUSH_TOKENS_KNOWN: Final = 50_000
 """Endpoint tokens remembered as read. Over it: all are forgotten, and read again."""

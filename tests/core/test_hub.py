@@ -34,6 +34,8 @@ class Reader:
         self.most = max(self.most, len(entries))
         self.got += entries
 
+    deliver_last = deliver
+
     def gap(self, after: int, upto: int) -> None:
         self.gaps.append((after, upto))
 
@@ -215,6 +217,7 @@ steps = st.lists(
         st.tuples(st.just("start"), st.tuples(st.sampled_from(PATTERNS), st.integers(0, 30))),
         st.tuples(st.just("full"), st.integers(0, 3)),
         st.tuples(st.just("resume"), st.integers(0, 3)),
+        st.tuples(st.just("change"), st.integers(0, 3)),
         st.tuples(st.just("turn"), st.integers(1, 5)),
     ),
     max_size=40,
@@ -222,16 +225,22 @@ steps = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(steps, st.integers(1, 6), st.integers(1, 12))
-def test_no_interleaving_makes_a_gap_or_a_duplicate(script: list[tuple[str, object]], tail: int, recent: int) -> None:
-    asyncio.run(_play(script, tail, recent, Hub))
+@given(steps, st.integers(1, 6), st.integers(1, 12), st.integers(1, 3))
+def test_no_interleaving_makes_a_gap_or_a_duplicate(
+    script: list[tuple[str, object]], tail: int, recent: int, at_once: int
+) -> None:
+    asyncio.run(_play(script, tail, recent, Hub, at_once))
 
 
-async def _play(script: list[tuple[str, object]], tail: int, recent: int, make_hub: type[Hub]) -> None:
-    async with MemoryEngine() as engine, make_hub(engine.log, tail=tail, recent=recent) as hub:
+async def _play(
+    script: list[tuple[str, object]], tail: int, recent: int, make_hub: type[Hub], at_once: int = 512
+) -> None:
+    async with MemoryEngine() as engine, make_hub(engine.log, tail=tail, recent=recent, at_once=at_once) as hub:
         readers: list[tuple[Reader, Feed, tuple[str, ...], int]] = []
         for step, argument in script:
             await _do(step, argument, engine, hub, readers)
+        for _ in readers:
+            await asyncio.sleep(0)  # as many rounds as the newest entry may need
         for reader, feed, patterns, after in readers:
             reader.full = False
             feed.resume()
@@ -254,6 +263,8 @@ async def _do(step: str, argument: object, engine: MemoryEngine, hub: Hub, reade
         case "resume", int(number) if number < len(readers):
             readers[number][0].full = False
             readers[number][1].resume()
+        case "change", int(number) if number < len(readers):
+            readers[number][1].change(readers[number][2])
         case "turn", int(turns):
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -273,3 +284,41 @@ def test_the_property_finds_a_hub_with_a_gap_in_its_seam() -> None:
     script = [("publish", ["/a", "/a"]), ("start", (("/a",), 0)), ("publish", ["/a"])]
     with pytest.raises(AssertionError):
         asyncio.run(_play(script, 2, 2, GappyHub))
+
+
+class HastyHub(Hub):
+    """The sabotage: what comes next takes the place of what not everyone has had yet."""
+
+    def _finish_round(self) -> None:
+        self._round = None
+
+
+def test_the_property_finds_a_hub_that_does_not_finish_its_rounds() -> None:
+    script = [*[("start", (("/a",), 0))] * 9, ("publish", ["/a"]), ("publish", ["/a"])]
+    with pytest.raises(AssertionError):
+        asyncio.run(_play(script, 6, 12, HastyHub, 1))
+
+
+async def test_the_newest_entry_goes_round_a_few_at_a_time() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, at_once=2) as hub:
+        readers = [Reader() for _ in range(5)]
+        for reader in readers:
+            hub.start(reader, ("/a",))
+        appending = engine.log.append(Batch((Draft("/a", b"x"),)))
+        seen = []
+        while not seen or seen[-1] < len(readers):
+            seen.append(sum(len(reader.got) for reader in readers))
+            await asyncio.sleep(0)
+        await appending
+
+        assert list(dict.fromkeys(seen)) in ([0, 2, 4, 5], [2, 4, 5])
+
+
+async def test_who_leaves_a_stream_still_gets_what_was_on_its_way() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, at_once=1) as hub:
+        readers = [Reader() for _ in range(3)]
+        feeds = [hub.start(reader, ("/a",)) for reader in readers]
+        await publish(engine, "/a")
+        feeds[2].change(("/b",))
+
+        assert [len(reader.got) for reader in readers] == [1, 1, 1]

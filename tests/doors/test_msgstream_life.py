@@ -18,7 +18,8 @@ from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import EngineGone
 from penstock.limits import SESSIONS_KNOWN
 from penstock.testing import wait_until_async
-from penstock.values import Batch, Draft, NewItem
+from penstock.values import Batch, Draft, Item, NewItem
+from penstock.wire.ledger import CLOSED
 from tests.doors.msgstream_place import Place, place, two_nodes
 
 UNSET = {reason: {"0": [["session.unset", reason]]} for reason in ("noSession", "keyMismatch", "loggedOut")}
@@ -155,6 +156,18 @@ async def test_ids_go_on_over_months(tmp_path: Path) -> None:
         assert (await here.emit("alice")).json == {"packs": {"alice": 7}}
 
 
+async def without_end(here: Place, actor: str) -> list[tuple[str, int]]:
+    """Items that neither wait nor have a record of their end: what an audit would call missing."""
+    mailbox, name = here.engine.mailbox, f"msgstream/{actor}"
+    ended = {(event.month, event.number) for event in await ledger(here, actor) if event.state in CLOSED}
+    found = []
+    for month in await mailbox.months():
+        waiting = {item.number for item in await mailbox.take(name, month)}
+        numbers = range(1, (await mailbox.head(name, month)).next_number)
+        found += [(month, number) for number in numbers if number not in waiting and (month, number) not in ended]
+    return found
+
+
 async def test_an_emit_during_the_change_of_the_month_is_not_lost(tmp_path: Path) -> None:
     async with place(tmp_path) as here:
         key = await here.login("alice", ttl=MONTH * 2)
@@ -166,6 +179,29 @@ async def test_an_emit_during_the_change_of_the_month_is_not_lost(tmp_path: Path
         told = sorted(answer.json["packs"]["alice"] for answer in [task.result() for task in emits])
         assert told == [1, 2, 3, 4]
         assert sorted((await here.poll(key)).json) == ["1", "2", "3", "4"]
+        assert await without_end(here, "alice") == []
+
+
+class MovesSilently(Sessions):
+    """Takes an item that went on to another month away without a word."""
+
+    async def _moved(self, actor: str, month: str, item: Item, to: str) -> None:
+        await self.context.mailbox.confirm(f"msgstream/{actor}", month, [item.number])
+
+
+@pytest.mark.parametrize(("kind", "silent"), [(Sessions, False), (MovesSilently, True)])
+async def test_an_item_that_is_brought_along_ends_in_the_month_it_leaves(
+    tmp_path: Path, kind: type[Sessions], silent: bool
+) -> None:
+    async with two_nodes(tmp_path, type("Door", (MessageStream,), {"kind": kind})) as (one, two, _):
+        key = await one.login("alice", ttl=MONTH * 2)
+        left = kept_now(one).month
+        one.clock.advance(MONTH)
+        assert (await one.poll(key)).status == 204  # it has gone on
+        await one.engine.mailbox.put("msgstream/alice", left, [NewItem("late", body=b'[["late"]]')])
+
+        assert (await two.poll(key)).json == {"1": [["late"]]}
+        assert bool(await without_end(two, "alice")) is silent
 
 
 # ── storage that fails ─────────────────────────────────────────────────────────────────────────

@@ -52,7 +52,7 @@ def token_of(given: str) -> str:
 
 def settings_from(config: Path | None, given: list[str] | None, **flags: object) -> Settings:
     """Settings from all their sources; *flags* that were given, named `section_name`, win over `--set`."""
-    from penstock.config import load
+    from penstock.configure import load
 
     pairs = [f"{name.replace('_', '.', 1)}={value}" for name, value in flags.items() if value]
     return load(config, os.environ, [*(given or []), *pairs])

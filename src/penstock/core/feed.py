@@ -46,6 +46,10 @@ class Sink(Protocol):
         """Take entries, ascending by id, at most as many as may wait. Must not raise."""
         ...
 
+    def deliver_last(self, entries: Sequence[Entry]) -> None:
+        """As `deliver`, of one entry, and nothing more comes for now: it need not be gathered with anything."""
+        ...
+
     def gap(self, after: int, upto: int) -> None:
         """Entries between these ids may have existed, and cannot be had any more."""
         ...
@@ -131,7 +135,7 @@ class Feed:
             self.offer(entry)
         else:
             self._offered = self.position = entry.id
-            self._sink.deliver(alone)
+            self._sink.deliver_last(alone)
 
     def offer_all(self, entries: Sequence[Entry]) -> None:
         """Take the newest entries, all of one stream and all with an index, as `offer_last` takes one."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import uvloop
 
@@ -44,6 +44,7 @@ from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.tables import Tables
 from penstock.server.trimming import Trimming
+from penstock.server.v1.erasing import Erasing
 from penstock.server.v1.export import Exporter
 from penstock.server.v1.operations import Operations
 from penstock.server.v1.publish import Publisher
@@ -95,6 +96,15 @@ class Engine(Protocol):
 
     async def backup(self, directory: Path) -> object:
         """Copy everything into an empty directory while running."""
+        ...
+
+
+@runtime_checkable
+class Distant(Protocol):
+    """An engine that is elsewhere, and may be gone when a node stops."""
+
+    def leave(self) -> None:
+        """Do not wait any more for what cannot be reached."""
         ...
 
 
@@ -152,6 +162,8 @@ class Node:
 
     async def __aexit__(self, *_: object) -> None:
         self._draining = True
+        if isinstance(self._engine, Distant):
+            self._engine.leave()
         await self._stack.aclose()
 
     async def _start(self) -> None:
@@ -193,6 +205,7 @@ class Node:
             Alone() if engine.bus.alone else await enter(Members(engine.registry, engine.bus)),
         )
         routes = self._routes(context) + Retention(context, engine.log, self._trimming).routes()
+        routes += Erasing(context).routes()
         for name, make in DOORS.items():
             if "all" in settings.server.doors or name in settings.server.doors:
                 door = await enter(make(context, settings))
@@ -221,7 +234,7 @@ class Node:
     async def _close_ledger(self) -> None:
         """A log that takes nothing any more must not hold up the stop."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(0.5 if self._engine.trouble else 5):
                 await self._ledger.close()
 
     async def _start_housekeeping(self, clock: Clock) -> None:

@@ -53,6 +53,7 @@ class Caps:
         self._by_address: dict[str, int] = {}
         self._addresses = _buckets("server.requests_per_address", requests_per_address)
         self._tokens = _buckets("server.requests_per_token", requests_per_token)
+        self.counts_tokens = self._tokens is not None  # whether `request_of_token` is to be called at all
 
     @property
     def open(self) -> int:

@@ -43,7 +43,8 @@ class Context:
     def caller(self, request: Request) -> Caller:
         """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`."""
         caller = self._known(request)
-        self.caps.request_of_token(caller.subject, time.monotonic())
+        if self.caps.counts_tokens:
+            self.caps.request_of_token(caller.subject, time.monotonic())
         return caller
 
     def _known(self, request: Request) -> Caller:

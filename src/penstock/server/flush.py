@@ -34,10 +34,11 @@ SLICE = 512
 class Flusher:
     """Writes what connections have collected, once per loop turn or after the linger."""
 
-    __slots__ = ("_loop", "_seconds", "bytes_out", "ready")
+    __slots__ = ("_loop", "_seconds", "bytes_out", "prompt", "ready")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, linger_seconds: float = 0.0) -> None:
         self._loop, self._seconds = loop, linger_seconds
+        self.prompt = not linger_seconds  # what is last in a turn of the loop may be written without it
         self.ready: list[Pipe] = []  # not empty means that a run is booked
         self.bytes_out = 0
 
@@ -141,6 +142,23 @@ class Tap:
             out.append(data)
         pipe.queued += len(data)
 
+    def put_last(self, data: bytes) -> bool:
+        """As `put`, when nothing more comes for now: write it at once unless something is in the way.
+
+        True means that the kernel has taken it, all else is written, and the owner is not told: it knows.
+        """
+        pipe = self._pipe
+        if pipe is None or not self.plain or pipe.out is not None or pipe.stuck:
+            self.put(data)
+            return False
+        sock, flusher = pipe.sock, pipe.flusher
+        sent = _try_send(sock, data) if sock is not None and flusher.prompt else 0
+        flusher.bytes_out += sent
+        if sent < len(data):
+            self.put(data[sent:])
+            return False
+        return True
+
     def emptied(self) -> None:
         """All that was queued is written: tell those who wanted to know."""
         owner = self.owner
@@ -160,6 +178,14 @@ class Tap:
     def draining(self) -> None:
         """The server is about to stop."""
         raise NotImplementedError
+
+
+def _try_send(sock: socket.SocketType, data: bytes) -> int:
+    """How much of it the kernel takes now. Nothing may also mean that there is no peer: a flush will see."""
+    try:
+        return sock.send(data)
+    except OSError:
+        return 0
 
 
 class Outlet(Tap):

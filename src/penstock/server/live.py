@@ -42,7 +42,18 @@ class LiveWire:
     def deliver(self, entries: Sequence[Entry]) -> None:
         """Hand entries to the tap; the ledger hears of them when they are flushed."""
         self.tap.put(self._encode(entries))
-        if len(entries) == 1 and not self._last:  # the path of nearly every delivery
+        self._unflushed(entries)
+
+    def deliver_last(self, entries: Sequence[Entry]) -> None:
+        """Write one entry at once. This is the path of a fan-out."""
+        if self.tap.put_last(self._encode(entries)):
+            entry = entries[0]
+            self._ledger.sent(self.who, entry.stream, entry.id, entry.id)
+        else:
+            self._unflushed(entries)
+
+    def _unflushed(self, entries: Sequence[Entry]) -> None:
+        if len(entries) == 1 and not self._last:
             entry = entries[0]
             self._stream = entry.stream
             self._first = self._last = entry.id

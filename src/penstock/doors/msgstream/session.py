@@ -196,6 +196,8 @@ class Session:
         self._entries = [*self._entries, *entries] if self._entries else entries
         self.wake()
 
+    deliver_last = deliver
+
     def gap(self, after: int, upto: int) -> None:
         """What was trimmed cannot be followed any more."""
         self.position = max(self.position, upto)

@@ -173,7 +173,7 @@ class Sessions:
         kept, version = found
         mailbox, name = self.context.mailbox, mailbox_of(actor)
         if kept.former:
-            await self._move(name, kept)
+            await self._move(actor, kept)
         head = await mailbox.head(name, kept.month)
         session = self.kind(self, actor, kept, version, head)
         if head.pending:
@@ -185,16 +185,23 @@ class Sessions:
         self.became_quiet(session)
         return session
 
-    async def _move(self, name: str, kept: Kept) -> None:
+    async def _move(self, actor: str, kept: Kept) -> None:
         """Bring along what another node put into the month that the session has left."""
-        mailbox = self.context.mailbox
+        mailbox, name = self.context.mailbox, mailbox_of(actor)
         if kept.former not in await mailbox.months():
             return
         for item in await mailbox.take(name, kept.former):
             if await mailbox.find(name, kept.month, item.message_id) is None:
                 new = NewItem(item.message_id, item.entry_id, item.body, item.channel)
                 await mailbox.put(name, kept.month, [new])
-            await mailbox.confirm(name, kept.former, [item.number])
+            await self._moved(actor, kept.former, item, kept.month)
+
+    async def _moved(self, actor: str, month: str, item: Item, to: str) -> None:
+        """Take an item away that waits in another month as well. The ledger says so first: every number has its end."""
+        who = recipient(DOOR, actor)
+        self.context.ledger.record_item(who, "moved", item.message_id, month, item.number, reason=f"to {to}")
+        await self.settling.settle()
+        await self.context.mailbox.confirm(mailbox_of(actor), month, [item.number])
 
     async def _pending(self, actor: str, month: str, upto: int) -> list[tuple[int, Waiting]]:
         """All that waits in a mailbox, up to a number."""
@@ -307,7 +314,7 @@ class Sessions:
                 session.added([item], month)
                 return item
             # It went on to another month meanwhile: so does the pack.
-            await self.context.mailbox.confirm(session.mailbox, month, [item.number])
+            await self._moved(session.actor, month, item, session.kept.month)
 
     async def put_anywhere(self, actor: str, kept: Kept, new: NewItem) -> tuple[Item, Kept]:
         """Store a pack of a session that any node may serve, and tell that node."""
@@ -317,7 +324,7 @@ class Sessions:
             now = await records.find(self.context.registry, actor)
             if now is None or now[0].month == kept.month:
                 break
-            await mailbox.confirm(name, kept.month, [item.number])
+            await self._moved(actor, kept.month, item, now[0].month)
             kept = now[0]
         if now is None or now[0].node != self.context.bus.node:
             await self._tell(now[0].node if now else kept.node, _NEWS, actor)

@@ -159,6 +159,8 @@ class Following(Timed, Held):
             self._stop()
             Sending(self._ledger, self.who).begin(self._request, self._entries, self._seq)
 
+    deliver_last = deliver
+
     def gap(self, after: int, upto: int) -> None:
         """It was trimmed before it could be read."""
         if not self._done:

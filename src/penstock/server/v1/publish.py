@@ -134,7 +134,10 @@ def _failed_after(taken: int, error: PenstockError) -> Response:
 def _batch(bodies: tuple[bytes, ...], whole: bytes, options: Options, expires_ms: int | None, part: int = 0) -> Batch:
     """One batch of a request; *part* counts the batches that one long body becomes."""
     stream, type, attributes = options.stream, options.type, options.attributes
-    drafts = tuple([Draft(stream, body, type, attributes, expires_ms) for body in bodies])
+    if len(bodies) == 1:
+        drafts: tuple[Draft, ...] = (Draft(stream, bodies[0], type, attributes, expires_ms),)
+    else:
+        drafts = tuple([Draft(stream, body, type, attributes, expires_ms) for body in bodies])
     key = _key(whole, options, part) if options.key else None
     return Batch(drafts, "", True, options.expect if part == 0 else None, key, options.producer)
 

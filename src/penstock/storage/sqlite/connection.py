@@ -14,8 +14,10 @@ WRITER_CACHE_KIB: Final = 64 * 1024
 """Pages the writer keeps: over a million streams, the fold and the heads live from it."""
 READER_CACHE_KIB: Final = 8 * 1024
 CHECKPOINT_PAGES: Final = 4_000
-"""Pages (16 MiB) in the write-ahead log before they are moved into the file: fewer, longer pauses
-would show in the slowest publishes, more and shorter ones cost throughput."""
+"""Pages (16 MiB), by estimate, that are written before they are moved into the file (checkpoint.py): the more there
+are, the more of them are the same page again, and the larger the write-ahead log."""
+LAST_RESORT: Final = 4
+"""So many times as many pages in the write-ahead log, and the writer moves them itself, within its commit."""
 _LOW_DISK_BYTES: Final = 1024 * 1024
 
 
@@ -28,7 +30,7 @@ def open_writer(
         check_file(connection, str(path))
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LAST_RESORT * checkpoint_pages}")
         connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA secure_delete = FAST")
@@ -39,6 +41,14 @@ def open_writer(
     except BaseException:
         connection.close()
         raise
+    return connection
+
+
+def open_checkpointer(path: Path, *, synchronous: str) -> sqlite3.Connection:
+    """A connection that writes nothing of its own: it moves pages from the write-ahead log into the file."""
+    connection = _connect(path, read_only=False)
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA cache_size = -64")
     return connection
 
 

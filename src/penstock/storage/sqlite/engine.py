@@ -15,6 +15,7 @@ from penstock.core.clock import Clock, WallClock
 from penstock.storage.sqlite import schema
 from penstock.storage.sqlite.backup import Manifest, backup
 from penstock.storage.sqlite.check import FileCheck
+from penstock.storage.sqlite.checkpoint import Checkpointer
 from penstock.storage.sqlite.connection import CHECKPOINT_PAGES, open_writer, translated
 from penstock.storage.sqlite.export import SqliteExport
 from penstock.storage.sqlite.faults import Faults
@@ -120,6 +121,7 @@ class SqliteEngine:
             self.path, connection, known=known, recent=recent, next_id=schema.last_id(connection) + 1,
             next_number=_last_number(connection) + 1, clock=clock, server=self._server, faults=self._faults,
             limits=options.limits,
+            checkpointer=Checkpointer(self.path, synchronous=options.synchronous, pages=options.checkpoint_pages),
         )  # fmt: skip
         self.log = SqliteLog(
             writer=self._writer, readers=self._readers, known=known, recent=recent, clock=clock, server=self._server,

@@ -25,6 +25,7 @@ from penstock.core.clock import Clock
 from penstock.core.log import Follower
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
 from penstock.storage.sqlite import fold, schema
+from penstock.storage.sqlite.checkpoint import Checkpointer
 from penstock.storage.sqlite.connection import translated
 from penstock.storage.sqlite.faults import Faults
 from penstock.storage.sqlite.group import Group
@@ -97,11 +98,12 @@ class Writer:
         server: str,
         faults: Faults | None = None,
         limits: Limits,
+        checkpointer: Checkpointer,
     ) -> None:
         self._path, self._connection, self._clock, self._server = path, connection, clock, server
         self._known, self._recent = known, recent
         self._next_id, self._next_number = next_id, next_number
-        self._faults, self._limits = faults, limits
+        self._faults, self._limits, self._checkpointer = faults, limits, checkpointer
         self._loop = asyncio.get_running_loop()
         self._gathered: list[Job] = []  # in this turn of the loop, for the writer at its end
         self._queue: SimpleQueue[list[Job] | None] = SimpleQueue()
@@ -120,6 +122,7 @@ class Writer:
 
     def start(self) -> None:
         fold.Fold.prepare(self._connection)
+        self._checkpointer.start()
         self._thread.start()
 
     async def close(self) -> None:
@@ -139,7 +142,7 @@ class Writer:
     def submit_batch(self, batch: Batch, weight: int) -> asyncio.Future[Appended]:
         """Store *batch* with the next group."""
         future: asyncio.Future[Appended] = self._loop.create_future()
-        self._submit(Job(future, weight, batch=batch))
+        self._submit(Job(future, weight, batch))
         return future
 
     async def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> T:
@@ -151,11 +154,11 @@ class Writer:
         self._submit(Job(future, weight, function=function))
         return await future
 
-    async def run_together(self, together: Together, argument: Any, weight: int = 0) -> Any:
+    def submit_together(self, together: Together, argument: Any, weight: int = 0) -> asyncio.Future[Any]:
         """As `run`, of a function that takes the arguments of all neighbours in the group which call the same."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._submit(Job(future, weight, together=together, argument=argument))
-        return await future
+        return future
 
     async def fold_now(self) -> None:
         """Return when everything that is followed now has been folded."""
@@ -255,6 +258,7 @@ class Writer:
         self._commit(group)
         self._settle(group)
         self._acknowledge(jobs, group.entries)
+        self._checkpointer.committed(self._connection, sum([job.weight for job in jobs]))
 
     def _new_group(self) -> Group:
         return Group(
@@ -369,6 +373,7 @@ class Writer:
 
     def _finish(self) -> None:
         """Fold the rest and say in the file that it was closed well; if that fails, the next start looks."""
+        self._checkpointer.stop()
         try:
             self.fold_all()
             schema.set_fact(self._connection, "clean", 1)
