@@ -85,6 +85,10 @@ RECORD_KEY_BYTES: Final = 512
 LEDGER_BATCH_BYTES: Final = 700 * 1024
 """Bytes of one batch of ledger records: it must fit into one entry. Over it: a further batch."""
 
+LEDGER_BATCH_RECORDS: Final = 4_096
+"""Deliveries after which a batch is made before its time: making one holds up the loop, some half a millisecond then.
+Over it: the next event's deliveries go into the next batch."""
+
 LEDGER_BATCH_ITEMS: Final = 1_000
 """Records of mailbox items in one batch: with the longest names they still fit into one entry. Over it: a further
 batch."""

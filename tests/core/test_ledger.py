@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.ledger import STREAM, Event, Header, Ledger, Recipient, decode, recipient
+from penstock.limits import LEDGER_BATCH_RECORDS
 from penstock.storage.memory import MemoryEngine
 from penstock.values import Entry
 
@@ -85,6 +86,22 @@ async def test_a_huge_fan_out_is_cut_into_batches_that_fit_into_entries() -> Non
         events = [event for _, _, events in await _batches(engine) for event in events]
 
         assert [event.recipient for event in events] == [who.name for who in many]
+
+
+async def test_a_steady_fan_out_makes_batches_before_their_time() -> None:
+    async with MemoryEngine() as engine:
+        ledger = Ledger(engine.log, ManualClock(), node="n1")
+        await ledger.open(engine.registry)
+        wires = [recipient("v1", f"wire-{number}") for number in range(100)]
+        for event in range(100):
+            for who in wires:
+                ledger.sent(who, "/a", event + 1, event + 1)
+        await ledger.flush()
+
+        sizes = [len(events) for _, _, events in await _batches(engine) if events]
+
+        assert sum(sizes) == 10_000
+        assert max(sizes) < LEDGER_BATCH_RECORDS + len(wires)
 
 
 async def test_items_are_recorded_with_their_number() -> None:

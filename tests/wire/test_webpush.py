@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.wire import webpush
@@ -116,6 +116,7 @@ def test_every_number_has_a_status_and_a_remedy() -> None:
 
 
 @given(st.text(max_size=30))
+@example("0\x1f")
 def test_a_ttl_is_a_whole_number_or_is_refused(text: str) -> None:
     try:
         seconds = parse_ttl(text)

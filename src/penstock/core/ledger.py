@@ -36,7 +36,7 @@ from penstock.core.log import Log
 from penstock.core.names import is_system
 from penstock.core.registry import NEW, Registry
 from penstock.errors import PenstockError
-from penstock.limits import LEDGER_BATCH_BYTES, LEDGER_BATCH_ITEMS, LEDGER_WAITING
+from penstock.limits import LEDGER_BATCH_BYTES, LEDGER_BATCH_ITEMS, LEDGER_BATCH_RECORDS, LEDGER_WAITING
 from penstock.values import Batch, Draft, Entry
 
 log = logging.getLogger("penstock.ledger")
@@ -126,6 +126,7 @@ class Ledger:
         self.enabled = enabled
         self._epoch, self._sequence = 0, 0
         self._rows: list[_Row] = []
+        self._buffered = 0  # deliveries in all of them but the last
         self._row = _NO_ROW
         self._items: list[_Item] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -221,6 +222,9 @@ class Ledger:
             self._book()
 
     def _begin_row(self, state: str, reason: str, stream: str, first: int, last: int) -> _Row:
+        self._buffered += len(self._rows[-1].who) if self._rows else 0
+        if self._buffered >= LEDGER_BATCH_RECORDS:
+            self._flush_soon()
         row = self._row = _Row(self._clock.now_ms(), state, reason, stream, first, last)
         self._rows.append(row)
         self._book()
@@ -267,7 +271,7 @@ class Ledger:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        rows, self._rows, self._row = self._rows, [], _NO_ROW
+        rows, self._rows, self._row, self._buffered = self._rows, [], _NO_ROW, 0
         items, self._items = self._items, []
         for columns in _fitting(rows) if rows else ():
             self._seal(columns, [])

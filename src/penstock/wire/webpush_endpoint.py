@@ -130,11 +130,12 @@ def parse_ttl(text: str | None) -> int:
     """Seconds for which a message is kept."""
     if text is None:
         raise Refused(Errno.TTL_MISSING, "there is no TTL header")
-    if not _INTEGER.fullmatch(text.strip()):
+    number = text.strip(" \t")
+    if not _INTEGER.fullmatch(number):
         raise Refused(Errno.TTL_INVALID, f"TTL {text[:20]!r} is not a whole number")
-    if int(text) < 0:
-        raise Refused(Errno.TTL_NEGATIVE, f"TTL {text.strip()[:20]} is negative")
-    return int(text)
+    if int(number) < 0:
+        raise Refused(Errno.TTL_NEGATIVE, f"TTL {number[:20]} is negative")
+    return int(number)
 
 
 def _parse_coding(headers: PushHeaders) -> Coding:
