@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
+
+import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import prepare
 from penstock.storage.jetstream import JetStreamEngine, open_jetstream
+from penstock.storage.jetstream.connection import Connection
 from penstock.storage.jetstream.engine import Options
-from penstock.testing import start_nats
+from penstock.testing import start_nats, wait_until_async
 from penstock.values import Batch, Draft, Key, NewItem
 
 KEYED = Batch((Draft("/orders", b"keyed"),), key=Key("me", "/orders", "k", b"digest"))
@@ -51,3 +55,32 @@ async def test_servers_on_a_copy_of_the_stores_have_everything(tmp_path: Path) -
             assert (await engine.log.append(Batch((Draft("/quiet", b"new"),)))).last.index == 1
             assert await engine.registry.get("a/b") == record
             assert [item.body for item in await engine.mailbox.take("device", month)] == [b"waits"]
+
+
+async def test_an_engine_waits_for_servers_that_are_still_electing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_nats(tmp_path, servers=3) as nats:
+        async with open_engine(nats.url, ManualClock()) as engine:
+            await prepare(engine.log)
+        asked, api = [], Connection.api
+
+        async def noted(connection: Connection, subject: str, question: object = None, *, within: float = 5) -> bytes:
+            asked.append(subject)
+            return await api(connection, subject, question, within=within)
+
+        monkeypatch.setattr(Connection, "api", noted)
+        monkeypatch.setattr("penstock.storage.jetstream.engine._ASKING_SECONDS", 0.2)
+        # Given servers without a majority, of which nobody answers for the log
+        leader = nats.leader_of("penstock_log")
+        left, other = (server for server in nats.servers if server is not leader)
+        leader.pause()
+        other.pause()
+        opening = asyncio.create_task(open_engine(left.url, ManualClock()).__aenter__())
+        await wait_until_async(lambda: asked.count("STREAM.INFO.penstock_log") > 3, within=30)
+        assert not opening.done()
+        # When they are back, it opens
+        leader.resume()
+        other.resume()
+        opened = await opening
+        await opened.__aexit__(None, None, None)

@@ -40,7 +40,7 @@ _PAGE = 1_000
 
 NO_STREAM, NO_MESSAGE, NOT_DELETED, EXISTS = 10059, 10037, 10057, 10058
 STALE = (10071, 10164)  # as stored; as others on their way will leave it
-_AWAY = (503, 10008, 10009, 10039, 10076, 10118)  # no leader, not yet, not here: ask again
+_AWAY = (503, 10005, 10008, 10009, 10039, 10076, 10118)  # no leader, not yet, not here, no peer yet: ask again
 _TOO_MANY = (10210, 10211)  # batches in flight
 
 

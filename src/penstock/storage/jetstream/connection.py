@@ -38,6 +38,9 @@ LOST: Final = b"NATS/1.0 499 connection lost\r\n\r\n"
 REQUEST_SECONDS: Final = 5.0
 """For a question to be answered: longer than a change of leaders takes on a healthy network."""
 
+ELECTING_SECONDS: Final = 30.0
+"""For a stream to have a leader when a node starts: just after the start of a whole cluster nobody answers for it."""
+
 CONNECT_SECONDS: Final = 5.0
 """For the first connection. Over it: the server does not start, and says why."""
 

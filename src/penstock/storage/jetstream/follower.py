@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from penstock.errors import EngineGone
 from penstock.storage.jetstream import frames
-from penstock.storage.jetstream.connection import Connection, Refused, header, status
+from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused, header, status
 from penstock.storage.jetstream.rows import Row, Side, row, side
 from penstock.storage.jetstream.store import Store
 
@@ -53,7 +53,7 @@ class Follower:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._connection.on_back.append(self._broken.set)
-        await self._begin()
+        await self._begin_at_last()
         self._task = asyncio.create_task(self._watch())
         return self
 
@@ -80,6 +80,16 @@ class Follower:
                 await self._begin_again()
             else:
                 self._broken.clear()
+
+    async def _begin_at_last(self) -> None:
+        """Begin, even if the servers are still electing who leads the stream."""
+        deadline = time.monotonic() + ELECTING_SECONDS
+        while True:
+            try:
+                return await self._begin()
+            except EngineGone:
+                if time.monotonic() > deadline or self._connection.hopeless:
+                    raise
 
     async def _begin_again(self) -> None:
         try:
