@@ -18,6 +18,8 @@ import pytest
 from penstock.client.api import ApiError, Client, Unreachable
 from penstock.testing import RunningServer, start_server, wait_until
 
+pytestmark = pytest.mark.doors
+
 
 @pytest.fixture
 def environment(shared_server: RunningServer) -> dict[str, str]:
