@@ -70,7 +70,7 @@ async def test_an_engine_waits_for_servers_that_are_still_electing(
             return await api(connection, subject, question, within=within)
 
         monkeypatch.setattr(Connection, "api", noted)
-        monkeypatch.setattr("penstock.storage.jetstream.engine._ASKING_SECONDS", 0.2)
+        monkeypatch.setattr("penstock.storage.jetstream.cells._TRY_SECONDS", 0.2)
         # Given servers without a majority, of which nobody answers for the log
         leader = nats.leader_of("penstock_log")
         left, other = (server for server in nats.servers if server is not leader)

@@ -250,3 +250,10 @@ def test_a_copy_of_a_crashed_file_goes_on_where_it_was(filled, tmp_path):
             return head.next_index
 
     assert asyncio.run(run()) == 44
+
+
+def test_nobody_else_reads_the_file_even_where_they_may_enter(filled: Path) -> None:
+    filled.chmod(0o755)
+    open_and_close(filled)
+
+    assert (filled / schema.FILE_NAME).stat().st_mode & 0o077 == 0

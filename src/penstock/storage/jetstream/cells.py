@@ -275,14 +275,18 @@ class Cells:
 
 
 async def api(
-    connection: Connection, call: str, question: object = None, unanswered: Callable[[], None] = lambda: None
+    connection: Connection,
+    call: str,
+    question: object = None,
+    unanswered: Callable[[], None] = lambda: None,
+    patience: float = PATIENCE_SECONDS,
 ) -> dict[str, Any]:
     """What JetStream answers; asks again while nobody does, and calls *unanswered* each time.
 
     `Refused` when it says no, `Missing` without the stream.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE_SECONDS
+    deadline = loop.time() + patience
     while True:
         try:
             answer: dict[str, Any] = msgspec.json.decode(await connection.api(call, question, within=_TRY_SECONDS))
@@ -296,7 +300,7 @@ async def api(
         else:
             return answer
         if loop.time() > deadline or connection.hopeless:
-            raise EngineGone(f"JetStream did not answer {call} within {PATIENCE_SECONDS:g} s")
+            raise EngineGone(f"JetStream did not answer {call} within {patience:g} s")
         await asyncio.sleep(_PAUSE_SECONDS)
 
 

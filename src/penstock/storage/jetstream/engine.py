@@ -14,7 +14,7 @@ import msgspec
 from penstock.core.clock import Clock, WallClock
 from penstock.errors import ConfigInvalid, EngineGone, InputInvalid
 from penstock.storage.jetstream.bus import NatsBus
-from penstock.storage.jetstream.cells import Home
+from penstock.storage.jetstream.cells import Home, Missing, api
 from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused
 from penstock.storage.jetstream.export import JetStreamExport
 from penstock.storage.jetstream.log import JetStreamLog
@@ -27,9 +27,7 @@ SCHEME = "nats://"
 PLACING_SECONDS = 10.0
 """For JetStream to find servers for a new stream: just after the start of a cluster some still count as offline."""
 
-_ASKING_SECONDS = 2.0
-
-_NO_STREAM, _EXISTS, _NO_PEERS = 10059, 10058, 10005
+_EXISTS, _NO_PEERS = 10058, 10005
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -158,12 +156,12 @@ async def _make_stream(connection: Connection, config: dict[str, Any]) -> None:
     """See that the stream is there as it must be. One with other settings is refused, and left as it is."""
     name = config["name"]
     try:
-        data = await _info(connection, name)
+        answer = await api(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)
+    except Missing:
+        answer = msgspec.json.decode(await _create(connection, name, config))
     except Refused as refused:
-        if refused.code != _NO_STREAM:
-            raise EngineGone(f"JetStream does not show {name}: {refused.description}") from refused
-        data = await _create(connection, name, config)
-    found = msgspec.json.decode(data)["config"]
+        raise EngineGone(f"JetStream does not show {name}: {refused.description}") from refused
+    found = answer["config"]
     for setting, wanted in config.items():
         if found.get(setting, False) != wanted:
             raise ConfigInvalid(
@@ -171,18 +169,6 @@ async def _make_stream(connection: Connection, config: dict[str, Any]) -> None:
                 f"JetStream's stream {name} has {setting} = {found.get(setting)}, not {wanted}",
                 remedy=_remedy(setting, found.get(setting)),
             )
-
-
-async def _info(connection: Connection, name: str) -> bytes:
-    """What JetStream says of a stream, as soon as anybody answers for it."""
-    deadline = time.monotonic() + ELECTING_SECONDS
-    while True:
-        try:
-            return await connection.api(f"STREAM.INFO.{name}", within=_ASKING_SECONDS)
-        except EngineGone:
-            if time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(0.2)
 
 
 async def _create(connection: Connection, name: str, config: dict[str, Any]) -> bytes:

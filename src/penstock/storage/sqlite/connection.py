@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,9 @@ _LOW_DISK_BYTES: Final = 1024 * 1024
 def open_writer(
     path: Path, *, synchronous: str = "FULL", checkpoint_pages: int = CHECKPOINT_PAGES
 ) -> sqlite3.Connection:
-    """The one connection that writes. Makes the file, or brings an older one up to date."""
+    """The one connection that writes. Makes the file, for nobody else to read, or brings an older one up to date."""
+    with suppress(OSError):  # SQLite will say what is wrong
+        path.touch(mode=0o600)
     connection = _connect(path, read_only=False)
     try:
         check_file(connection, str(path))
