@@ -34,6 +34,17 @@ def test_keep_is_an_age_or_a_size(keep: tuple[str, object]) -> None:
     assert parse_keep(keep[0]) == keep[1]
 
 
+@pytest.mark.parametrize("keep", [("1m", (60.0, None)), ("1MiB", (None, 2**20))])
+def test_the_least_that_can_be_kept_is_kept(keep: tuple[str, object]) -> None:
+    assert parse_keep(keep[0]) == keep[1]
+
+
+@pytest.mark.parametrize("keep", ["-1d", "0d", "59s", "30ms", "0GiB", "-5GiB", "1B", "1023KiB", "-0s"])
+def test_a_keep_that_would_empty_the_log_is_refused(keep: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"log\.keep.*less than"):
+        parse_keep(keep)
+
+
 @given(st.text())
 def test_any_other_text_is_refused_or_read_but_never_breaks(text: str) -> None:
     for read in (parse_address, parse_keep):

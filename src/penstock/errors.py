@@ -11,6 +11,8 @@
     │   │   ├── StreamExists
     │   │   ├── PositionMismatch
     │   │   ├── KeyReused
+    │   │   ├── SequenceReused
+    │   │   ├── SequencePassed
     │   │   └── VersionMismatch
     │   ├── Trimmed               that part of the log is no longer here
     │   ├── Unauthenticated       we do not know who is asking
@@ -43,9 +45,10 @@ class PeerError(PenstockError):
     code = "protocol"
     remedy = "Send what the protocol allows."
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, *, remedy: str = "") -> None:
         super().__init__(f"{status}: {detail}")
         self.status, self.detail = status, detail
+        self.remedy = remedy or PeerError.remedy
 
 
 class CallerError(PenstockError):
@@ -137,6 +140,28 @@ class KeyReused(Conflict):
         self.key = key
 
 
+class SequenceReused(Conflict):
+    """A producer's sequence came again for another stream. Nothing was stored now."""
+
+    code = "producer_sequence_reused"
+    remedy = "Number the batches of all streams of a producer together, or name one producer for each stream."
+
+    def __init__(self, name: str, sequence: int) -> None:
+        super().__init__(f"sequence {sequence} of producer {name!r} was used for another stream")
+
+
+class SequencePassed(Conflict):
+    """A sequence is below the producer's last, which went to another stream, and its own answer is not kept."""
+
+    code = "producer_sequence_passed"
+    remedy = "If it is a repeat, it was stored the first time; else use a higher sequence or another producer."
+
+    def __init__(self, name: str, sequence: int, last: int) -> None:
+        super().__init__(
+            f"sequence {sequence} of producer {name!r} is not above its last, {last}, and its answer is not kept"
+        )
+
+
 class VersionMismatch(Conflict):
     """A registry record was changed by somebody else."""
 
@@ -165,6 +190,10 @@ class Unauthenticated(CallerError):
     code = "unauthenticated"
     remedy = "Send 'Authorization: Bearer TOKEN'; './penstock token' makes one."
 
+    def __init__(self, why: str, *, sent: bool = True) -> None:
+        super().__init__(why)
+        self.sent = sent  # a token came, and is not valid
+
 
 class Forbidden(CallerError):
     """We know who is asking, and the answer is no."""
@@ -172,13 +201,29 @@ class Forbidden(CallerError):
     code = "forbidden"
 
     def __init__(self, subject: str, grant: str, target: str) -> None:
-        super().__init__(f"{subject!r} may not {grant} {target!r}")
+        """*grant* is publish or subscribe, a grant by name ("grant"), a user's or the admin's own right, or a verb."""
+        match grant:
+            case "publish" | "subscribe":
+                said = f"may not {grant} {target!r}"
+                self.remedy = f"Use a token made with --{grant} and a pattern that covers {target}."
+            case "grant":
+                said = f"has no grant {target!r}"
+                self.remedy = f"Use a token made with --grant {target}."
+            case "user":
+                said = f"is not the user {target!r}"
+                self.remedy = f"Use a token made with --sub {target}."
+            case "admin":
+                said = f"may not use {target!r}: only the admin may"
+                self.remedy = "Use the admin token: auth.admin_token, or admin.token in the data directory."
+            case _:
+                said = f"may not {grant} {target!r}"
+                self.remedy = "Ask whoever runs the server for that right."
+        super().__init__(f"{subject!r} {said}")
         self.subject, self.grant, self.target = subject, grant, target
-        self.remedy = f"Use a token with --{grant} for a pattern that covers {target}."
 
 
 class Busy(PenstockError):
-    """A limit was reached. Nothing happened; the same call may succeed later."""
+    """A limit was reached, a setting or another. Nothing happened; the same call may succeed later."""
 
     code = "busy"
     retry_after = 1
@@ -186,7 +231,7 @@ class Busy(PenstockError):
     def __init__(self, limit: str, value: int) -> None:
         super().__init__(f"{limit} of {value:,} reached")
         self.limit, self.value = limit, value
-        self.remedy = f"Try again in {self.retry_after} s, or raise {limit}."
+        self.remedy = f"Try again in {self.retry_after} s" + (f", or raise {limit}." if "." in limit else ".")
 
 
 class OperatorError(PenstockError):
@@ -225,10 +270,11 @@ class DataCorrupt(OperatorError):
     """The data file is damaged, or is not ours."""
 
     code = "data_corrupt"
+    remedy = "Restore a backup with './penstock restore' into a new directory, and start the server on that."
 
-    def __init__(self, path: str, detail: str) -> None:
-        super().__init__(f"{path} cannot be trusted: {detail}")
-        self.remedy = "Restore a backup with './penstock restore'; the file was left as it is."
+    def __init__(self, path: str, detail: str, *, remedy: str = "") -> None:
+        super().__init__(f"{path} cannot be trusted: {' '.join(detail.split())}")
+        self.remedy = remedy or self.remedy
 
 
 class ConfigInvalid(OperatorError):

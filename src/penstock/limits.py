@@ -63,6 +63,12 @@ KEY_COUNT: Final = 1_000_000
 KEY_BYTES: Final = 256
 """Bytes of an idempotency key or a producer's name. Over it: 400."""
 
+KEEP_LEAST_SECONDS: Final = 60
+"""Youngest age for `log.keep` and for a trim that is applied: a slip that empties the log. Under it: refused."""
+
+KEEP_LEAST_BYTES: Final = 1024 * 1024
+"""Smallest size for `log.keep`, for the same reason. Under it: refused."""
+
 ERASE_IDS: Final = 1_000
 """Ids of one request to erase: each is looked up, and all are one entry of `/_erased`. Over it: 413."""
 
@@ -114,6 +120,18 @@ PUSHERS: Final = 10_000
 
 BINDINGS: Final = 100_000
 """Subscriptions of browsers that one server binds to streams: each holds some 2 KB of memory. Over it: 413."""
+
+# ── tokens ─────────────────────────────────────────────────────────────────────────────────────
+
+SUBJECT_BYTES: Final = 256
+"""Bytes of a token's subject: it is part of the ledger's records and of every idempotency key. Over it: 401."""
+
+SECRET_BYTES: Final = 32
+"""Least bytes of an HS256 secret in keys.json: as many as its digests have (RFC 7518, 3.2). Under it: the file is
+refused, at the start or when it is read again."""
+
+ADMIN_TOKEN_CHARACTERS: Final = 16
+"""Least characters of an admin token that an operator gives: fewer could be guessed. Under it: no start."""
 
 # ── connections ────────────────────────────────────────────────────────────────────────────────
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from penstock.errors import ConfigInvalid
+from penstock.limits import KEEP_LEAST_BYTES, KEEP_LEAST_SECONDS
 
 _UNITS: Mapping[str, Mapping[str, float]] = {
     "s": {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400},
@@ -19,6 +20,7 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
         "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
     },
 }  # fmt: skip
+_KEEP = "Write 30d or 50GiB."
 _MEASURE = re.compile(r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -46,7 +48,13 @@ def parse_keep(keep: str) -> tuple[float | None, int | None]:
     # A bare number could be either, and a wrong guess would delete data.
     if keep[-1].isalpha():
         with suppress(ValueError):
-            return measure(keep, "s"), None
+            return _at_least(KEEP_LEAST_SECONDS, measure(keep, "s"), keep), None
         with suppress(ValueError):
-            return None, int(measure(keep, "bytes"))
-    raise ConfigInvalid("log.keep", f"{keep!r} is neither an age nor a size", remedy="Write 30d or 50GiB.")
+            return None, int(_at_least(KEEP_LEAST_BYTES, measure(keep, "bytes"), keep))
+    raise ConfigInvalid("log.keep", f"{keep!r} is neither an age nor a size", remedy=_KEEP)
+
+
+def _at_least(least: float, found: float, keep: str) -> float:
+    if found < least:
+        raise ConfigInvalid("log.keep", f"{keep!r} is less than 1m or 1MiB, and would empty the log", remedy=_KEEP)
+    return found

@@ -86,6 +86,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
 class Producer(msgspec.Struct, frozen=True, gc=False):
     """A writer that numbers its batches for ever; a number not above its last is a repeat."""
 
+    subject: str  # whose it is: a name of another subject is another producer
     name: str
     sequence: int
 

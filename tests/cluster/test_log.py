@@ -13,7 +13,15 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.export import PlanQuestion, Range, make_plan
 from penstock.core.log import prepare
-from penstock.errors import ConfigInvalid, EngineGone, KeyReused, PositionMismatch, StreamExists, Trimmed
+from penstock.errors import (
+    ConfigInvalid,
+    EngineGone,
+    KeyReused,
+    PositionMismatch,
+    SequencePassed,
+    StreamExists,
+    Trimmed,
+)
 from penstock.storage.jetstream import JetStreamEngine, connection, open_jetstream
 from penstock.storage.jetstream.connection import LOST
 from penstock.storage.jetstream.engine import Options, server_urls
@@ -106,14 +114,31 @@ async def test_a_key_holds_on_every_node(nats_alone: NatsCluster) -> None:
 
 async def test_a_producer_is_known_on_every_node(nats_alone: NatsCluster) -> None:
     async with two_nodes(nats_alone) as (first, second):
-        answers = {n: await first.log.append(one("/s", b"%d" % n, producer=Producer("spark", n))) for n in (3, 4, 9)}
+        answers = {
+            n: await first.log.append(one("/s", b"%d" % n, producer=Producer("job", "spark", n))) for n in (3, 4, 9)
+        }
 
         for n, answer in answers.items():
-            again = await second.log.append(one("/t", b"%d" % n, producer=Producer("spark", n)))
+            again = await second.log.append(one("/s", b"%d" % n, producer=Producer("job", "spark", n)))
             assert (again.repeated, again.last) == (True, answer.last)
-        fresh = await second.log.append(one("/s", b"10", producer=Producer("spark", 10)))
-        late = await first.log.append(one("/s", b"10", producer=Producer("spark", 10)))
+        fresh = await second.log.append(one("/s", b"10", producer=Producer("job", "spark", 10)))
+        late = await first.log.append(one("/s", b"10", producer=Producer("job", "spark", 10)))
         assert (fresh.repeated, late.repeated, late.last) == (False, True, fresh.last)
+
+
+async def test_a_producer_that_an_older_version_kept_without_a_subject_is_still_known(nats_alone: NatsCluster) -> None:
+    async with two_nodes(nats_alone) as (older, node):
+        subjects = older.log._store.subjects
+        subjects.producer = lambda _, name: subjects.producer_without_subject(name)  # as it was
+        kept = await older.log.append(one("/s", b"4", producer=Producer("", "spark", 4)))
+
+        again = await node.log.append(one("/s", b"4", producer=Producer("job", "spark", 4)))
+        with pytest.raises(SequencePassed):
+            await node.log.append(one("/t", b"3", producer=Producer("mallory", "spark", 3)))
+        fresh = [await node.log.append(one("/t", b"5", producer=Producer(who, "spark", 5))) for who in ("job", "else")]
+
+        assert (again.repeated, again.last) == (True, kept.last)
+        assert [answer.repeated for answer in fresh] == [False, False]
 
 
 async def test_of_writers_on_two_nodes_with_one_expectation_one_wins(nats_alone: NatsCluster) -> None:

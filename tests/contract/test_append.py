@@ -13,11 +13,13 @@ from penstock.errors import (
     NameInvalid,
     NotFound,
     PositionMismatch,
+    SequencePassed,
+    SequenceReused,
     StreamExists,
     TooLarge,
 )
 from penstock.limits import ATTRIBUTES_BYTES, BATCH_BYTES, BATCH_ENTRIES, ENTRY_BYTES, KEY_SECONDS, TYPE_BYTES
-from penstock.values import Batch, Draft, Entry, Expect, Key, Kind, Producer
+from penstock.values import Appended, Batch, Draft, Entry, Expect, Key, Kind, Producer
 from penstock.wire import eventhorizon
 
 
@@ -118,9 +120,14 @@ async def test_appends_are_done_in_the_order_in_which_they_were_made(open_engine
         assert [answer.last.index for answer in answers] == list(range(50))
 
 
-async def test_a_cancelled_append_does_not_disturb_the_others(open_engine):
+async def test_who_stops_waiting_for_an_append_does_not_disturb_the_others(open_engine):
     async with open_engine() as engine:
-        first, second = engine.log.append(one("/s", b"1")), engine.log.append(one("/s", b"2"))
+
+        async def append(body: bytes) -> Appended:
+            return await engine.log.append(one("/s", body))
+
+        first, second = asyncio.create_task(append(b"1")), asyncio.create_task(append(b"2"))
+        await asyncio.sleep(0)  # one turn: both have begun
         first.cancel()
 
         answer = await second
@@ -322,18 +329,64 @@ async def test_a_producer_that_repeats_itself_stores_nothing(open_engine, clock)
         answers = {}
         for sequence in (3, 4, 9):
             answers[sequence] = await engine.log.append(
-                one("/s", b"%d" % sequence, producer=Producer("spark", sequence))
+                one("/s", b"%d" % sequence, producer=Producer("job", "spark", sequence))
             )
 
         for sequence in (3, 4, 9):
-            again = await engine.log.append(one("/s", b"%d" % sequence, producer=Producer("spark", sequence)))
+            again = await engine.log.append(one("/s", b"%d" % sequence, producer=Producer("job", "spark", sequence)))
             assert again.repeated
             assert again.last == answers[sequence].last
-        skipped = await engine.log.append(one("/s", b"7", producer=Producer("spark", 7)))
+        skipped = await engine.log.append(one("/s", b"7", producer=Producer("job", "spark", 7)))
         assert (skipped.repeated, skipped.last) == (True, answers[9].last)
         clock.advance(KEY_SECONDS * 30)
-        assert (await engine.log.append(one("/s", b"9", producer=Producer("spark", 9)))).repeated
-        assert not (await engine.log.append(one("/s", b"1", producer=Producer("other", 1)))).repeated
+        assert (await engine.log.append(one("/s", b"9", producer=Producer("job", "spark", 9)))).repeated
+        assert not (await engine.log.append(one("/s", b"1", producer=Producer("job", "other", 1)))).repeated
+
+
+async def test_a_producer_of_another_subject_is_another_producer(open_engine):
+    async with open_engine() as engine:
+        await engine.log.append(one("/mallory", b"evil", producer=Producer("mallory", "billing", 10**18 - 1)))
+
+        answer = await engine.log.append(one("/orders", b"order 3", producer=Producer("shop", "billing", 3)))
+
+        assert (answer.repeated, answer.last.stream) == (False, "/orders")
+
+
+@pytest.mark.parametrize("name", ["a.b", "*", ">", "a b", "=", "ä\u2028", "billing.shop"])
+async def test_subjects_and_names_of_producers_are_never_taken_for_each_other(open_engine, name):
+    others = [(name, "x"), ("x", name), (name, name), ("billing", "shop"), ("billing.shop", "x"), (name, f"{name}/1")]
+    async with open_engine() as engine:
+        for subject, other in dict.fromkeys(others):
+            for sequence in (1, 2):
+                answer = await engine.log.append(one("/s", b"1", producer=Producer(subject, other, sequence)))
+                assert not answer.repeated
+
+
+async def test_a_sequence_that_was_used_for_another_stream_is_refused(open_engine):
+    async with open_engine() as engine:
+        first = await engine.log.append(one("/a", b"1", producer=Producer("job", "spark", 3)))
+        await engine.log.append(one("/b", b"2", producer=Producer("job", "spark", 4)))
+        with pytest.raises(SequenceReused):
+            await engine.log.append(one("/b", b"3", producer=Producer("job", "spark", 3)))
+
+        again = await engine.log.append(one("/a", b"1", producer=Producer("job", "spark", 3)))
+
+        assert (again.repeated, again.last) == (True, first.last)
+        assert (await engine.log.head("/b")).next_index == 1
+
+
+async def test_a_sequence_whose_answer_is_forgotten_never_gets_the_place_of_another_stream(open_engine, clock):
+    async with open_engine() as engine:
+        await engine.log.append(one("/a", b"1", producer=Producer("job", "spark", 3)))
+        last = await engine.log.append(one("/b", b"2", producer=Producer("job", "spark", 4)))
+        clock.advance(KEY_SECONDS + 1)
+        with pytest.raises(SequencePassed):
+            await engine.log.append(one("/a", b"1", producer=Producer("job", "spark", 3)))
+
+        older = await engine.log.append(one("/b", b"1", producer=Producer("job", "spark", 3)))
+
+        assert (older.repeated, older.last) == (True, last.last)
+        assert (await engine.log.head("/a")).next_index == 1
 
 
 # ── expectations ───────────────────────────────────────────────────────────────────────────────

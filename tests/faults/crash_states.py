@@ -40,6 +40,14 @@ class File:
                 steps = [piece for step in steps for piece in sectors(step) if chance.random() < 0.5]
         return applied(self.safe, steps)
 
+    def near_misses(self) -> Iterator[tuple[str, bytes | None]]:
+        """Contents when the disk kept the order and stopped somewhere, or lost just one of the writes."""
+        steps = [step for _, step in self.pending]
+        for count in range(1, len(steps)):
+            yield f"the first {count}", applied(self.safe, steps[:count])
+        for lost in range(len(steps)):
+            yield f"all but number {lost}", applied(self.safe, steps[:lost] + steps[lost + 1 :])
+
 
 @dataclass(frozen=True)
 class CrashState:
@@ -55,8 +63,8 @@ class CrashState:
             (directory / name).write_bytes(content)
 
 
-def crash_states(steps: list[Step], points: list[int], seed: int) -> Iterator[CrashState]:
-    """Possible disks after crashes right before the steps numbered *points*."""
+def crash_states(steps: list[Step], points: list[int], seed: int, *, thorough: bool = False) -> Iterator[CrashState]:
+    """Possible disks after crashes right before the steps numbered *points*; if *thorough*, many more for each."""
     chance = random.Random(seed)
     files: dict[str, File] = {}
     acknowledged: list[str] = []
@@ -64,6 +72,8 @@ def crash_states(steps: list[Step], points: list[int], seed: int) -> Iterator[Cr
     for number, step in enumerate(steps):
         if number in wanted:
             yield from _states(number, files, tuple(acknowledged), chance)
+            if thorough:
+                yield from _near_misses(number, files, tuple(acknowledged))
         if isinstance(step, Acknowledge):
             acknowledged += step.line.splitlines()
         elif isinstance(step, Sync):
@@ -95,6 +105,15 @@ def _states(
         contents = {name: files[name].survivors(how, chance) for name, how in choice.items()}
         there = {name: content for name, content in contents.items() if content is not None}
         yield CrashState(f"step {number}, {choice}", there, acknowledged)
+
+
+def _near_misses(number: int, files: dict[str, File], acknowledged: tuple[str, ...]) -> Iterator[CrashState]:
+    """One file after the other as it may be, the rest as if everything had arrived."""
+    whole = {name: applied(file.safe, [step for _, step in file.pending]) for name, file in files.items()}
+    for name, file in files.items():
+        for how, content in file.near_misses():
+            there = {n: c for n, c in {**whole, name: content}.items() if c is not None}
+            yield CrashState(f"step {number}, {how} of {name}", there, acknowledged)
 
 
 def applied(content: bytes | None, steps: list[Step]) -> bytes | None:

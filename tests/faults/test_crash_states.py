@@ -18,6 +18,7 @@ from tests.faults.promises import broken_promises
 from tests.faults.traces import Acknowledge, Step, Sync, Write, record
 
 POINTS = 30  # crashes per run; each leaves some seven possible disks
+PARTS = 8  # of all the steps, a test each
 
 
 def run_recorded(directory: Path, sabotage: str, seed: int) -> list[Step]:
@@ -56,6 +57,16 @@ def test_every_crash_leaves_what_was_acknowledged(tmp_path, seed):
     for state in crash_states(steps, choose_points(steps, seed), seed):
         wrong = check(state, tmp_path / "state")
         # Then nothing that was acknowledged is missing
+        assert not wrong, (seed, state.name, wrong[:5])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_crash_at_every_step_leaves_what_was_acknowledged(tmp_path, seed, part):
+    """The same at each step of a trace, and with each write lost or the last to arrive."""
+    steps = run_recorded(tmp_path / "run", "none", seed)
+    for state in crash_states(steps, list(range(part, len(steps), PARTS)), seed, thorough=True):
+        wrong = check(state, tmp_path / "state")
         assert not wrong, (seed, state.name, wrong[:5])
 
 

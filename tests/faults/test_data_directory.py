@@ -18,8 +18,7 @@ from penstock.storage.sqlite.lock import FILE_NAME as LOCK_NAME
 from penstock.storage.sqlite.lock import DirectoryLock
 from penstock.values import Batch, Draft
 from tests.faults.children import ENVIRONMENT, command
-
-PAGE = 4096
+from tests.faults.pages import PAGE, first_leaf, overwrite, root_of
 
 
 def open_and_close(directory: Path) -> str:
@@ -130,10 +129,17 @@ def newer_schema(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [garbage, cut_in_the_header, cut_after_the_first_page, schema_overwritten, another_program, newer_schema],
+    ("damage", "remedy"),
+    [
+        (garbage, "penstock restore"),
+        (cut_in_the_header, "penstock restore"),
+        (cut_after_the_first_page, "penstock restore"),
+        (schema_overwritten, "penstock restore"),
+        (another_program, "another --data"),
+        (newer_schema, "a newer one"),
+    ],
 )
-def test_a_file_that_cannot_be_trusted_is_refused_and_left_as_it_is(filled, damage):
+def test_a_file_that_cannot_be_trusted_is_refused_and_left_as_it_is(filled, damage, remedy):
     file = filled / schema.FILE_NAME
     damage(file)
     before = file.read_bytes()
@@ -142,9 +148,109 @@ def test_a_file_that_cannot_be_trusted_is_refused_and_left_as_it_is(filled, dama
         open_and_close(filled)
 
     assert str(file) in str(refused.value)
-    assert "restore" in refused.value.remedy
+    assert remedy in refused.value.remedy
+    assert "left as it is" in refused.value.remedy
     assert file.read_bytes() == before
     assert {path.name for path in filled.iterdir()} <= {schema.FILE_NAME, LOCK_NAME}
+
+
+def test_a_newer_file_with_a_write_ahead_log_is_left_as_it_is(filled, tmp_path):
+    file = filled / schema.FILE_NAME
+    connection = sqlite3.connect(file)
+    connection.execute(f"PRAGMA user_version = {len(schema.MIGRATIONS) + 1}")
+    crashed = tmp_path / "crashed"
+    shutil.copytree(filled, crashed)  # while it is open: the version is in the write-ahead log only
+    connection.close()
+    before = {name: (crashed / name).read_bytes() for name in (schema.FILE_NAME, f"{schema.FILE_NAME}-wal")}
+
+    with pytest.raises(DataCorrupt, match="schema is version"):
+        open_and_close(crashed)
+
+    assert {name: (crashed / name).read_bytes() for name in before} == before
+
+
+def test_damage_that_is_met_at_the_start_changes_nothing_in_the_file(filled):
+    file = filled / schema.FILE_NAME
+    for table in ("entries", "streams"):
+        overwrite(file, root_of(file, table), b"\xff" * PAGE)
+    content = file.read_bytes()
+
+    with pytest.raises(DataCorrupt) as refused:
+        open_and_close(filled)
+
+    assert "left as it is" not in refused.value.remedy  # SQLite might have moved a write-ahead log
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("sign", ["keys.json", "admin.token", f"{schema.FILE_NAME}-wal"])
+def test_an_emptied_file_is_not_taken_for_a_new_one(filled, sign):
+    (filled / sign).write_bytes(b"x")
+    (filled / schema.FILE_NAME).write_bytes(b"")
+
+    with pytest.raises(DataCorrupt, match=f"it is empty, but .*{sign}"):
+        open_and_close(filled)
+
+    (filled / schema.FILE_NAME).unlink()
+    (filled / f"{schema.FILE_NAME}-wal").unlink(missing_ok=True)
+    assert open_and_close(filled) == "not needed"
+
+
+def test_a_first_start_that_was_cut_off_is_gone_on_with(tmp_path):
+    for name in (schema.FILE_NAME, LOCK_NAME):
+        (tmp_path / name).touch()
+
+    assert open_and_close(tmp_path) == "not needed"
+
+
+def test_a_clean_stop_leaves_nothing_of_sqlites_own_beside_the_file(filled):
+    async def read() -> None:
+        async with open_sqlite(filled, node="n") as engine:
+            await engine.log.read_index("/s/1", 0)
+
+    asyncio.run(read())
+
+    assert {path.name for path in filled.iterdir()} == {schema.FILE_NAME, LOCK_NAME}
+
+
+def test_what_the_check_finds_is_logged_and_ends_the_writing(filled, caplog):
+    file = filled / schema.FILE_NAME
+    unclean(file)
+    overwrite(file, first_leaf(file, "entries"), bytes(PAGE))
+
+    async def run() -> None:
+        async with open_sqlite(filled, node="n") as engine:
+            assert await engine.check.wait() == "damaged"
+            with pytest.raises(DataCorrupt):
+                await engine.log.append(Batch((Draft("/s/1", b"after"),)))
+
+    asyncio.run(run())
+
+    [record] = [record for record in caplog.records if record.message == "data.damaged"]
+    assert (record.levelname, record.file) == ("ERROR", str(file))
+    assert "malformed" in record.found
+
+
+def test_after_damage_was_met_nothing_more_is_stored(filled):
+    file = filled / schema.FILE_NAME
+    overwrite(file, first_leaf(file, "entries"), bytes(PAGE))
+
+    async def run() -> str:
+        async with open_sqlite(filled, node="n") as engine:
+            assert engine.trouble == ""
+            await engine.log.append(Batch((Draft("/s/1", b"before"),)))
+            with pytest.raises(DataCorrupt):
+                await engine.log.read_after([">"], 0)
+            for store in (
+                lambda: engine.log.append(Batch((Draft("/s/1", b"after"),))),
+                lambda: engine.registry.put("key", b"value"),
+                lambda: engine.mailbox.make_month("2026_11"),
+            ):
+                with pytest.raises(DataCorrupt, match="nothing more is stored"):
+                    await store()
+            return engine.trouble
+
+    assert "damaged" in asyncio.run(run())
+    assert open_and_close(filled) == "damaged"  # the stop was no clean one, so the start looks
 
 
 def test_a_sound_file_is_not_refused(filled):
@@ -173,22 +279,9 @@ def test_after_an_unclean_stop_the_file_is_read_through(filled):
 def test_damage_deep_in_the_file_is_found_beside_the_running_engine(filled):
     file = filled / schema.FILE_NAME
     unclean(file)
-    content = bytearray(file.read_bytes())
-    leaf = first_leaf(file, "entries")
-    content[leaf + 10 : leaf + 600] = b"\xff" * 590
-    file.write_bytes(content)
+    overwrite(file, first_leaf(file, "entries") + 10, b"\xff" * 590)
 
     assert open_and_close(filled) == "damaged"
-
-
-def first_leaf(file: Path, table: str) -> int:
-    """Where the first page of a table's rows begins: the root's first cell names it."""
-    connection = sqlite3.connect(file)
-    root = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,)).fetchone()[0]
-    connection.close()
-    page = file.read_bytes()[(root - 1) * PAGE : root * PAGE]
-    cell = int.from_bytes(page[12:14], "big")
-    return (int.from_bytes(page[cell : cell + 4], "big") - 1) * PAGE
 
 
 # ── older files ────────────────────────────────────────────────────────────────────────────────

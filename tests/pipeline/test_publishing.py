@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import uuid
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
-from penstock.pipeline.publishing import Event, requests
+from penstock.pipeline.client import Client, ServerRefused
+from penstock.pipeline.publishing import Event, Request, publish, requests
+from penstock.testing import RunningServer
 
 events = st.lists(
     st.builds(
@@ -38,3 +43,26 @@ def test_what_travels_together_is_of_one_stream_and_within_the_limits(given: lis
 
 def test_a_thousand_lines_are_one_request_and_one_more_is_another() -> None:
     assert [len(request.events) for request in requests([Event("/a", b"x")] * 1_001)] == [1_000, 1]
+
+
+def test_a_number_that_is_behind_adds_nothing_to_whatever_stream(shared_server: RunningServer) -> None:
+    client, job = Client(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
+
+    def send(stream: str, sequence: int) -> None:
+        publish(client, Request([Event(f"/{job}/{stream}", b"x")]), job, sequence)
+
+    send("a", 3)
+    send("b", 7)
+    send("a", 3)
+    send("a", 5)  # the server knows no answer of 5, and that of 7 is of another stream
+
+    heads = [client.call("GET", "/v1/read", {"stream": f"/{job}/{name}"})["entries"] for name in "ab"]
+    assert [len(entries) for entries in heads] == [1, 1]
+
+
+def test_a_number_that_another_request_has_used_is_an_error(shared_server: RunningServer) -> None:
+    client, job = Client(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
+    publish(client, Request([Event(f"/{job}/a", b"x")]), job, 3)
+
+    with pytest.raises(ServerRefused, match="producer_sequence_reused"):
+        publish(client, Request([Event(f"/{job}/b", b"x")]), job, 3)

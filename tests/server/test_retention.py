@@ -89,11 +89,25 @@ def test_without_a_pipeline_the_trim_is_free(server: RunningServer) -> None:
     last = publish(server, "/a").json["id"]
 
     assert trim(server, upto=last, apply=True).json["trimmed"] == last
+    asked = ask(server, "GET", "/v1/why", entry=last, recipient="alice")
+    assert (asked.status, asked.code) == (410, "range_trimmed")
+    assert "lake.url" in asked.json["error"]["remedy"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"upto":-1}', b'{"upto":1,"keep":"1d"}', b'{"keep":"soon"}'])
 def test_a_trim_that_cannot_be_understood_is_refused(shared_server: RunningServer, body: bytes) -> None:
     assert ask(shared_server, "POST", "/v1/log/trim", body).status == 400
+
+
+@pytest.mark.parametrize(
+    ("keep", "apply", "status"),
+    [("-1d", True, 400), ("-1d", False, 400), ("0s", True, 400), ("59s", True, 400), ("0s", False, 200)],
+)
+def test_no_age_drops_everything(shared_server: RunningServer, keep: str, apply: bool, status: int) -> None:
+    publish(shared_server, "/kept/whole")
+
+    assert trim(shared_server, keep=keep, apply=apply).status == status
+    assert len(ask(shared_server, "GET", "/v1/read", stream="/kept/whole").json["entries"]) >= 1
 
 
 async def test_housekeeping_trims_no_further_than_the_lake_allows(tmp_path: Path) -> None:

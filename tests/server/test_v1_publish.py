@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
+from http.client import HTTPConnection
 
 import pytest
 
+from penstock.server.auth import open_keys
 from penstock.testing import RunningServer
 from tests.server.api import ask, publish
 
@@ -26,6 +28,14 @@ def test_an_event_gets_its_coordinates(shared_server: RunningServer, stream: str
     assert second.json["id"] > first.json["id"]
     before, after = (int(reply.json["cursor"].split(":")[2]) for reply in (first, second))
     assert after - before == 25  # a space, the line, a newline
+
+
+@pytest.mark.parametrize("name", ['say"hi"', "100%", "%d", "%%s", "back\\slash", "größe"])
+def test_whatever_a_stream_is_called_the_answer_names_it(shared_server: RunningServer, stream: str, name: str) -> None:
+    reply = publish(shared_server, f"{stream}/{name}", b"x")
+
+    assert reply.json["stream"] == f"{stream}/{name}"
+    assert reply.json["cursor"].startswith(f"{stream}/{name}:0:")
 
 
 def test_many_events_are_one_request(shared_server: RunningServer, stream: str) -> None:
@@ -70,6 +80,29 @@ def test_a_producer_is_never_heard_twice(shared_server: RunningServer, stream: s
     assert again.json == first.json
     assert older.status == 201
     assert newer.json["index"] == 1
+
+
+def test_nobody_can_use_up_the_sequences_of_anothers_producer(shared_server: RunningServer, stream: str) -> None:
+    keys, name = open_keys(shared_server.data), uuid.uuid4().hex
+    mallory, shop = keys.issue("mallory", publish=("/mallory",)), keys.issue("shop", publish=(stream,))
+    used = {"Producer": f"{name}/999999999999999999"}
+    ask(shared_server, "POST", "/v1/publish", b"evil", used, mallory, stream="/mallory")
+
+    order = ask(shared_server, "POST", "/v1/publish", b"order 3", {"Producer": f"{name}/3"}, shop, stream=stream)
+
+    assert (order.status, order.json["stream"], order.json["index"]) == (201, stream, 0)
+    read = ask(shared_server, "GET", "/v1/read", stream=stream).json
+    assert [entry["data"] for entry in read["entries"]] == ["order 3"]
+
+
+def test_a_repeat_for_another_stream_is_refused(shared_server: RunningServer, stream: str) -> None:
+    name = uuid.uuid4().hex
+    publish(shared_server, stream, b"a", Producer=f"{name}/7")
+    used = publish(shared_server, f"{stream}/other", b"a", Producer=f"{name}/7")
+    passed = publish(shared_server, f"{stream}/other", b"a", Producer=f"{name}/3")
+
+    assert (used.status, used.code) == (409, "producer_sequence_reused")
+    assert (passed.status, passed.code) == (409, "producer_sequence_passed")
 
 
 def test_an_expected_position_guards_an_append(shared_server: RunningServer, stream: str) -> None:
@@ -149,6 +182,21 @@ def test_an_event_or_body_that_is_too_large_is_refused(shared_server: RunningSer
     assert publish(shared_server, stream, b"x\n" * 9_000_000, Content_Type="application/x-ndjson").status == 413
     assert publish(shared_server, stream, b"\n\n", Content_Type="application/x-ndjson").status == 400
     assert ask(shared_server, "GET", "/v1/read", stream=stream).status == 404
+
+
+@pytest.mark.parametrize("name", ["Idempotency-Key", "Expected-Position", "Producer", "Expires-In", "Event-Type"])
+def test_a_header_that_comes_twice_is_refused(shared_server: RunningServer, stream: str, name: str) -> None:
+    connection = HTTPConnection("127.0.0.1", shared_server.port, timeout=10)
+    connection.putrequest("POST", f"/v1/publish?stream={stream}")
+    for header, value in (("Authorization", f"Bearer {shared_server.admin_token}"), (name, "p/1"), (name, "p/2")):
+        connection.putheader(header, value if header != "Expires-In" else "9")
+    connection.putheader("Content-Length", "1")
+    connection.endheaders(b"x")
+    response = connection.getresponse()
+
+    assert response.status == 400
+    assert ask(shared_server, "GET", "/v1/read", stream=stream).status == 404
+    connection.close()
 
 
 def test_unknown_and_repeated_parameters_are_refused(shared_server: RunningServer, stream: str) -> None:

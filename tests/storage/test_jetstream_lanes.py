@@ -106,9 +106,11 @@ def test_a_batch_has_the_lanes_of_all_that_it_may_change():
     known = KnownStreams()
     known.put(Known(Head("/shop"), 1, 1))
     batch = Batch(
-        (Draft("/shop", b""), Draft("/shop/eu/new", b"")), key=Key("me", "/shop", "k", b""), producer=Producer("p", 1)
+        (Draft("/shop", b""), Draft("/shop/eu/new", b"")),
+        key=Key("me", "/shop", "k", b""),
+        producer=Producer("job", "p", 1),
     )
 
     found = lanes_of(batch, known)
 
-    assert set(found) == {"/shop", "/shop/eu", "/shop/eu/new", "k\0me\0/shop\0k", "p\0p"}
+    assert set(found) == {"/shop", "/shop/eu", "/shop/eu/new", "k\0me\0/shop\0k", "p\0job\0p"}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
 
 from penstock.core.clock import ManualClock
+from penstock.errors import SequencePassed, SequenceReused
 from penstock.limits import KEY_SECONDS
-from penstock.storage.sqlite import keys, open_sqlite
+from penstock.storage.sqlite import keys, open_sqlite, schema
 from penstock.storage.sqlite.connection import open_reader
-from penstock.values import Batch, Draft, Key, Producer
+from penstock.values import Appended, Batch, Draft, Key, Place, Producer
 
 
 def keyed(number: int) -> Batch:
@@ -48,10 +54,45 @@ async def test_the_oldest_keys_go_when_there_are_too_many(tmp_path, monkeypatch)
 
 
 async def test_a_producer_is_remembered_after_a_restart(tmp_path):
-    batch = Batch((Draft("/s", b"x"),), producer=Producer("spark", 7))
+    batch = Batch((Draft("/s", b"x"),), producer=Producer("job", "spark", 7))
     async with open_sqlite(tmp_path, node="n") as engine:
         first = await engine.log.append(batch)
     async with open_sqlite(tmp_path, node="n") as engine:
         again = await engine.log.append(batch)
 
     assert (again.repeated, again.last) == (True, first.last)
+
+
+def make_file_of_version_1(directory: Path) -> None:
+    """One producer, `spark`, without a subject: 7 went to `/s`, and 8 to `/other`."""
+    with closing(sqlite3.connect(directory / schema.FILE_NAME, isolation_level=None)) as connection:
+        schema.migrate(connection, schema.MIGRATIONS[:1])
+        for sequence, stream in ((7, "/s"), (8, "/other")):
+            place = Place(sequence, stream, 0, 0, 10)
+            answer = msgspec.msgpack.encode(Appended(1, place, place, repeated=True))
+            connection.execute("INSERT OR REPLACE INTO producers VALUES ('spark', ?, ?)", (sequence, answer))
+            kept = ("spark", "", str(sequence), b"", answer, ManualClock().now_ms())
+            connection.execute(
+                "INSERT INTO keys (subject, stream, key, digest, answer, made_ms) VALUES (?, ?, ?, ?, ?, ?)", kept
+            )
+
+
+async def test_a_producer_of_an_older_file_is_known_until_it_has_a_row_of_its_own(tmp_path):
+    make_file_of_version_1(tmp_path)
+    async with open_sqlite(tmp_path, node="n", clock=ManualClock()) as engine:
+        again = await engine.log.append(numbered("job", "/s", 7))
+        with pytest.raises(SequenceReused):
+            await engine.log.append(numbered("mallory", "/mallory", 8))
+        with pytest.raises(SequencePassed):
+            await engine.log.append(numbered("mallory", "/mallory", 5))
+        own = await engine.log.append(numbered("job", "/s", 9))
+        others = await engine.log.append(numbered("mallory", "/mallory", 9))
+    async with open_sqlite(tmp_path, node="n", clock=ManualClock()) as engine:
+        known = await engine.log.append(numbered("job", "/s", 9))
+
+    assert (again.repeated, again.last.id) == (True, 7)
+    assert (own.repeated, others.repeated, known.repeated, known.last) == (False, False, True, own.last)
+
+
+def numbered(subject: str, stream: str, sequence: int) -> Batch:
+    return Batch((Draft(stream, b"x"),), producer=Producer(subject, "spark", sequence))

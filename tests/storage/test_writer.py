@@ -7,6 +7,7 @@ import errno
 
 import pytest
 
+from penstock import configure
 from penstock.errors import Busy, DiskFull, EngineGone, VersionMismatch
 from penstock.storage.sqlite import open_sqlite, rows
 from penstock.storage.sqlite.engine import Options
@@ -28,6 +29,17 @@ class Failing:
         if point == self._point and self._left:
             self._left -= 1
             raise self._error
+
+
+@pytest.mark.parametrize("limits", [Limits(queue_jobs=1), Limits(queue_bytes=100)])
+async def test_who_is_refused_is_told_a_setting_that_there_is(tmp_path, limits):
+    async with open_sqlite(tmp_path, node="n", options=Options(limits=limits)) as engine:
+        _, refused = await asyncio.gather(
+            *(engine.log.append(one(b"x" * 90)) for _ in range(2)), return_exceptions=True
+        )
+
+    assert refused.limit in configure.KNOWN
+    assert refused.limit in refused.remedy
 
 
 async def outcomes(futures) -> list[type]:

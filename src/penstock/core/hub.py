@@ -254,7 +254,7 @@ class Hub:
                 feed.take_page(page.entries, page.upto)
 
     def _read(self, feed: Feed, after: int) -> asyncio.Future[Page]:
-        return asyncio.ensure_future(self._log.read_after(feed.patterns, after, meta=feed.meta))
+        return asyncio.ensure_future(self._log.read_after(feed.patterns, after, meta=feed.meta, ahead=True))
 
     def _begun(self, feed: Feed) -> asyncio.Future[Page]:
         """The page at the feed's position: the one that was read ahead, if it is that."""

@@ -10,11 +10,11 @@
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from penstock.core.promise import Pending
 from penstock.errors import StreamExists
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page
@@ -38,11 +38,11 @@ class Log(Protocol):
         """The highest id that was trimmed; 0 if none was."""
         ...
 
-    def append(self, batch: Batch) -> Future[Appended]:
-        """Store *batch* durably; the future is done when it is, in order of acceptance.
+    def append(self, batch: Batch) -> Pending[Appended]:
+        """Store *batch* durably; what is returned is done when it is, in order of acceptance.
 
         Fails with a `CallerError` (nothing was stored), `Busy` (the queue is full), `DiskFull` or
-        `EngineGone`. Cancelling the future does not take the batch back: it may still be stored.
+        `EngineGone`. Who stops waiting for it does not take the batch back: it may still be stored.
         """
         ...
 
@@ -93,10 +93,12 @@ class Log(Protocol):
         limit: int = PAGE_ENTRIES,
         limit_bytes: int = PAGE_BYTES,
         meta: bool = False,
+        ahead: bool = False,
     ) -> Page:
         """Entries of all streams that match any of *patterns*, with ids greater than *after*.
 
-        Looks at a bounded number of entries: a page may be empty although `more` is true.
+        Looks at a bounded number of entries: a page may be empty although `more` is true. With *ahead* the caller
+        will go on where this page ends, and the engine may begin with the next one.
         `Trimmed` if *after* lies below the trim point.
         """
         ...

@@ -23,9 +23,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.core.promise import Pending
 from penstock.wire import http
 
 if TYPE_CHECKING:
+    from penstock.server.auth import Caller
     from penstock.server.body import BodySink, BodyStream
     from penstock.server.flush import Outlet, Tap
     from penstock.server.websocket import WebSocket, WebSocketOwner
@@ -58,7 +60,7 @@ class Later:
 
     def __init__(
         self,
-        future: asyncio.Future[Any],
+        future: Pending[Any],
         render: Callable[[Any], Response | Coroutine[Any, Any, Response]],
         failed: Callable[[BaseException], Response | Coroutine[Any, Any, Response]] | None = None,
     ) -> None:
@@ -88,9 +90,10 @@ Handler = Callable[["Request"], Answer]
 class Owner(Protocol):
     """Who stands behind an outlet and hears what becomes of it.
 
-    Two more methods are called when they exist: `draining()`, when the server is about to stop (without it
-    the outlet is closed), and `flushed()`, after the kernel took all that was queued, if the outlet was
-    opened with `watch=True`.
+    Three more methods are called when they exist: `draining()`, when the server is about to stop (without it
+    the outlet is closed), `token_ended()`, when the token that opened it has expired (without it the outlet is
+    aborted), and `flushed()`, after the kernel took all that was queued, if the outlet was opened with
+    `watch=True`.
     """
 
     def drained(self) -> None:
@@ -117,8 +120,8 @@ class Request:
     """One request. Names of headers are lower case; values are as they came."""
 
     __slots__ = (
-        "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "captures", "headers", "http10", "memo",
-        "method", "peer", "plain", "problem", "query", "raw_path", "scheme",
+        "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "headers", "http10",
+        "memo", "method", "peer", "plain", "problem", "query", "raw_path", "scheme",
     )  # fmt: skip
 
     def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
@@ -133,6 +136,7 @@ class Request:
         self.peer = peer  # the client's address, from a trusted proxy's word if there is one
         self.scheme = scheme
         self.captures: tuple[str, ...] = ()  # what the wildcards of the route's path stand for, decoded
+        self.caller: Caller | None = None  # who asks, once `Context.caller` has found out
         self.body: bytes = b""  # complete, on routes that take the body whole
         self.bounded = False  # its route has a deadline
         self.problem: Callable[[BaseException], Response] | None = None  # its route's form of errors
@@ -195,6 +199,7 @@ class Request:
     def open(self, status: int, headers: Headers = (), *, owner: Owner, watch: bool = False) -> Outlet:
         """Begin a live answer. The head goes out with the first flush.
 
+        Raises `TooManyOpen` when the caller has too many, and `Unauthenticated` when its token has ended meanwhile.
         The answer to a HEAD request has no body: the outlet is closed from the start, and the owner soon
         hears `lost`.
         """
@@ -203,7 +208,10 @@ class Request:
     def accept_websocket(
         self, owner: WebSocketOwner, subprotocol: str | None = None, headers: Headers = (), *, watch: bool = False
     ) -> WebSocket:
-        """Answer the handshake. Raises `InputInvalid` or `Forbidden` if the request does not allow it."""
+        """Answer the handshake. Raises `InputInvalid` or `Forbidden` if the request does not allow it.
+
+        Raises what `open` raises, too.
+        """
         return self._carrier.accept(self, owner, subprotocol, headers, watch=watch)
 
     def interim(self, status: int = 100, headers: Headers = ()) -> None:

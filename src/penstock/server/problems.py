@@ -9,6 +9,7 @@ import msgspec
 from penstock.errors import (
     Busy,
     Conflict,
+    DataCorrupt,
     DiskFull,
     EngineGone,
     Forbidden,
@@ -20,7 +21,7 @@ from penstock.errors import (
     Trimmed,
     Unauthenticated,
 )
-from penstock.server.caps import RateExceeded
+from penstock.server.caps import RateExceeded, TooManyOpen
 from penstock.server.exchange import Headers, Response
 
 log = logging.getLogger("penstock.server")
@@ -43,9 +44,11 @@ _STATUS: dict[type[PenstockError], int] = {
     Trimmed: 410,
     TooLarge: 413,
     RateExceeded: 429,
+    TooManyOpen: 429,
     Busy: 503,
     TimedOut: 503,
     EngineGone: 503,
+    DataCorrupt: 503,
     DiskFull: 507,
 }
 
@@ -77,7 +80,8 @@ def _status(error: BaseException) -> int | None:
 
 def _headers(error: PenstockError) -> Headers:
     if isinstance(error, Unauthenticated):
-        return (("WWW-Authenticate", 'Bearer realm="penstock"'),)
+        invalid = ', error="invalid_token"' if error.sent else ""
+        return (("WWW-Authenticate", f'Bearer realm="penstock"{invalid}'),)
     if isinstance(error, Forbidden):
         return (("WWW-Authenticate", 'Bearer realm="penstock", error="insufficient_scope"'),)
     retry_after = getattr(error, "retry_after", None)

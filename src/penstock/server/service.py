@@ -61,8 +61,8 @@ class Service:
 
     __slots__ = (
         "_date", "_date_second", "caps", "clock", "connections", "cors", "counters", "crew", "draining", "emptied",
-        "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers", "router", "scheme", "settings",
-        "trusted", "wheel",
+        "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers", "request_ticks", "router",
+        "scheme", "settings", "trusted", "wheel",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +79,7 @@ class Service:
         self.router, self.settings, self.caps, self.trusted = router, settings, caps, trusted
         self.clock, self.wheel = clock, wheel
         self.idle_ticks = wheel.ticks(settings.idle_timeout)
+        self.request_ticks = wheel.ticks(settings.request_timeout)
         self.crew = Crew(group)
         self.cors = Cors(settings)
         self.counters = Counters()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from penstock.errors import InputInvalid, TooLarge, VersionMismatch
+from penstock.errors import InputInvalid, SequencePassed, SequenceReused, TooLarge, VersionMismatch
 from penstock.limits import RECIPIENT_BYTES, RECORD_BYTES, RECORD_KEY_BYTES
+from penstock.values import Appended, Batch, Producer
 
 _MONTH = re.compile(r"[0-9]{4}_(0[1-9]|1[0-2])")
 
@@ -26,6 +27,26 @@ def check_position(recipient: str, actual: int, expect: int | None) -> None:
     """Refuse to store for somebody who believes a mailbox's read position to be another."""
     if expect is not None and expect != actual:
         raise VersionMismatch(f"mailbox {recipient}", expect, actual)
+
+
+def first_answer(
+    batch: Batch, producer: Producer, known: Appended | None, last_sequence: int, last: Appended
+) -> Appended:
+    """What the repeat of a producer's sequence is told, never the coordinates of a stream it is not for.
+
+    *known* is the answer of that very sequence. It may be pruned, or the number was left out: then the producer's
+    last answer says enough, if it is of the same stream.
+    """
+    if known is not None and not _is_for(batch, known):
+        raise SequenceReused(producer.name, producer.sequence)
+    if known is None and not _is_for(batch, last):
+        raise SequencePassed(producer.name, producer.sequence, last_sequence)
+    return known or last
+
+
+def _is_for(batch: Batch, answer: Appended) -> bool:
+    streams = {draft.stream for draft in batch.drafts}
+    return not streams or {answer.first.stream, answer.last.stream} <= streams
 
 
 def check_record(key: str, value: bytes = b"") -> None:

@@ -25,8 +25,8 @@ from penstock.core.registry import NEW
 from penstock.core.stamp import check_batch, stamp
 from penstock.errors import InputInvalid, KeyReused, NotFound, PenstockError, Trimmed, VersionMismatch
 from penstock.limits import KEY_SECONDS, MAILBOX_PAGE, PAGE_BYTES, PAGE_ENTRIES
-from penstock.storage.checks import check_month, check_position, check_recipient, check_record
-from penstock.values import Appended, Batch, Entry, Head, Item, Kind, MailboxHead, NewItem, Page, Record
+from penstock.storage.checks import check_month, check_position, check_recipient, check_record, first_answer
+from penstock.values import Appended, Batch, Entry, Head, Item, Kind, MailboxHead, NewItem, Page, Producer, Record
 
 SCAN_ENTRIES = 32_768
 """Entries that one `read_after` looks at."""
@@ -70,7 +70,7 @@ class MemoryLog:
         self._heads: dict[str, Head] = {}
         self._next_id = 1
         self._answers: dict[tuple[str, str, str], tuple[bytes, Appended, int]] = {}
-        self._last_sequences: dict[str, tuple[int, Appended]] = {}
+        self._last_sequences: dict[tuple[str, str], tuple[int, Appended]] = {}  # of a subject's producer
         self._followers: list[Follower] = []
         self._followed = 0
         self._trimmed_upto = 0
@@ -110,20 +110,27 @@ class MemoryLog:
         self._heads |= stamped.heads
         for address, digest in _addresses(batch):
             self._answers[address] = (digest, stamped.appended, now_ms)
-        if batch.producer:
-            self._last_sequences[batch.producer.name] = (batch.producer.sequence, stamped.appended)
+        if producer := batch.producer:
+            self._last_sequences[producer.subject, producer.name] = (producer.sequence, stamped.appended)
         return stamped.entries, stamped.appended
 
     def _first_answer(self, batch: Batch, now_ms: int) -> Appended | None:
         """What was answered when this batch came for the first time: kept for a day, a producer's last for ever."""
-        sequence, last = self._last_sequences.get(batch.producer.name if batch.producer else "", (0, None))
-        for address, digest in _addresses(batch):
-            known, answer, made_ms = self._answers.get(address, (b"", None, 0))
-            if answer and made_ms > now_ms - KEY_SECONDS * 1000:
-                if known != digest:
-                    raise KeyReused(address[-1])
+        if key := batch.key:
+            digest, answer = self._answer((key.subject, key.stream, key.key), now_ms)
+            if answer and digest != key.digest:
+                raise KeyReused(key.key)
+            if answer:
                 return answer
-        return last if batch.producer and batch.producer.sequence <= sequence else None
+        if producer := batch.producer:
+            sequence, last = self._last_sequences.get((producer.subject, producer.name), (0, None))
+            if last and producer.sequence <= sequence:
+                return first_answer(batch, producer, self._answer(_address_of(producer), now_ms)[1], sequence, last)
+        return None
+
+    def _answer(self, address: tuple[str, str, str], now_ms: int) -> tuple[bytes, Appended | None]:
+        digest, answer, made_ms = self._answers.get(address, (b"", None, 0))
+        return (digest, answer) if made_ms > now_ms - KEY_SECONDS * 1000 else (b"", None)
 
     def _acknowledge(self, entries: list[Entry], appended: Appended, future: asyncio.Future[Appended]) -> None:
         if entries:
@@ -183,6 +190,7 @@ class MemoryLog:
         limit: int = PAGE_ENTRIES,
         limit_bytes: int = PAGE_BYTES,
         meta: bool = False,
+        ahead: bool = False,
     ) -> Page:
         wanted = [check_pattern(pattern) for pattern in patterns]
         if after < self._trimmed_upto:
@@ -283,8 +291,12 @@ def _addresses(batch: Batch) -> list[tuple[tuple[str, str, str], bytes]]:
     if key := batch.key:
         found.append(((key.subject, key.stream, key.key), key.digest))
     if batch.producer:
-        found.append(((batch.producer.name, "", str(batch.producer.sequence)), b""))
+        found.append((_address_of(batch.producer), b""))
     return found
+
+
+def _address_of(producer: Producer) -> tuple[str, str, str]:
+    return (producer.subject, "", f"{producer.name}/{producer.sequence}")
 
 
 def _is_over(entry: Entry, now_ms: int) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,6 +21,7 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.log import Log
+from penstock.core.promise import Pending
 from penstock.errors import PenstockError
 from penstock.limits import ENTRY_BYTES, PRESENCE_LINES
 from penstock.values import Appended, Batch, Draft
@@ -62,7 +64,7 @@ class Presence:
         self._log, self._clock, self._enabled = target, clock, enabled
         self._lines: list[bytes] = []
         self._booked: asyncio.TimerHandle | None = None
-        self._appending: asyncio.Future[Appended] | None = None
+        self._appending: Pending[Appended] | None = None
         self._taken = 0  # lines that are being appended
         self._quiet_from = 0.0  # of the loop's time: nothing was appended just before
         self._begun = not alone  # a node that comes to a cluster says nothing about the others' wires
@@ -80,7 +82,8 @@ class Presence:
             if self._appending is None:
                 self._append()
             if self._appending is not None:
-                await asyncio.wait([self._appending], timeout=STOP_SECONDS)
+                with suppress(PenstockError, TimeoutError):
+                    await asyncio.wait_for(self._appending, STOP_SECONDS)
         if self._booked is not None:
             self._booked.cancel()
 
@@ -132,10 +135,11 @@ class Presence:
         self._taken = count
         return self._lines[:count]
 
-    def _appended(self, appending: asyncio.Future[Appended]) -> None:
+    def _appended(self, appending: Pending[Appended]) -> None:
         self._appending = None
-        error = asyncio.CancelledError() if appending.cancelled() else appending.exception()
-        if error is not None:
+        try:
+            appending.result()
+        except PenstockError as error:
             self._failed(error)
             return
         del self._lines[: self._taken]

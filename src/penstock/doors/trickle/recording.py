@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.core.ledger import Ledger, Recipient
 from penstock.core.log import Log
+from penstock.core.promise import Pending
 from penstock.errors import PenstockError, PositionMismatch
 from penstock.limits import ENTRY_BYTES, RECORD_BACKLOG_BYTES
 from penstock.server.wheel import Timed, Wheel
@@ -125,14 +126,15 @@ class Recorder(Timed):
         entries = drafts(self.stream, segment.body(), self._mime, segment.end)
         return Batch(entries, expect=Expect(self.stream, index=segment.seq))
 
-    def _appended(self, future: asyncio.Future[Appended]) -> None:
+    def _appended(self, appending: Pending[Appended]) -> None:
         self._appending = False
-        error = asyncio.CancelledError() if future.cancelled() else future.exception()
-        if error is None:
-            self._stored(future.result().first.id)
-            self._go_on()
-        else:
+        try:
+            appended = appending.result()
+        except Exception as error:  # noqa: BLE001 - whatever it is, publishers wait for a word
             self._failed(error)
+        else:
+            self._stored(appended.first.id)
+            self._go_on()
 
     def _stored(self, id: int) -> None:
         seq = self.next

@@ -7,13 +7,13 @@ record's month, read the record again, and tell the node that it names by then t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from penstock.core.clock import Clock
 from penstock.core.ledger import Recipient, recipient
+from penstock.core.promise import pending
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.items import to_item
 from penstock.doors.webpush.peers import Outcome
@@ -61,7 +61,7 @@ class Endpoint:
             return self._send(message, asked)
         storing = self._agents.mailbox.put(message.uaid, known.record.month, (to_item(message),))
         return Later(
-            asyncio.ensure_future(storing),
+            pending(storing),
             partial(self._stored_at_once, message, asked, known.record),
             partial(self._not_stored, message, asked),
         )

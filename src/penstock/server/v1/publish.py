@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import msgspec
 
 from penstock.core.metering import Histogram
 from penstock.core.names import check_name
+from penstock.core.promise import Pending
 from penstock.errors import InputInvalid, PenstockError, TooLarge
 from penstock.limits import (
     ATTRIBUTES_BYTES,
@@ -60,6 +62,7 @@ class Options:
 
     caller: Caller
     stream: str
+    answered: Callable[[Appended], Response]  # how a single event is answered
     type: str = ""
     attributes: str = ""
     expires_seconds: int = 0
@@ -76,30 +79,29 @@ class Publisher:
         self._context, self._log, self._clock = context, context.log, context.clock
         self._loop = asyncio.get_running_loop()
         self._count = 0
-        self.seconds = Histogram()
+        self.seconds, self.lines_seconds = Histogram(), Histogram()
 
     def __call__(self, request: Request) -> Later | asyncio.Future[Response]:
         """Publish, and answer when it is durable."""
         caller = self._context.caller(request)
         options: Options | None = request.memo.get("publish")
         if options is None or options.caller is not caller:
-            options = request.memo["publish"] = _options(request, caller)
+            options = request.memo["publish"] = _options(request, caller, self._log.server)
         body = request.body
         expires_ms = self._clock.now_ms() + 1000 * options.expires_seconds if options.expires_seconds else None
         if options.lines:
-            return self._loop.create_task(self._publish_many(body, options, expires_ms))
+            storing = self._loop.create_task(self._publish_many(body, options, expires_ms))
+            self._time(storing, self.lines_seconds)
+            return storing
         appending = self._log.append(_batch((body,), body, options, expires_ms))
         self._count += 1
         if not self._count % _SAMPLED:
-            self._time(appending)
-        return Later(appending, self._answer)
+            self._time(appending, self.seconds)
+        return Later(appending, options.answered)
 
-    def _answer(self, appended: Appended) -> Response:
-        return Response(201, _encode(self._shown(appended.last)))
-
-    def _time(self, appending: asyncio.Future[Appended]) -> None:
+    def _time(self, storing: Pending[Any], seconds: Histogram) -> None:
         began = perf_counter()
-        appending.add_done_callback(lambda _: self.seconds.observe(perf_counter() - began))
+        storing.add_done_callback(lambda _: seconds.observe(perf_counter() - began))
 
     async def _publish_many(self, body: bytes, options: Options, expires_ms: int | None) -> Response:
         """Store the lines in order, as one batch if they fit, else as several."""
@@ -116,12 +118,27 @@ class Publisher:
                 return _failed_after(sum(result.count for result in results), error)
         first, last = results[0], results[-1]
         count = sum(result.count for result in results)
-        shown = ManyShown(count, self._shown(first.first), self._shown(last.last), first.repeated)
+        server = self._log.server
+        shown = ManyShown(count, _shown(first.first, server), _shown(last.last, server), first.repeated)
         return Response(201, _encode(shown))
 
-    def _shown(self, place: Place) -> PlaceShown:
-        cursor = f"{place.stream}:{place.chunk}:{place.end}:{self._log.server}"
-        return PlaceShown(place.id, place.stream, place.index, cursor)
+
+class Answered:
+    """The answers to single events of one stream, between which only numbers differ: the text is encoded once."""
+
+    __slots__ = ("_form",)
+
+    def __init__(self, stream: str, server: str) -> None:
+        name, end = (_encode(text)[1:-1].replace(b"%", b"%%") for text in (stream, server))
+        self._form = b'{"id":%%d,"stream":"%b","index":%%d,"cursor":"%b:%%d:%%d:%b"}' % (name, name, end)
+
+    def __call__(self, appended: Appended) -> Response:
+        place = appended.last
+        return Response(201, self._form % (place.id, place.index, place.chunk, place.end))
+
+
+def _shown(place: Place, server: str) -> PlaceShown:
+    return PlaceShown(place.id, place.stream, place.index, f"{place.stream}:{place.chunk}:{place.end}:{server}")
 
 
 def _failed_after(taken: int, error: PenstockError) -> Response:
@@ -173,12 +190,12 @@ _HEADERS = frozenset(
 )  # fmt: skip
 
 
-def _options(request: Request, caller: Caller) -> Options:
+def _options(request: Request, caller: Caller, server: str) -> Options:
     """What the head asks for, checked against the caller's grants. Headers that mean nothing here are passed over."""
     only(request, "stream")
     stream = check_name(request.params.get("stream", ""))
     caller.check_publish(stream)
-    options = Options(caller, stream)
+    options = Options(caller, stream, Answered(stream, server))
     for name, value in request.headers:
         if name in _HEADERS:
             _read_header(options, name, value)
@@ -200,7 +217,7 @@ def _read_header(options: Options, name: bytes, value: bytes) -> None:
         case b"idempotency-key":
             options.key = _text("Idempotency-Key", value, KEY_BYTES)
         case b"producer":
-            options.producer = _producer(_text("Producer", value, KEY_BYTES))
+            options.producer = _producer(options.caller.subject, _text("Producer", value, KEY_BYTES))
 
 
 def _text(name: str, value: bytes, limit: int) -> str:
@@ -245,8 +262,8 @@ def _expected(text: str, stream: str) -> Expect:
     return Expect(stream, chunk=cursor.chunk, offset=cursor.offset)
 
 
-def _producer(text: str) -> Producer:
+def _producer(subject: str, text: str) -> Producer:
     found = _PRODUCER.fullmatch(text)
     if not found:
         raise InputInvalid("header Producer", "is not of the form NAME/SEQUENCE")
-    return Producer(found.group(1), int(found.group(2)))
+    return Producer(subject, found.group(1), int(found.group(2)))

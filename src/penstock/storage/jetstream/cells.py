@@ -281,6 +281,18 @@ async def api(
     unanswered: Callable[[], None] = lambda: None,
     patience: float = PATIENCE_SECONDS,
 ) -> dict[str, Any]:
+    """As `ask`, decoded."""
+    answer: dict[str, Any] = msgspec.json.decode(await ask(connection, call, question, unanswered, patience))
+    return answer
+
+
+async def ask(
+    connection: Connection,
+    call: str,
+    question: object = None,
+    unanswered: Callable[[], None] = lambda: None,
+    patience: float = PATIENCE_SECONDS,
+) -> bytes:
     """What JetStream answers; asks again while nobody does, and calls *unanswered* each time.
 
     `Refused` when it says no, `Missing` without the stream.
@@ -289,7 +301,7 @@ async def api(
     deadline = loop.time() + patience
     while True:
         try:
-            answer: dict[str, Any] = msgspec.json.decode(await connection.api(call, question, within=_TRY_SECONDS))
+            return await connection.api(call, question, within=_TRY_SECONDS)
         except Refused as error:
             if error.code == NO_STREAM:
                 raise Missing from error
@@ -297,8 +309,6 @@ async def api(
                 raise
         except EngineGone:
             unanswered()
-        else:
-            return answer
         if loop.time() > deadline or connection.hopeless:
             raise EngineGone(f"JetStream did not answer {call} within {patience:g} s")
         await asyncio.sleep(_PAUSE_SECONDS)

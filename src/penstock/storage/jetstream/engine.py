@@ -14,7 +14,7 @@ import msgspec
 from penstock.core.clock import Clock, WallClock
 from penstock.errors import ConfigInvalid, EngineGone, InputInvalid
 from penstock.storage.jetstream.bus import NatsBus
-from penstock.storage.jetstream.cells import Home, Missing, api
+from penstock.storage.jetstream.cells import Home, Missing, api, ask
 from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused
 from penstock.storage.jetstream.export import JetStreamExport
 from penstock.storage.jetstream.log import JetStreamLog
@@ -178,7 +178,7 @@ async def _create(connection: Connection, name: str, config: dict[str, Any]) -> 
             return await connection.api(f"STREAM.CREATE.{name}", config, within=15)
         except Refused as refused:
             if refused.code == _EXISTS:
-                return await connection.api(f"STREAM.INFO.{name}")  # another node was quicker
+                return await ask(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)  # another was quicker
             if refused.code != _NO_PEERS or time.monotonic() > deadline:
                 gone = EngineGone(f"JetStream does not make {name}: {refused.description}")
                 gone.remedy = "Give the cluster enough servers with JetStream, or set log.replicas to fewer."

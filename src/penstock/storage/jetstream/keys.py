@@ -16,9 +16,10 @@ import msgspec
 
 from penstock.errors import KeyReused
 from penstock.limits import KEY_SECONDS
+from penstock.storage.checks import first_answer
 from penstock.storage.jetstream.rows import row
 from penstock.storage.jetstream.store import Store, Stored
-from penstock.values import Appended, Batch, Place, Producer
+from penstock.values import Appended, Batch, Key, Place, Producer
 
 RECENT_KEYS: Final = 100_000
 """Answers in memory, so that a quick repeat needs no question. Over it: the oldest are looked up."""
@@ -27,6 +28,8 @@ TTL: Final = f"Nats-TTL: {KEY_SECONDS + 3600}s\r\n".encode()
 """JetStream removes keys by itself, an hour after we stop to honour them."""
 
 Address = tuple[str, str, str]
+Owner = tuple[str, str]
+"""The subject and the name of a producer."""
 
 
 class Begun(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -71,7 +74,7 @@ class Keys:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._recent: dict[Address, Held] = {}
-        self.producers: dict[str, Held | None] = {}  # None: it is known that there is none
+        self.producers: dict[Owner, Held | None] = {}  # None: it is known that there is none
 
     def remember(self, address: Address, held: Held) -> None:
         self._recent.pop(address, None)
@@ -84,30 +87,36 @@ class Keys:
 
         `NotKnown` if only the log can tell, and it was not looked up yet.
         """
-        for address, digest in addresses(batch):
-            held = self._recent.get(address)
-            if held and held.made_ms > now_ms - KEY_SECONDS * 1000:
-                return _checked(held, digest, address)
-        return self._find_sequence(batch.producer, looked_up) if batch.producer else None
+        if (key := batch.key) and (held := self._get(_address(key), now_ms)):
+            if held.digest != key.digest:
+                raise KeyReused(key.key)
+            return held.appended
+        return self._find_sequence(batch, batch.producer, now_ms, looked_up) if batch.producer else None
 
-    def _find_sequence(self, producer: Producer, looked_up: bool) -> Appended | None:
-        if producer.name not in self.producers:
+    def _find_sequence(self, batch: Batch, producer: Producer, now_ms: int, looked_up: bool) -> Appended | None:
+        if known := self._get(_address_of(producer), now_ms):
+            return first_answer(batch, producer, known.appended, producer.sequence, known.appended)
+        owner = owner_of(producer)
+        if owner not in self.producers:
             raise NotKnown
-        last = self.producers[producer.name]
+        last = self.producers[owner]
         if last is None or producer.sequence > last.sequence:
             return None
         if not looked_up:
             raise NotKnown
-        # Its own answer is too old, or the number was left out: then the last one says enough.
-        return last.appended
+        return first_answer(batch, producer, None, last.sequence, last.appended)
+
+    def _get(self, address: Address, now_ms: int) -> Held | None:
+        held = self._recent.get(address)
+        return held if held and held.made_ms > now_ms - KEY_SECONDS * 1000 else None
 
     async def look_up(self, batch: Batch, now_ms: int) -> dict[str, int]:
         """Ask the log for everything *batch* could repeat; return the sequences of keys that are too old."""
         old: dict[str, int] = {}
-        if batch.producer:
-            subject = self._store.subjects.producer(batch.producer.name)
-            found = await self._store.last(subject)
-            self.producers[batch.producer.name] = _held(found, found.seq) if found else None
+        if producer := batch.producer:
+            found = await self._store.last(self._store.subjects.producer(*owner_of(producer)))
+            last = _held(found, found.seq) if found else await self._without_subject(producer, now_ms)
+            self.producers[owner_of(producer)] = last
         for address, _ in addresses(batch):
             subject = self._store.subjects.key(address)
             found = await self._store.last(subject)
@@ -119,6 +128,19 @@ class Keys:
             else:
                 old[subject] = found.seq
         return old
+
+    async def _without_subject(self, producer: Producer, now_ms: int) -> Held | None:
+        """The producer of that name as an older version kept it, for whoever has none of their own yet.
+
+        A job that was stopped before the upgrade and goes on after it would else store again what it had sent.
+        """
+        last = await self._store.last(self._store.subjects.producer_without_subject(producer.name))
+        if last is None:
+            return None
+        found = await self._store.last(self._store.subjects.key((producer.name, "", str(producer.sequence))))
+        if found and (held := _held(found, found.seq)).made_ms > now_ms - KEY_SECONDS * 1000:
+            self.remember(_address_of(producer), held)
+        return msgspec.structs.replace(_held(last, last.seq), seq=0)  # under its own subject there is nothing yet
 
     async def _resolved(self, stored: Stored) -> Held | None:
         """What a key stands for; None if its batch was begun and never stored."""
@@ -134,11 +156,24 @@ class Keys:
 def addresses(batch: Batch) -> list[tuple[Address, bytes]]:
     """Under what the answer to a batch is remembered, with the digest that must come again."""
     found: list[tuple[Address, bytes]] = []
-    if key := batch.key:
-        found.append(((key.subject, key.stream, key.key), key.digest))
+    if batch.key:
+        found.append((_address(batch.key), batch.key.digest))
     if batch.producer:
-        found.append(((batch.producer.name, "", str(batch.producer.sequence)), b""))
+        found.append((_address_of(batch.producer), b""))
     return found
+
+
+def owner_of(producer: Producer) -> Owner:
+    """Under what its last sequence is kept."""
+    return producer.subject, producer.name
+
+
+def _address(key: Key) -> Address:
+    return key.subject, key.stream, key.key
+
+
+def _address_of(producer: Producer) -> Address:
+    return producer.subject, "", f"{producer.name}/{producer.sequence}"
 
 
 def encode(digest: bytes, made_ms: int, sequence: int, appended: Appended, begun: Begun | None = None) -> bytes:
@@ -160,9 +195,3 @@ def _held(stored: Stored, origin: int) -> Held:
     answer = _answers.decode(stored.data[2:])
     appended = shifted(answer.appended, origin, repeated=True)
     return Held(answer.digest, answer.made_ms, answer.sequence, appended, stored.seq)
-
-
-def _checked(held: Held, digest: bytes, address: Address) -> Appended:
-    if held.digest != digest:
-        raise KeyReused(address[-1])
-    return held.appended

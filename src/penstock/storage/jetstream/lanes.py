@@ -175,5 +175,5 @@ def lanes_of(batch: Batch, known: KnownStreams) -> tuple[str, ...]:
     if batch.key:
         found["k\0" + "\0".join((batch.key.subject, batch.key.stream, batch.key.key))] = None
     if batch.producer:
-        found["p\0" + batch.producer.name] = None
+        found["p\0" + "\0".join((batch.producer.subject, batch.producer.name))] = None
     return tuple(found)

@@ -18,6 +18,7 @@ from penstock.errors import CallerError, EngineGone, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.storage.jetstream import tombstones
 from penstock.storage.jetstream.appending import Appender
+from penstock.storage.jetstream.cells import PATIENCE_SECONDS
 from penstock.storage.jetstream.connection import REQUEST_SECONDS
 from penstock.storage.jetstream.follower import Follower, Message
 from penstock.storage.jetstream.heads import Known, KnownStreams, Names, load
@@ -64,6 +65,7 @@ class JetStreamLog:
         self._follower = Follower(self._store, self._take, self._followed)
         await self._appender.__aenter__()
         await self._follower.__aenter__()
+        self._store.patience = PATIENCE_SECONDS
         return self
 
     async def __aexit__(
@@ -263,6 +265,7 @@ class JetStreamLog:
         limit: int = PAGE_ENTRIES,
         limit_bytes: int = PAGE_BYTES,
         meta: bool = False,
+        ahead: bool = False,
     ) -> Page:
         wanted = tuple(check_pattern(pattern) for pattern in patterns)
 

@@ -18,11 +18,11 @@ from penstock.errors import PositionMismatch
 from penstock.storage.jetstream import keys
 from penstock.storage.jetstream.frames import Message
 from penstock.storage.jetstream.heads import Known, KnownStreams
-from penstock.storage.jetstream.keys import Held, Keys, NotKnown, addresses, shifted
+from penstock.storage.jetstream.keys import Held, Keys, NotKnown, Owner, addresses, owner_of, shifted
 from penstock.storage.jetstream.lanes import Job
 from penstock.storage.jetstream.rows import facts_of, payload, side_payload
 from penstock.storage.jetstream.subjects import Subjects
-from penstock.values import Appended, Draft, Entry, Head, Kind
+from penstock.values import Appended, Draft, Entry, Head, Kind, Producer
 
 BASE: Final = 1 << 60
 _EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"
@@ -38,7 +38,7 @@ class Planned(msgspec.Struct, gc=False, eq=False):
     repeats: list[tuple[Job, Appended]]  # with real ids: nothing is stored for them
     heads: dict[str, Head]
     last_place: dict[str, int]  # of each stream's last entry
-    producers: dict[str, int]  # places of their messages
+    producers: dict[Owner, int]  # places of their messages
     mark: tuple[str, int, int]  # subject, expected sequence and place of its first entry: it finds the batch again
     refused: list[Job]  # something is wrong with them, and they were told
 
@@ -86,7 +86,7 @@ class Planner:
         self._last_place: dict[str, int] = {}
         self._answers: list[tuple[Job, Appended]] = []
         self._repeats: list[tuple[Job, Appended]] = []
-        self._producers: dict[str, int] = {}
+        self._producers: dict[Owner, int] = {}
         self._changed: dict[str, tuple[str, ...]] = {}
         self._refused: list[Job] = []
 
@@ -123,7 +123,7 @@ class Planner:
         for address, digest in found:
             self._add_key(job, address, digest, stamped.appended)
         if batch.producer and not job.begun:
-            self._add_producer(batch.producer.name, batch.producer.sequence, stamped.appended)
+            self._add_producer(batch.producer, stamped.appended)
         self._add_entries(stamped)
         self._answers.append((job, stamped.appended))
 
@@ -140,12 +140,13 @@ class Planner:
         data = self._answer(digest, 0, appended)
         self._parts.append(_Part(subject, data, None, _EXPECT % job.old_keys.get(subject, 0) + keys.TTL))
 
-    def _add_producer(self, name: str, sequence: int, appended: Appended) -> None:
-        last = self._memory.producers.get(name)
-        data = self._answer(b"", sequence, appended)
+    def _add_producer(self, producer: Producer, appended: Appended) -> None:
+        owner = owner_of(producer)
+        last = self._memory.producers.get(owner)
+        data = self._answer(b"", producer.sequence, appended)
         headers = _EXPECT % (last.seq if last else 0) + _ROLLUP
-        self._producers[name] = len(self._parts)
-        self._parts.append(_Part(self._subjects.producer(name), data, None, headers))
+        self._producers[owner] = len(self._parts)
+        self._parts.append(_Part(self._subjects.producer(*owner), data, None, headers))
 
     def _answer(self, digest: bytes, sequence: int, appended: Appended) -> bytes:
         place = BASE + len(self._parts)
@@ -280,9 +281,9 @@ def remember(memory: Keys, planned: Planned, first_seq: int, now_ms: int) -> Non
         again = shifted(places, first_seq - BASE, repeated=True)
         for address, digest in addresses(batch):
             memory.remember(address, Held(digest, now_ms, 0, again, 0))
-        if batch.producer and batch.producer.name in planned.producers:
-            seq = first_seq + planned.producers[batch.producer.name]
-            memory.producers[batch.producer.name] = Held(b"", now_ms, batch.producer.sequence, again, seq)
+        if batch.producer and (owner := owner_of(batch.producer)) in planned.producers:
+            seq = first_seq + planned.producers[owner]
+            memory.producers[owner] = Held(b"", now_ms, batch.producer.sequence, again, seq)
 
 
 def _refuse(future: asyncio.Future[Appended], error: BaseException) -> None:

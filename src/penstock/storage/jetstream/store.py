@@ -15,7 +15,15 @@ from typing import Final
 import msgspec
 
 from penstock.errors import EngineGone
-from penstock.storage.jetstream.connection import REQUEST_SECONDS, Connection, Refused, header, status
+from penstock.storage.jetstream.cells import Missing, ask
+from penstock.storage.jetstream.connection import (
+    ELECTING_SECONDS,
+    REQUEST_SECONDS,
+    Connection,
+    Refused,
+    header,
+    status,
+)
 from penstock.storage.jetstream.frames import Message
 from penstock.storage.jetstream.rows import Row, row
 from penstock.storage.jetstream.subjects import Subjects
@@ -68,6 +76,7 @@ class Store:
 
     def __init__(self, connection: Connection, subjects: Subjects) -> None:
         self.connection, self.subjects = connection, subjects
+        self.patience = ELECTING_SECONDS  # a new stream has no leader yet; less will do once the log is open
 
     # ── the leader ─────────────────────────────────────────────────────────────────────────────
 
@@ -85,7 +94,7 @@ class Store:
 
     async def _get(self, question: dict[str, object]) -> Stored | None:
         try:
-            data = await self.connection.api(f"STREAM.MSG.GET.{self.subjects.stream}", question)
+            data = await self._ask("STREAM.MSG.GET", question)
         except Refused as error:
             if error.code == NO_MESSAGE:
                 return None
@@ -110,9 +119,17 @@ class Store:
 
     async def _info(self, question: dict[str, object]) -> _Info:
         try:
-            return _infos.decode(await self.connection.api(f"STREAM.INFO.{self.subjects.stream}", question))
+            return _infos.decode(await self._ask("STREAM.INFO", question))
         except Refused as error:
             raise EngineGone(str(error)) from error
+
+    async def _ask(self, call: str, question: dict[str, object]) -> bytes:
+        """Ask its leader; again while there is none."""
+        name = self.subjects.stream
+        try:
+            return await ask(self.connection, f"{call}.{name}", question, patience=self.patience)
+        except Missing:
+            raise EngineGone(f"JetStream has no stream {name} any more") from None
 
     async def purge(self, subject: str, upto: int) -> int:
         """Drop the messages of a subject up to a sequence; return how many went."""

@@ -3,7 +3,8 @@
     <prefix>.log.e.<stream>     entries and heads of one stream; its last sequence guards every append
                 s.<stream>      who subscribes to it, when anybody does; only the newest is kept
                 k.<digest>      an idempotency key with its first answer; gone after a day
-                p.<name>        a producer's last sequence with its answer; only the newest is kept
+                p.<subject>.<name>  a producer's last sequence with its answer; only the newest is kept
+                p.<name>        the same of older versions, whose producers had no subject
                 x               tombstones of erased entries
                 c.trim          up to where the log was trimmed; only the newest is kept
 
@@ -44,7 +45,10 @@ class Subjects:
     def subscribers(self, stream: str) -> str:
         return self._subscribers + _path(stream[1:])
 
-    def producer(self, name: str) -> str:
+    def producer(self, subject: str, name: str) -> str:
+        return f"{self._producers}{token(subject)}.{token(name)}"
+
+    def producer_without_subject(self, name: str) -> str:
         return self._producers + token(name)
 
     def key(self, address: tuple[str, str, str]) -> str:

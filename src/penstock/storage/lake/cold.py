@@ -13,7 +13,6 @@ move at any moment: what was trimmed meanwhile was in the lake before.
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import dropwhile, takewhile
@@ -21,6 +20,7 @@ from itertools import dropwhile, takewhile
 from penstock.core.clock import Clock
 from penstock.core.log import Follower, Log
 from penstock.core.names import check_pattern
+from penstock.core.promise import Pending
 from penstock.errors import InputInvalid, Trimmed
 from penstock.limits import BATCH_ENTRIES, PAGE_BYTES, PAGE_ENTRIES
 from penstock.storage.lake.lake import Lake
@@ -49,7 +49,7 @@ class ColdLog:
     def trimmed_upto(self) -> int:
         return self._hot.trimmed_upto
 
-    def append(self, batch: Batch) -> Future[Appended]:
+    def append(self, batch: Batch) -> Pending[Appended]:
         return self._hot.append(batch)
 
     def follow(self, follower: Follower) -> None:
@@ -81,9 +81,12 @@ class ColdLog:
         limit: int = PAGE_ENTRIES,
         limit_bytes: int = PAGE_BYTES,
         meta: bool = False,
+        ahead: bool = False,
     ) -> Page:
         try:
-            return await self._hot.read_after(patterns, after, limit=limit, limit_bytes=limit_bytes, meta=meta)
+            return await self._hot.read_after(
+                patterns, after, limit=limit, limit_bytes=limit_bytes, meta=meta, ahead=ahead
+            )
         except Trimmed as error:
             return await self._read_cold(patterns, after, error.trimmed_upto, self._look(limit, limit_bytes, meta))
 

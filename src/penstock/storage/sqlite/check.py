@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from penstock.storage.sqlite.connection import open_reader
+from penstock.storage.sqlite.damage import Damage
 
 
 class FileCheck:
@@ -15,8 +16,8 @@ class FileCheck:
     `state` is "not needed", "running", "sound", "damaged" or "stopped"; `detail` says what is damaged.
     """
 
-    def __init__(self, path: Path, *, needed: bool) -> None:
-        self._path = path
+    def __init__(self, path: Path, damage: Damage, *, needed: bool) -> None:
+        self._path, self._damage = path, damage
         self.state = "running" if needed else "not needed"
         self.detail = ""
         self._connection: sqlite3.Connection | None = None
@@ -26,6 +27,14 @@ class FileCheck:
         if self.state == "running":
             self._connection = open_reader(self._path)
             self._task = asyncio.get_running_loop().run_in_executor(None, self._run, self._connection)
+
+    def again(self) -> None:
+        """Look once more, because something seems to be wrong; not while it looks, nor when that is known."""
+        if self.state not in ("running", "damaged"):
+            if self._connection:
+                self._connection.close()
+            self.state = "running"
+            self.start()
 
     async def wait(self) -> str:
         """The state when the check is over."""
@@ -41,13 +50,13 @@ class FileCheck:
             self._connection.close()
 
     def _run(self, connection: sqlite3.Connection) -> None:
+        self.state, self.detail = self._found(connection)
+        if self.state == "damaged":
+            self._damage.note(self.detail)
+
+    def _found(self, connection: sqlite3.Connection) -> tuple[str, str]:
         try:
             found = [row[0].decode() for row in connection.execute("PRAGMA quick_check(10)")]
-        except sqlite3.OperationalError as error:
-            interrupted = error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT
-            self.state, self.detail = "stopped" if interrupted else "damaged", str(error)
         except sqlite3.Error as error:
-            self.state, self.detail = "damaged", str(error)
-        else:
-            self.state = "sound" if found == ["ok"] else "damaged"
-            self.detail = "" if self.state == "sound" else "; ".join(found)
+            return "stopped" if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT else "damaged", str(error)
+        return ("sound", "") if found == ["ok"] else ("damaged", "; ".join(found))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import DataCorrupt, DiskFull, EngineGone, OperatorError
+from penstock.storage.sqlite.lock import FILE_NAME as LOCK_NAME
 from penstock.storage.sqlite.schema import check_file, migrate
 
 WRITER_CACHE_KIB: Final = 64 * 1024
@@ -26,9 +27,11 @@ def open_writer(
     path: Path, *, synchronous: str = "FULL", checkpoint_pages: int = CHECKPOINT_PAGES
 ) -> sqlite3.Connection:
     """The one connection that writes. Makes the file, for nobody else to read, or brings an older one up to date."""
+    if path.exists():
+        _check_unchanged(path)
     with suppress(OSError):  # SQLite will say what is wrong
         path.touch(mode=0o600)
-    connection = _connect(path, read_only=False)
+    connection = _connect(path)
     try:
         check_file(connection, str(path))
         connection.execute("PRAGMA journal_mode = WAL")
@@ -47,9 +50,39 @@ def open_writer(
     return connection
 
 
+def _check_unchanged(path: Path) -> None:
+    """Refuse what `check_file` refuses, and an emptied file, through a connection that changes nothing."""
+    if path.with_name(path.name + "-journal").exists():
+        return  # only a connection that writes can look behind it
+    if not path.stat().st_size:
+        _check_new(path)
+        return
+    # Without a write-ahead log nothing beside the file matters, and nothing is made beside it.
+    log = path.with_name(path.name + "-wal")
+    connection = _connect(path, "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1")
+    try:
+        check_file(connection, str(path))
+    except DataCorrupt as error:
+        error.remedy += " The file was left as it is."
+        raise
+    finally:
+        connection.close()
+
+
+def _check_new(path: Path) -> None:
+    """An empty file is all that the first start has made before it was cut off, or what became of a log."""
+    others = {one.name for one in path.parent.iterdir()} - {path.name, LOCK_NAME}
+    if others:
+        raise DataCorrupt(
+            str(path),
+            f"it is empty, but this directory was in use: {min(others)} is there",
+            remedy="Restore a backup into a new directory; or remove the empty file, to begin a new log.",
+        )
+
+
 def open_checkpointer(path: Path, *, synchronous: str) -> sqlite3.Connection:
     """A connection that writes nothing of its own: it moves pages from the write-ahead log into the file."""
-    connection = _connect(path, read_only=False)
+    connection = _connect(path)
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA cache_size = -64")
     return connection
@@ -57,19 +90,18 @@ def open_checkpointer(path: Path, *, synchronous: str) -> sqlite3.Connection:
 
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that only reads. Texts come as bytes: most are JSON on their way to a decoder."""
-    connection = _connect(path, read_only=True)
+    connection = _connect(path, "mode=ro")
     connection.text_factory = bytes
     connection.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
     return connection
 
 
-def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+def _connect(path: Path, how: str = "mode=rwc") -> sqlite3.Connection:
     # Connections are made in one thread and used in another, by one thread at a time. Several
     # hundred statements stay prepared: inserts have one for each number of rows (rows.py).
-    mode = "ro" if read_only else "rwc"
     try:
         return sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
+            f"{path.absolute().as_uri()}?{how}",
             uri=True,
             isolation_level=None,
             check_same_thread=False,
@@ -87,6 +119,11 @@ def translated(error: sqlite3.Error, path: Path) -> OperatorError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return DataCorrupt(str(path), str(error))
     return EngineGone(f"{path}: {error}")
+
+
+def stop_writing(connection: sqlite3.Connection) -> None:
+    """Let every further change fail. What is stored into a damaged file is acknowledged, and may not be found again."""
+    connection.execute("PRAGMA query_only = ON")
 
 
 def _disk_is_full(path: Path) -> bool:

@@ -12,11 +12,13 @@ import msgspec
 
 from penstock.core.bus import LocalBus
 from penstock.core.clock import Clock, WallClock
+from penstock.errors import DataCorrupt
 from penstock.storage.sqlite import schema
 from penstock.storage.sqlite.backup import Manifest, backup
 from penstock.storage.sqlite.check import FileCheck
 from penstock.storage.sqlite.checkpoint import Checkpointer
-from penstock.storage.sqlite.connection import CHECKPOINT_PAGES, open_writer, translated
+from penstock.storage.sqlite.connection import CHECKPOINT_PAGES, open_writer, stop_writing, translated
+from penstock.storage.sqlite.damage import Damage
 from penstock.storage.sqlite.export import SqliteExport
 from penstock.storage.sqlite.faults import Faults
 from penstock.storage.sqlite.known import KNOWN_STREAMS, Known, KnownStreams, load_by_number
@@ -24,7 +26,7 @@ from penstock.storage.sqlite.lock import DirectoryLock
 from penstock.storage.sqlite.log import SqliteLog
 from penstock.storage.sqlite.mailbox import SqliteMailbox
 from penstock.storage.sqlite.readers import READERS, Readers
-from penstock.storage.sqlite.recent import Recent, Spot
+from penstock.storage.sqlite.recent import Recent
 from penstock.storage.sqlite.registry import SqliteRegistry
 from penstock.storage.sqlite.writer import Limits, Writer
 from penstock.values import Head, Kind
@@ -71,10 +73,15 @@ class SqliteEngine:
         self._server, self._clock, self._faults, self._options = server, clock, faults, options
 
     async def __aenter__(self) -> Self:
-        """Open the file. `DataLocked`, `DataCorrupt` and `DiskFull` leave it as it was."""
+        """Open the file. `DataLocked`, `DataCorrupt` and `DiskFull` if that cannot be done."""
         self._lock = DirectoryLock(self.directory)
         try:
-            self._open(await asyncio.to_thread(self._connect))
+            connection = await asyncio.to_thread(self._connect)
+            try:
+                self._open(connection)
+            except BaseException:
+                connection.close()
+                raise
         except sqlite3.Error as error:
             self._lock.release()
             raise translated(error, self.path) from error
@@ -88,13 +95,17 @@ class SqliteEngine:
     ) -> None:
         await self.check.stop()
         await self.export.close()
-        await self._writer.close()
         await self._readers.close()
+        await self._writer.close()  # last: then SQLite takes the write-ahead log away
         self._lock.release()
 
     async def backup(self, directory: Path) -> Manifest:
         """Copy the file into an empty *directory* while it is in use."""
-        return await asyncio.to_thread(backup, self.path, directory)
+        try:
+            return await asyncio.to_thread(backup, self.path, directory)
+        except DataCorrupt:
+            self.check.again()  # the copy is damaged: is the file?
+            raise
 
     @property
     def queued(self) -> int:
@@ -104,23 +115,25 @@ class SqliteEngine:
     @property
     def trouble(self) -> str:
         """Why this engine should get no requests now; empty when all is well."""
-        return f"the data file is damaged: {self.check.detail}" if self.check.state == "damaged" else ""
+        return f"the data file is damaged: {self._damage.detail}" if self._damage.detail else ""
 
     def _connect(self) -> sqlite3.Connection:
         options = self._options
         return open_writer(self.path, synchronous=options.synchronous, checkpoint_pages=options.checkpoint_pages)
 
     def _open(self, connection: sqlite3.Connection) -> None:
-        options, clock = self._options, self._clock
+        options, clock, loop = self._options, self._clock, asyncio.get_running_loop()
         known, recent = KnownStreams(options.known_streams), Recent()
-        self.check = FileCheck(self.path, needed=not schema.fact(connection, "clean"))
-        schema.set_fact(connection, "clean", 0)
+        clean = schema.fact(connection, "clean")
         _read_unfolded(connection, known, recent)
-        self._readers = Readers(self.path, threads=options.readers)
+        schema.set_fact(connection, "clean", 0)
+        self._damage = damage = Damage(self.path, lambda: loop.call_soon_threadsafe(self._stop_writing))
+        self.check = FileCheck(self.path, damage, needed=not clean)
+        self._readers = Readers(self.path, damage, threads=options.readers)
         self._writer = options.writer(
             self.path, connection, known=known, recent=recent, next_id=schema.last_id(connection) + 1,
             next_number=_last_number(connection) + 1, clock=clock, server=self._server, faults=self._faults,
-            limits=options.limits,
+            limits=options.limits, damage=damage,
             checkpointer=Checkpointer(self.path, synchronous=options.synchronous, pages=options.checkpoint_pages),
         )  # fmt: skip
         self.log = SqliteLog(
@@ -134,6 +147,9 @@ class SqliteEngine:
         self._writer.start()
         self.check.start()
 
+    def _stop_writing(self) -> None:
+        self._writer.run(stop_writing)
+
 
 def _last_number(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT ifnull(max(number), 0) FROM streams").fetchone()[0])
@@ -145,7 +161,8 @@ def _read_unfolded(connection: sqlite3.Connection, known: KnownStreams, recent: 
     query = "SELECT id, stream, idx, chunk, offset, size, kind, published_ms FROM entries WHERE id > ? ORDER BY id"
     last: dict[int, tuple[int, ...]] = {}
     rows = connection.execute(query, (known.folded_upto,)).fetchall()
-    recent.add((row[1], Spot(row[0], *row[2:5])) for row in rows)
+    ids, streams, idxs, chunks, offsets = ([row[column] for row in rows] for column in range(5))
+    recent.add((streams, ids, idxs, chunks, offsets))
     last.update((row[1], row) for row in rows)
     for found in load_by_number(connection, list(last)):
         id, _, idx, chunk, offset, size, kind, published_ms = last[found.number]

@@ -21,7 +21,7 @@ from typing import Final
 from penstock.storage.sqlite.schema import set_fact
 
 FOLD_ENTRIES: Final = 32_768
-"""Unfolded entries that start a fold. They cost memory (about 200 bytes each) and are read again at
+"""Unfolded entries that start a fold. They cost memory (32 bytes each) and are read again at
 the next start (about 2 µs each)."""
 FOLD_ROWS: Final = 1_024
 """Rows that one step writes, and a quarter of those that one step gathers: a few milliseconds."""

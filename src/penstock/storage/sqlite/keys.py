@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.errors import KeyReused
 from penstock.limits import KEY_COUNT, KEY_SECONDS
+from penstock.storage.checks import first_answer
 from penstock.values import Appended, Batch, Key, Producer
 
 PRUNE_EVERY: Final = 1_000
@@ -21,28 +22,32 @@ class Keys:
     """The keys of one group, in front of those in the file. Only for the writer thread.
 
     The answers of a producer are kept as keys without a stream; its last sequence is kept for ever.
+
+    In files before version 2 a producer had no subject. Such a row still answers a repeat under its name, for
+    anybody who has no row of their own yet: a job that was stopped before the upgrade and goes on after it would
+    else store a second time what it had sent. What is stored from now on has a subject.
     """
 
     def __init__(self, connection: sqlite3.Connection, now_ms: int) -> None:
         self._connection, self._now_ms = connection, now_ms
         self._new: dict[_Address, tuple[bytes, Appended]] = {}
-        self._sequences: dict[str, tuple[int, Appended]] = {}
+        self._sequences: dict[tuple[str, str], tuple[int, Appended]] = {}  # of a subject's producer
 
     def find(self, batch: Batch) -> Appended | None:
         """The first answer if *batch* is a repeat; `KeyReused` if its key stands for another one."""
         if batch.key and (found := self._find_key(batch.key)):
             return found
         if batch.producer:
-            return self._find_sequence(batch.producer)
+            return self._find_sequence(batch, batch.producer)
         return None
 
     def add(self, batch: Batch, appended: Appended) -> None:
         """Remember the answer to a batch that is stored in this group."""
         if batch.key:
             self._new[_address(batch.key)] = (batch.key.digest, appended)
-        if batch.producer:
-            self._new[_address_of(batch.producer)] = (b"", appended)
-            self._sequences[batch.producer.name] = (batch.producer.sequence, appended)
+        if producer := batch.producer:
+            self._new[_address_of(producer)] = (b"", appended)
+            self._sequences[producer.subject, producer.name] = (producer.sequence, appended)
 
     def write(self) -> None:
         """Store what was added, in the caller's transaction, and drop some of what is too old."""
@@ -54,8 +59,8 @@ class Keys:
                 "INSERT OR REPLACE INTO keys (subject, stream, key, digest, answer, made_ms) VALUES (?, ?, ?, ?, ?, ?)",
                 (*address, digest, _encoded(appended), self._now_ms),
             )
-        for name, (sequence, appended) in self._sequences.items():
-            execute("INSERT OR REPLACE INTO producers VALUES (?, ?, ?)", (name, sequence, _encoded(appended)))
+        for owner, (sequence, appended) in self._sequences.items():
+            execute("INSERT OR REPLACE INTO producers VALUES (?, ?, ?, ?)", (*owner, sequence, _encoded(appended)))
         newest: int = execute("SELECT max(number) FROM keys").fetchone()[0]
         if newest // PRUNE_EVERY != (newest - len(self._new)) // PRUNE_EVERY:
             self._prune(newest)
@@ -66,12 +71,18 @@ class Keys:
             raise KeyReused(key.key)
         return answer
 
-    def _find_sequence(self, producer: Producer) -> Appended | None:
-        sequence, last = self._sequences.get(producer.name) or self._load_sequence(producer.name)
-        if last is None or producer.sequence > sequence:
+    def _find_sequence(self, batch: Batch, producer: Producer) -> Appended | None:
+        owner, address = (producer.subject, producer.name), _address_of(producer)
+        found = self._sequences.get(owner) or self._load("producers WHERE subject = ? AND name = ?", owner)
+        if found is None:
+            found = self._load("producers_without_subject WHERE name = ?", owner[1:])
+            address = (producer.name, "", str(producer.sequence))
+        if found is None or producer.sequence > found[0]:
             return None
-        # The answer may be pruned, or the number was left out: then the last one says enough.
-        return self._get(_address_of(producer))[1] or msgspec.structs.replace(last, repeated=True)
+        sequence, last = found
+        return first_answer(
+            batch, producer, self._get(address)[1], sequence, msgspec.structs.replace(last, repeated=True)
+        )
 
     def _get(self, address: _Address) -> tuple[bytes, Appended | None]:
         """A remembered answer, marked as a repeat."""
@@ -83,9 +94,9 @@ class Keys:
         ).fetchone()
         return (row[0], _answers.decode(row[1])) if row else (b"", None)
 
-    def _load_sequence(self, name: str) -> tuple[int, Appended | None]:
-        row = self._connection.execute("SELECT sequence, answer FROM producers WHERE name = ?", (name,)).fetchone()
-        return (row[0], _answers.decode(row[1])) if row else (0, None)
+    def _load(self, place: str, values: tuple[str, ...]) -> tuple[int, Appended] | None:
+        row = self._connection.execute(f"SELECT sequence, answer FROM {place}", values).fetchone()  # noqa: S608
+        return (row[0], _answers.decode(row[1])) if row else None
 
     def _prune(self, newest: int) -> None:
         """Drop up to two thousand of the oldest keys: at least as fast as they come."""
@@ -101,7 +112,7 @@ def _address(key: Key) -> _Address:
 
 
 def _address_of(producer: Producer) -> _Address:
-    return (producer.name, "", str(producer.sequence))
+    return (producer.subject, "", f"{producer.name}/{producer.sequence}")
 
 
 def _encoded(appended: Appended) -> bytes:

@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from penstock.core.clock import Clock
 from penstock.core.log import Follower
 from penstock.core.names import check_pattern, is_exact
+from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
 from penstock.errors import CallerError, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.storage.sqlite import pages, retention
+from penstock.storage.sqlite.ahead import Ahead, Kind, Read
 from penstock.storage.sqlite.known import Known, KnownStreams, load_by_name
 from penstock.storage.sqlite.pages import Source
 from penstock.storage.sqlite.reader import Look
@@ -34,6 +36,7 @@ class SqliteLog:
         self.durability, self.server = durability, server
         self._writer, self._readers, self._known, self._recent = writer, readers, known, recent
         self._clock, self._trimmed_upto = clock, trimmed_upto
+        self._ahead = Ahead(readers, clock)
 
     @property
     def followed(self) -> int:
@@ -43,11 +46,11 @@ class SqliteLog:
     def trimmed_upto(self) -> int:
         return self._trimmed_upto
 
-    def append(self, batch: Batch) -> asyncio.Future[Appended]:
+    def append(self, batch: Batch) -> Promise[Appended]:
         try:
             weight = check_batch(batch)
         except CallerError as error:
-            return self._writer.refuse(error)
+            return failed(error)
         return self._writer.submit_batch(batch, weight)
 
     def follow(self, follower: Follower) -> None:
@@ -125,9 +128,9 @@ class SqliteLog:
         limit: int = PAGE_ENTRIES,
         limit_bytes: int = PAGE_BYTES,
         meta: bool = False,
+        ahead: bool = False,
     ) -> Page:
         wanted = tuple(check_pattern(pattern) for pattern in patterns)
-        few = len(wanted) <= EXACT_STREAMS and all(is_exact(pattern) for pattern in wanted)
 
         async def read() -> Page:
             if after < self._trimmed_upto:
@@ -136,12 +139,24 @@ class SqliteLog:
             look = self._look(limit, limit_bytes, meta)
             if after >= look.upto:
                 return Page((), after, more=False)
-            if few:
-                sources = await self._sources(wanted, look.upto)
-                return await self._readers.run(lambda reader: pages.by_ids(reader, sources, after, look))
-            return await self._readers.run(lambda reader: pages.by_scan(reader, wanted, after, look))
+            if not ahead:
+                page_after = await self._pages(wanted, look)
+                return await self._readers.run(lambda reader: page_after(reader, after))
+            kind = Kind(wanted, look.limit, look.limit_bytes, meta)
+            begun = self._ahead.take(kind, after)
+            # One that says it is the last was so when its replay began, perhaps not now.
+            if begun is not None and (page := await begun).more:
+                return page
+            return await self._ahead.begin(kind, after, await self._pages(wanted, look))
 
         return await self._steadily(read)
+
+    async def _pages(self, wanted: tuple[str, ...], look: Look) -> Read:
+        """How to read pages of what is wanted, as far as *look* goes."""
+        if len(wanted) > EXACT_STREAMS or not all(is_exact(pattern) for pattern in wanted):
+            return lambda reader, after: pages.by_scan(reader, wanted, after, self._now(look))
+        sources = await self._sources(wanted, look.upto)
+        return lambda reader, after: pages.by_ids(reader, sources, after, self._now(look))
 
     async def id_before(self, ms: int) -> int:
         upto = self.followed
@@ -155,6 +170,9 @@ class SqliteLog:
 
     def _look(self, limit: int, limit_bytes: int, meta: bool) -> Look:
         return Look(self.followed, min(limit, PAGE_ENTRIES), min(limit_bytes, PAGE_BYTES), meta, self._clock.now_ms())
+
+    def _now(self, look: Look) -> Look:
+        return look._replace(now_ms=self._clock.now_ms())
 
     async def _steadily(self, read: Callable[[], Awaitable[Page]]) -> Page:
         """Read, and once more if the log was trimmed meanwhile: the page might have a hole."""
@@ -172,6 +190,7 @@ class SqliteLog:
             return 0
         await self._writer.fold_now()  # a head that is not folded is read from its stream's last entry
         before, self._trimmed_upto = self._trimmed_upto, upto  # first, so that no read meets a hole unaware
+        self._ahead.forget()
         try:
             gone = await self._trim_slice(upto)
         except BaseException:
@@ -187,7 +206,9 @@ class SqliteLog:
         return await self._writer.run(lambda connection: retention.trim_slice(connection, upto))
 
     async def erase(self, ids: Sequence[int]) -> int:
-        return await self._writer.run(lambda connection: retention.erase(connection, ids))
+        erased = await self._writer.run(lambda connection: retention.erase(connection, ids))
+        self._ahead.forget()
+        return erased
 
     async def expire(self, limit: int = 10_000) -> int:
         now_ms = self._clock.now_ms()

@@ -7,7 +7,7 @@ from itertools import takewhile
 from penstock.errors import InputInvalid, NotFound, Trimmed
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
 from penstock.storage.sqlite.reader import Look, Reader, Where, from_cursor, from_id, from_index
-from penstock.storage.sqlite.recent import Spot
+from penstock.storage.sqlite.recent import Spot, Spots
 from penstock.values import Entry, Head, Kind, Page
 
 
@@ -16,7 +16,7 @@ class Source:
 
     __slots__ = ("head", "number", "recent", "trimmed_upto")
 
-    def __init__(self, number: int, head: Head, recent: list[Spot], trimmed_upto: int) -> None:
+    def __init__(self, number: int, head: Head, recent: Spots, trimmed_upto: int) -> None:
         self.number, self.head, self.recent, self.trimmed_upto = number, head, recent, trimmed_upto
 
     def spots(self, reader: Reader, where: Where, look: Look, limit: int) -> list[Spot]:
@@ -63,6 +63,9 @@ def by_cursor(reader: Reader, source: Source, chunk: int, offset: int, look: Loo
 
 def by_ids(reader: Reader, sources: list[Source], after: int, look: Look) -> Page:
     """Entries of a few streams after an id, in order of id."""
+    if len(sources) == 1 and (full := reader.next_page(sources[0].number, after, look)):
+        entries, last = full
+        return Page(tuple(entries), last, more=last < look.upto)
     found = [
         id
         for source in sources

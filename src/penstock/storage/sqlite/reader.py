@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.core.names import matches
-from penstock.storage.sqlite.recent import Spot
+from penstock.storage.sqlite.recent import Spot, Spots
 from penstock.values import Entry, Head, Kind
 
 SCAN_ROWS: Final = 32_768
@@ -61,6 +61,22 @@ _SURVEY = """
 SELECT max(id), count(*), sum(length(body)), json_group_array(DISTINCT stream)
 FROM (SELECT id, stream, body FROM entries WHERE id > ? AND id <= ? ORDER BY id LIMIT ?)
 """
+# A full page of one stream in one statement, for replays: the next page can be on its way while this one is made into
+# lines, because nobody has to take the interpreter lock in between. Nothing, if the stream has less in `places`, lies
+# too far apart, or is too large.
+_NEXT_PAGE = """
+WITH reach(id) AS MATERIALIZED (
+    SELECT max(id)
+    FROM (SELECT id FROM places WHERE stream = :stream AND id > :after AND id <= :upto ORDER BY id LIMIT :limit)
+    HAVING count(*) = :limit AND max(id) - :after <= :dense * :limit
+), fitting(id) AS MATERIALIZED (
+    SELECT id FROM reach WHERE :limit_bytes >= (
+        SELECT sum(length(body)) FROM entries WHERE entries.id > :after AND entries.id <= reach.id AND stream = :stream
+    )
+)
+""" + _PLAIN_PAGE.replace("SELECT", "SELECT (SELECT id FROM fitting),", 1).format(
+    rows="entries WHERE id > :after AND id <= (SELECT id FROM fitting) AND stream = :stream {live}"
+)
 _PLACES = """
 SELECT json_group_array(json_array(id, idx, chunk, offset))
 FROM (SELECT * FROM places WHERE stream = :stream AND id >= {first} AND id <= :upto ORDER BY id LIMIT :limit)
@@ -186,6 +202,10 @@ class Names:
         return [number for number in numbers if decisions[number]]
 
 
+def _id(entry: Entry) -> int:
+    return entry.id
+
+
 def _is_plain(entry: Entry) -> bool:
     return entry.kind is _DATA and not entry.type and not entry.attributes and entry.expires_ms is None
 
@@ -202,7 +222,7 @@ class Reader:
         self.connection, self._names = connection, names
         self._plain = True  # the last page had plain events only
 
-    def spots(self, stream: int, recent: list[Spot], where: Where, upto: int, limit: int) -> list[Spot]:
+    def spots(self, stream: int, recent: Spots, where: Where, upto: int, limit: int) -> list[Spot]:
         """The stream's first spots with a property. *recent* must have been taken before this call."""
         values = {"stream": stream, "upto": upto, "limit": limit, "leap": 1 << upto.bit_length(), **where.values}
         text = self.connection.execute(where.query, values).fetchone()[0]
@@ -211,19 +231,20 @@ class Reader:
         found |= {spot.id: spot for spot in recent[begin : begin + limit]}
         return [found[id] for id in sorted(found)[:limit]]
 
-    def ids_after(self, stream: int, recent: list[Spot], after: int, upto: int, limit: int) -> list[int]:
+    def ids_after(self, stream: int, recent: Spots, after: int, upto: int, limit: int) -> list[int]:
         """As `spots`, for those who only need the ids: a replay reads little else."""
         text = self.connection.execute(_IDS_AFTER, (stream, after, upto, limit)).fetchone()[0]
         begin = bisect_right(recent, after, key=lambda spot: spot.id)
         ids, unfolded = _numbers.decode(text), [spot.id for spot in recent[begin : begin + limit]]
         return sorted({*ids, *unfolded})[:limit] if unfolded else ids
 
-    def before(self, stream: int, recent: list[Spot], id: int) -> Spot | None:
+    def before(self, stream: int, recent: Spots, id: int) -> Spot | None:
         """The stream's last spot below *id*."""
         query = "SELECT id, idx, chunk, offset FROM places WHERE stream = ? AND id < ? ORDER BY id DESC LIMIT 1"
         row = self.connection.execute(query, (stream, id)).fetchone()
         found = [Spot(*row)] if row else []
-        found += [spot for spot in recent if spot.id < id][-1:]
+        last = bisect_left(recent, id, key=lambda spot: spot.id)
+        found += recent[max(0, last - 1) : last]
         return max(found, key=lambda spot: spot.id, default=None)
 
     def entries(self, ids: Sequence[int], look: Look) -> tuple[list[Entry], bool]:
@@ -240,8 +261,24 @@ class Reader:
         numbers = msgspec.json.encode(streams).decode()
         values = {"after": ids[0] - 1, "upto": ids[-1], "streams": numbers, "now": look.now_ms, "limit": len(ids)}
         entries, whole = self._page(f"entries WHERE {which}", values, look)
-        entries.sort(key=lambda entry: entry.id)  # they are in order already, but nobody promises it
+        entries.sort(key=_id)  # they are in order already, but nobody promises it
         return entries, whole
+
+    def next_page(self, stream: int, after: int, look: Look) -> tuple[list[Entry], int] | None:
+        """A full page of plain events and its last id, with one statement; None if it takes more than that."""
+        if not self._plain:
+            return None
+        values = {
+            "stream": stream, "after": after, "upto": look.upto, "limit": look.limit, "limit_bytes": look.limit_bytes,
+            "now": look.now_ms, "dense": DENSE,
+        }  # fmt: skip
+        query = _NEXT_PAGE.format(live="" if look.meta else f"AND {_LIVE}")
+        last, text, bodies, special = self.connection.execute(query, values).fetchone()
+        if last is None or special:
+            return None
+        entries = self._plain_entries(_plain_rows.decode(text), bodies or b"")
+        entries.sort(key=_id)
+        return entries, last
 
     def scan(self, patterns: tuple[str, ...], after: int, look: Look) -> tuple[list[Entry], int]:
         """Matching entries after an id, and the id up to which was looked."""

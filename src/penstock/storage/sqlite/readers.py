@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.errors import Busy, EngineGone
-from penstock.storage.sqlite.connection import open_reader, translated
+from penstock.storage.sqlite.connection import open_reader
+from penstock.storage.sqlite.damage import Damage
 from penstock.storage.sqlite.reader import Names, Reader
 
 READERS: Final = 3
@@ -25,8 +26,8 @@ T = TypeVar("T")
 class Readers:
     """Runs functions of a `Reader` outside the event loop."""
 
-    def __init__(self, path: Path, *, threads: int = READERS, waiting: int = WAITING_READS) -> None:
-        self._path, self._limit = path, waiting
+    def __init__(self, path: Path, damage: Damage, *, threads: int = READERS, waiting: int = WAITING_READS) -> None:
+        self._path, self._damage, self._threads, self._limit = path, damage, threads, waiting
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-reader")
         self._names = Names()
         self._local = threading.local()
@@ -36,15 +37,38 @@ class Readers:
 
     async def run(self, function: Callable[[Reader], T]) -> T:
         """Call *function* in a reader's thread; `Busy` if too many wait."""
+        self._admit()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self.here, function)
+        finally:
+            self._running -= 1
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Call *work*, which must not raise, in a reader's thread: it calls `here`, and tells the loop by itself."""
+        self._admit()
+        asyncio.get_running_loop().run_in_executor(self._pool, work).add_done_callback(self._ended)
+
+    @property
+    def crowded(self) -> bool:
+        """No thread is free. May be asked in any thread."""
+        return self._running >= self._threads
+
+    def here(self, function: Callable[[Reader], T]) -> T:
+        """Call *function* with the reader of this thread, which is one of ours."""
+        try:
+            return function(self._reader())
+        except sqlite3.Error as error:
+            raise self._damage.translated(error) from error
+
+    def _admit(self) -> None:
         if self._closed:
             raise EngineGone("the engine is closed")
         if self._running >= self._limit:
-            raise Busy("storage.reads", self._limit)
+            raise Busy("reads at once", self._limit)
         self._running += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, function)
-        finally:
-            self._running -= 1
+
+    def _ended(self, work: asyncio.Future[None]) -> None:
+        self._running -= 1
 
     async def close(self) -> None:
         """Wait for the reads that run, then close their connections."""
@@ -52,12 +76,6 @@ class Readers:
         await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
         for connection in self._connections:
             connection.close()
-
-    def _call(self, function: Callable[[Reader], T]) -> T:
-        try:
-            return function(self._reader())
-        except sqlite3.Error as error:
-            raise translated(error, self._path) from error
 
     def _reader(self) -> Reader:
         reader: Reader | None = getattr(self._local, "reader", None)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import overload
 
 import msgspec
+
+_WIDTH = 4  # numbers of a spot
+
+Columns = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+"""Stream numbers, ids, idxs, chunks and offsets of entries."""
 
 
 class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -17,42 +24,76 @@ class Spot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offset: int
 
 
+class Spots(Sequence[Spot]):
+    """Spots in order of id, as plain numbers: 32 bytes each, and all of them are forgotten at once."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, numbers: array[int]) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers) // _WIDTH
+
+    @overload
+    def __getitem__(self, place: int) -> Spot: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Spot]: ...
+    def __getitem__(self, place: int | slice) -> Spot | list[Spot]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        return Spot(*self._numbers[_WIDTH * place : _WIDTH * place + _WIDTH])
+
+
 class Recent:
     """Spots of unfolded entries by stream number, in order of id.
 
     The writer thread adds what it has committed and drops what it has folded; both are one
-    list operation under the interpreter lock. A reader first takes a copy here, then asks the
+    operation of an array under the interpreter lock. A reader first takes a copy here, then asks the
     file: what is dropped in between has been folded before, so it is found there.
     """
 
     def __init__(self) -> None:
-        self._spots: dict[int, list[Spot]] = {}
+        self._spots: dict[int, array[int]] = {}
         self.count = 0
 
-    def add(self, spots: Iterable[tuple[int, Spot]]) -> None:
-        """Add spots, each with its stream's number, in order of id."""
-        known = self._spots
-        for stream, spot in spots:
-            if stream in known:
-                known[stream].append(spot)
-            else:
-                known[stream] = [spot]
-            self.count += 1
+    def add(self, columns: Columns) -> None:
+        """Add spots in order of id."""
+        streams, *spots = columns
+        if not streams:
+            return
+        if streams.count(streams[0]) == len(streams):  # one batch, or a busy stream: all at once
+            numbers = [0] * (_WIDTH * len(streams))
+            for place, column in enumerate(spots):
+                numbers[place::_WIDTH] = column
+            self._of(streams[0]).extend(numbers)
+        else:
+            for stream, *spot in zip(streams, *spots, strict=True):
+                self._of(stream).extend(spot)
+        self.count += len(streams)
 
-    def of(self, stream: int, upto: int) -> list[Spot]:
+    def _of(self, stream: int) -> array[int]:
+        numbers = self._spots.get(stream)
+        if numbers is None:
+            numbers = self._spots[stream] = array("q")
+        return numbers
+
+    def of(self, stream: int, upto: int) -> Spots:
         """A copy of one stream's spots with ids up to *upto*."""
-        spots = self._spots.get(stream, [])[:]
-        return spots[: bisect_right(spots, upto, key=_id)]
+        numbers = self._spots.get(stream)
+        copy = array("q") if numbers is None else numbers[:]
+        del copy[_WIDTH * bisect_right(Spots(copy), upto, key=_id) :]
+        return Spots(copy)
 
     def drop(self, upto: int) -> None:
         """Forget what has been folded."""
-        for stream, spots in list(self._spots.items()):
-            gone = bisect_right(spots, upto, key=_id)
+        for stream, numbers in list(self._spots.items()):
+            gone = bisect_right(Spots(numbers), upto, key=_id)
             self.count -= gone
-            if gone == len(spots):
+            if _WIDTH * gone == len(numbers):
                 del self._spots[stream]
-            elif gone:
-                self._spots[stream] = spots[gone:]
+            else:
+                del numbers[: _WIDTH * gone]
 
 
 def _id(spot: Spot) -> int:

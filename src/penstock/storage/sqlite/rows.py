@@ -8,11 +8,10 @@ all of them 7 ms. Hence an INSERT for every number of rows up to 64, and for a f
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
-from penstock.storage.sqlite.recent import Spot
+from penstock.storage.sqlite.recent import Columns
 
 Value = int | str | bytes | None
 COLUMNS: Final = 12
@@ -31,10 +30,10 @@ def insert(connection: sqlite3.Connection, values: list[Value]) -> None:
         begin = end
 
 
-def spots(values: list[Any]) -> Iterator[tuple[int, Spot]]:
-    """The coordinates of such rows, each with its stream's number."""
-    ids, numbers, indexes, chunks, offsets = (values[column::COLUMNS] for column in range(5))
-    return zip(numbers, map(Spot, ids, indexes, chunks, offsets), strict=True)
+def spots(values: list[Any]) -> Columns:
+    """The coordinates of such rows."""
+    ids, streams, indexes, chunks, offsets = (values[column::COLUMNS] for column in range(5))
+    return streams, ids, indexes, chunks, offsets
 
 
 def counts(total: int) -> list[int]:

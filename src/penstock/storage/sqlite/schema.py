@@ -5,7 +5,8 @@
     heads           where each stream goes on          ┐ both follow `entries` at a distance:
     places          the ids of each stream's entries   ┘ see fold.py
     keys            idempotency keys with their answers, oldest first
-    producers       the last sequence of each producer, for ever
+    producers       the last sequence of each subject's producers, for ever; of those before version 2,
+                    which had no subject: producers_without_subject
     records         the registry
     months          the months of the mailbox; each has tables of its own (mailbox.py)
     facts           single values: folded_upto, trimmed_upto, clean …
@@ -106,6 +107,19 @@ CREATE TABLE months (month TEXT PRIMARY KEY) WITHOUT ROWID;
 INSERT INTO facts VALUES ('folded_upto', 0), ('trimmed_upto', 0), ('version', 0), ('clean', 1);
 """
 
+# A producer's name was good for the whole log: whoever knew it could use up its sequences.
+_VERSION_2 = """
+ALTER TABLE producers RENAME TO producers_without_subject;
+
+CREATE TABLE producers (
+    subject TEXT NOT NULL,
+    name TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    answer BLOB NOT NULL,
+    PRIMARY KEY (subject, name)
+) WITHOUT ROWID;
+"""
+
 Migration = Callable[[sqlite3.Connection], None]
 
 
@@ -118,7 +132,7 @@ def _run(script: str) -> Migration:
     return migrate
 
 
-MIGRATIONS: tuple[Migration, ...] = (_run(_VERSION_1),)
+MIGRATIONS: tuple[Migration, ...] = (_run(_VERSION_1), _run(_VERSION_2))
 """The n-th takes a file from version n to n + 1; an empty file has version 0."""
 
 
@@ -129,11 +143,17 @@ def check_file(connection: sqlite3.Connection, path: str, newest: int = len(MIGR
         application: int = connection.execute("PRAGMA application_id").fetchone()[0]
         tables: int = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise  # it cannot be read now: that says nothing about what is in it
         raise DataCorrupt(path, str(error)) from error
     if application != APPLICATION_ID and (application or version or tables):
-        raise DataCorrupt(path, "it is a database of another program")
+        raise DataCorrupt(path, "it is a database of another program", remedy="Give another --data directory.")
     if version > newest:
-        raise DataCorrupt(path, f"its schema is version {version}, this program knows up to {newest}")
+        raise DataCorrupt(
+            path,
+            f"its schema is version {version}, this program knows up to {newest}",
+            remedy="Run the version of Penstock that wrote it, or a newer one.",
+        )
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -23,10 +23,11 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.log import Follower
+from penstock.core.promise import Promise
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
 from penstock.storage.sqlite import fold, schema
 from penstock.storage.sqlite.checkpoint import Checkpointer
-from penstock.storage.sqlite.connection import translated
+from penstock.storage.sqlite.damage import Damage
 from penstock.storage.sqlite.faults import Faults
 from penstock.storage.sqlite.group import Group
 from penstock.storage.sqlite.known import KnownStreams
@@ -37,7 +38,7 @@ QUEUE_JOBS: Final = 20_000
 """Jobs that wait or are being written. Over it: `Busy`. At 20,000 a second that is one second."""
 QUEUE_BYTES: Final = 64 * 1024 * 1024
 """Body bytes of those jobs. Over it: `Busy`."""
-HAND_OVER_JOBS: Final = 32
+HAND_OVER_JOBS: Final = 128
 """Jobs of one turn of the loop after which the writer begins with them, beside the rest of the turn."""
 GROUP_JOBS: Final = 1_024
 GROUP_BYTES: Final = 8 * 1024 * 1024
@@ -50,24 +51,22 @@ Together = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
 """Does something for many at once: a result for each argument, or the exception that it gets instead."""
 
 
-class Job:
+class Job(Promise[Any]):
     """Something to store: a batch, a function of the connection, or an argument of one that takes many at once."""
 
-    __slots__ = ("argument", "batch", "error", "function", "future", "result", "together", "weight")
+    __slots__ = ("argument", "batch", "function", "together", "weight")
 
     def __init__(
         self,
-        future: asyncio.Future[Any],
         weight: int,
         batch: Batch | None = None,
         function: Callable[[sqlite3.Connection], Any] | None = None,
         together: Together | None = None,
         argument: Any = None,
     ) -> None:
-        self.future, self.weight, self.batch, self.function = future, weight, batch, function
+        Promise.__init__(self)
+        self.weight, self.batch, self.function = weight, batch, function
         self.together, self.argument = together, argument
-        self.result: Any = None
-        self.error: Exception | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -98,12 +97,13 @@ class Writer:
         server: str,
         faults: Faults | None = None,
         limits: Limits,
+        damage: Damage,
         checkpointer: Checkpointer,
     ) -> None:
         self._path, self._connection, self._clock, self._server = path, connection, clock, server
         self._known, self._recent = known, recent
         self._next_id, self._next_number = next_id, next_number
-        self._faults, self._limits, self._checkpointer = faults, limits, checkpointer
+        self._faults, self._limits, self._damage, self._checkpointer = faults, limits, damage, checkpointer
         self._loop = asyncio.get_running_loop()
         self._gathered: list[Job] = []  # in this turn of the loop, for the writer at its end
         self._queue: SimpleQueue[list[Job] | None] = SimpleQueue()
@@ -133,32 +133,20 @@ class Writer:
             self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
 
-    def refuse(self, error: Exception) -> asyncio.Future[Any]:
-        """A future that has failed already."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-        future.set_exception(error)
-        return future
-
-    def submit_batch(self, batch: Batch, weight: int) -> asyncio.Future[Appended]:
+    def submit_batch(self, batch: Batch, weight: int) -> Promise[Appended]:
         """Store *batch* with the next group."""
-        future: asyncio.Future[Appended] = self._loop.create_future()
-        self._submit(Job(future, weight, batch))
-        return future
+        return self._submit(Job(weight, batch))
 
-    async def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> T:
+    def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> Promise[T]:
         """Call *function* with the connection, inside the next group's transaction.
 
         It must raise a `CallerError` before it writes, or not at all.
         """
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._submit(Job(future, weight, function=function))
-        return await future
+        return self._submit(Job(weight, function=function))
 
-    def submit_together(self, together: Together, argument: Any, weight: int = 0) -> asyncio.Future[Any]:
+    def submit_together(self, together: Together, argument: Any, weight: int = 0) -> Promise[Any]:
         """As `run`, of a function that takes the arguments of all neighbours in the group which call the same."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._submit(Job(future, weight, together=together, argument=argument))
-        return future
+        return self._submit(Job(weight, together=together, argument=argument))
 
     async def fold_now(self) -> None:
         """Return when everything that is followed now has been folded."""
@@ -172,13 +160,13 @@ class Writer:
         """Jobs that wait or are being written."""
         return self._queued
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: Job) -> Job:
         if self._closed:
-            job.future.set_exception(EngineGone("the engine is closed"))
+            job.fail(EngineGone("the engine is closed"))
         elif self._queued >= self._limits.queue_jobs:
-            job.future.set_exception(Busy("storage.queue", self._limits.queue_jobs))
+            job.fail(Busy("log.queue", self._limits.queue_jobs))
         elif self._queued_bytes + job.weight > self._limits.queue_bytes and self._queued:
-            job.future.set_exception(Busy("storage.queue_bytes", self._limits.queue_bytes))
+            job.fail(Busy("log.queue_bytes", self._limits.queue_bytes))
         else:
             self._queued += 1
             self._queued_bytes += job.weight
@@ -188,6 +176,7 @@ class Writer:
             # Who asks for something else than an append waits for it: a confirmation, a lease.
             if len(self._gathered) >= self._enough or (job.batch is None and self._gather_seconds):
                 self._hand_over()
+        return job
 
     def _hand_over(self) -> None:
         """Give the writer what this turn of the loop has brought.
@@ -211,12 +200,10 @@ class Writer:
         self._queued -= len(jobs)
         for job in jobs:
             self._queued_bytes -= job.weight
-            if job.future.done():
-                continue  # cancelled: it was stored all the same
-            if job.error is None:
-                job.future.set_result(job.result)
-            else:
-                job.future.set_exception(job.error)
+            try:
+                job.settle()
+            except Exception as error:  # noqa: BLE001 - nor must a caller's
+                self._loop.call_exception_handler({"message": "a caller raised at its result", "exception": error})
 
     # ── in the writer thread ───────────────────────────────────────────────────────────────────
 
@@ -287,9 +274,9 @@ class Writer:
         changes = self._connection.total_changes
         try:
             if job.batch is not None:
-                job.result = group.append(job.batch)
+                job.value = group.append(job.batch)
             else:
-                job.result = cast("Callable[[sqlite3.Connection], Any]", job.function)(self._connection)
+                job.value = cast("Callable[[sqlite3.Connection], Any]", job.function)(self._connection)
         except sqlite3.Error:
             raise
         except Exception as error:  # one job's mistake or defect must not fail the others
@@ -304,7 +291,7 @@ class Writer:
             if isinstance(result, Exception):
                 job.error = result
             else:
-                job.result = result
+                job.value = result
 
     def _commit(self, group: Group) -> None:
         if self._fold is None and (self._fold_wanted or self._recent.count >= self._limits.fold_entries):
@@ -366,7 +353,7 @@ class Writer:
         if isinstance(error, PenstockError):
             return error
         if isinstance(error, sqlite3.Error):
-            return translated(error, self._path)
+            return self._damage.translated(error)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             return DiskFull(f"no space left for {self._path}")
         return EngineGone(f"{self._path}: {error!r}")
