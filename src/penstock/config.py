@@ -68,7 +68,14 @@ class ServerSettings:
         18_000, "Connections at once; below the common limit of 20,000 open files. Over it: closed at once.", least=1
     )
     connections_per_address: int = setting(
-        20_000, "Connections at once from one address; high, as a proxy is one address.", least=1
+        0,
+        "Connections at once from one address, or from a client that a PROXY line names. 0: no limit but "
+        "server.connections, as a whole office may be one address. Over it: closed at once.",
+    )
+    connections_per_token: int = setting(
+        0,
+        "Live answers and WebSockets that are open at once under one token's subject, the admin's included. "
+        "0: no limit. Over it: 429.",
     )
     requests_per_address: float = setting(0.0, "Requests per second from one address. 0: no limit. Over it: 429.")
     requests_per_token: float = setting(0.0, "Requests per second under one token. 0: no limit. Over it: 429.")
@@ -79,7 +86,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = setting(
         ("*",), "Origins whose pages may call. Safe as *: no cookie ever grants anything."
     )
-    tls_certificate: str = setting("", "PEM file of the certificate chain. It is read again when it changes.")
+    tls_certificate: str = setting("", "PEM file of the certificate chain. It is read again on SIGHUP, the key too.")
     tls_key: str = setting("", "PEM file of the certificate's key; empty when the certificate's file holds it too.")
     insecure: bool = setting(False, "Allow plain HTTP on other addresses than loopback: tokens travel readable.")
     write_high: int = setting(
@@ -110,13 +117,15 @@ class LogSettings:
         False,
         "Of a cluster: all NATS servers have sync_interval always. Nodes cannot see it; the ready line repeats it.",
     )
-    keep: str = setting("", "How much to keep: an age (30d), a size (50GiB), or empty for everything.")
+    keep: str = setting(
+        "", "How much to keep: an age (30d; 1m at least), a size (50GiB; 1MiB at least), or empty for everything."
+    )
     queue: int = setting(20_000, "Entries waiting for the writer; half a second of its work. Over it: 503.", least=1)
     queue_bytes: int = setting(
         256 * 1024 * 1024, "Bytes waiting for the writer: bounds memory. Over it: 503.", unit="bytes", least=1
     )
     fold: int = setting(
-        32_768, "Entries in one transaction at most: group commit gains nothing beyond, latency grows.", least=1
+        32_768, "Entries that gather in memory before their coordinates are folded into the file's indexes.", least=1
     )
     readers: int = setting(2, "Threads that read: one long replay must not hold up the others.", least=1)
     gather_ms: int = setting(
@@ -130,7 +139,8 @@ class EventHorizonSettings:
     """The Event Horizon door."""
 
     server: str = setting(
-        "127.0.0.1", "Last part of every cursor. One constant for a cluster, fixed at the first start."
+        "127.0.0.1",
+        "Last part of every cursor: letters, digits, '.', '-', '_', '~'. One for a cluster, fixed at the first start.",
     )
     activity_interval: float = setting(
         5.0, "Between two announcements of what moved in subscribed streams.", unit="s", least=0.01
@@ -356,9 +366,15 @@ class AuthSettings:
     """Who may do what. Signing keys are kept in the data directory."""
 
     admin_token: str = setting(
-        "", "Token that may do everything. Empty: one is made and kept in the data directory.", secret=True
+        "",
+        "Token that may do everything, 16 characters or more. Empty: one is made and kept in the data directory.",
+        secret=True,
     )
-    admin_token_file: str = setting("", "File that holds the admin token: keeps it out of the list of processes.")
+    admin_token_file: str = setting(
+        "",
+        "File that holds the admin token: keeps it out of the list of processes. A file that is empty is refused. "
+        "Empty: auth.admin_token.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ def _check_together(settings: Settings) -> None:
     _check_roles(server)
     _check_engine(settings.log)
     parse_keep(settings.log.keep)
+    _check_server_name(settings.eventhorizon.server)
     _check_trickle(settings.trickle, server)
 
 
@@ -99,6 +100,16 @@ def _check_engine(log: LogSettings) -> None:
         raise ConfigInvalid("log.engine", f"{log.engine!r} is none of sqlite, memory, nats://…")
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", log.prefix):
         raise ConfigInvalid("log.prefix", f"{log.prefix!r} is not 1 to 64 letters, digits, - and _")
+
+
+def _check_server_name(server: str) -> None:
+    # It is the part of every cursor after the last colon, and cursors stand in URLs, lines and lists with commas.
+    if not re.fullmatch(r"[A-Za-z0-9._~-]{1,255}", server):
+        raise ConfigInvalid(
+            "eventhorizon.server",
+            f"{server[:40]!r} is not 1 to 255 letters, digits, '.', '-', '_' and '~'",
+            remedy="Write a host's name or IPv4 address; it is part of every cursor for ever.",
+        )
 
 
 def _check_roles(server: ServerSettings) -> None:

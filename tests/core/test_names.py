@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.matching import Interest
-from penstock.core.names import announces_children, check_name, check_pattern, covers, is_exact, matches, parent
+from penstock.core.names import (
+    announces_children,
+    check_name,
+    check_pattern,
+    covers,
+    is_exact,
+    is_level,
+    matches,
+    parent,
+)
 from penstock.errors import NameInvalid
 
 levels = st.sampled_from(["a", "b", "_sub", "users"])
@@ -108,3 +117,12 @@ def test_parents() -> None:
     assert is_exact("/a")
     assert not announces_children("/users/42")
     assert announces_children("/orders")
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [("7", True), ("alice@example.net", True), ("", False), ("a/b", False), (">", False), ("*", False), ("..", False),
+     ("a b", False), ("a:b", False), ("x" * 129, False)],
+)  # fmt: skip
+def test_a_level_is_what_can_stand_between_two_slashes(text: str, level: bool) -> None:
+    assert is_level(text) is level

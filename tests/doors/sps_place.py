@@ -121,7 +121,9 @@ async def place(keys: Path, *, make: type[Sps] = Sps, **of_hub: int) -> AsyncIte
         made = Place(engine, hub, time, gate)
         async with (
             make(context, Settings(), time.time) as made.door,
-            Listener(Router(made.door.routes()), ConnectionSettings(port=0)) as made.listener,
+            Listener(
+                Router(made.door.routes()), ConnectionSettings(port=0), clock=clock, wheel=context.wheel
+            ) as made.listener,
         ):
             try:
                 yield made

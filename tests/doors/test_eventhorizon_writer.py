@@ -310,6 +310,16 @@ def test_notices_tell_of_every_stream_of_a_subscription_at_once(server: RunningS
     connection.close()
 
 
+def test_notices_end_with_their_token(server: RunningServer) -> None:
+    create(server, "/_sub/brief")
+    held = open_keys(server.data).issue("app", subscribe=("/_sub/brief",), ttl=2)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("GET", "/reader/notify?subscription=/_sub/brief", headers={"Authorization": f"Bearer {held}"})
+
+    assert connection.getresponse().read() == b"{}\n"  # a proper end
+    connection.close()
+
+
 PATHS = ("create_stream", "append", "subscribe", "unsubscribe", "liveread")
 values = st.recursive(
     st.one_of(

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from penstock.testing import RunningServer, require_program, wait_until
+from penstock.testing import RunningServer, require_program, start_server, wait_until
 from tests.doors.sps_client import Wire, new_user, notify, notify_id, token
 from tests.doors.sps_place import place
 from tests.server.api import ask, publish
@@ -337,3 +337,26 @@ def test_aiohttp_is_a_client(shared_server: RunningServer) -> None:
             return [opened["event"], json.loads(await wire.content.readline())["data"]]
 
     assert asyncio.run(listen()) == ["open", "hi"]
+
+
+def test_a_device_that_comes_back_is_not_kept_out_by_its_own_former_wire(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", server_connections_per_token=1) as server:
+        uid = new_user()
+        held = token(server, uid)
+        first = Wire(server, token=held, uid=uid, hid="phone").opened()
+        # Whoever is new is one too many, however its token comes
+        for params, header in (({"hid": "watch"}, held), ({"hid": "watch", "access_token": held}, None)):
+            with Wire(server, token=header, uid=uid, **params) as refused:
+                assert (refused.status, refused.headers["retry-after"]) == (429, "5")
+        assert online(server, uid) == ["phone"]
+
+        # but the same device again takes its own place, as often as it likes
+        for _ in range(3):
+            second = Wire(server, token=None, uid=uid, hid="phone", access_token=held).opened()
+            assert first.line()["event"] == "replaced"
+            first.close()
+            first = second
+        first.close()
+        wait_until(lambda: not online(server, uid))
+        with Wire(server, token=held, uid=uid, hid="watch") as last:
+            assert last.status == 200

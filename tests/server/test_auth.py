@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from pathlib import Path
 
 import jwt
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, NameInvalid, Unauthenticated
 from penstock.server.auth import ALGORITHMS, Caller, Gate, Keys, make_key, open_admin_token, open_keys
@@ -156,6 +160,35 @@ def test_a_grant_allows_what_it_says(grant: str, stream: str, allowed: bool) -> 
         assert not caller.may_read(stream)
 
 
+@pytest.mark.parametrize("subject", [">", "*", "7/phone", "", ".."])
+def test_a_subject_that_is_no_name_has_no_stream_of_its_own(subject: str) -> None:
+    caller = Caller(subject, publish=(">",), subscribe=(">",))
+
+    with pytest.raises(Forbidden):
+        caller.check_subscribe(f"/users/{subject}")
+    with pytest.raises(Forbidden):
+        caller.check_publish(f"/users/{subject}")
+    assert not caller.may_read("/users/7")
+    assert not caller.may_read("/users/7/phone")
+
+
+UNFIT = ["", "admin", "a\tb", "a\x00b", "a\u2028b", "\ud800", "x" * 257]
+
+
+@pytest.mark.parametrize("subject", UNFIT)
+def test_nobody_is_given_a_subject_that_cannot_be_used(keys: Keys, subject: str) -> None:
+    with pytest.raises(InputInvalid, match="subject"):
+        keys.issue(subject)
+
+
+@pytest.mark.parametrize("subject", UNFIT)
+def test_a_signed_token_with_such_a_subject_is_refused(keys: Keys, subject: str) -> None:
+    token = jwt.encode({"sub": subject, "exp": int(time.time()) + 60}, keys.stored[0].signing(), algorithm="HS256")
+
+    with pytest.raises(Unauthenticated, match="subject"):
+        Gate(keys, "admin").caller(bearer(token))
+
+
 @pytest.mark.parametrize(
     ("grant", "pattern", "allowed"),
     [
@@ -204,18 +237,76 @@ def test_keys_and_admin_token_are_made_once_and_are_private(tmp_path: Path) -> N
 
     assert first.stored == second.stored
     assert open_admin_token(tmp_path) == token
-    assert open_admin_token(tmp_path, "given") == "given"
+    assert open_admin_token(tmp_path, "given" * 4) == "given" * 4
+    (tmp_path / "other").write_text("in-a-file-of-its-own\n")
+    assert open_admin_token(tmp_path, "given" * 4, str(tmp_path / "other")) == "in-a-file-of-its-own"
+    (tmp_path / "other").unlink()
     assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
         "keys.json": 0o600,
         "admin.token": 0o600,
     }
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '[{"kid":"a","alg":"none"}]'])
+@pytest.mark.parametrize("token", ["short", "", "fifteen-letters", "with a blank inside it", "not-ascii-ä-not-ascii-ä"])
+def test_an_admin_token_that_is_not_safe_is_refused(tmp_path: Path, token: str) -> None:
+    (tmp_path / "file").write_text(token)
+    (tmp_path / "admin.token").write_text(token)
+
+    with pytest.raises(ConfigInvalid, match="admin_token_file"):
+        open_admin_token(tmp_path, "", str(tmp_path / "file"))
+    with pytest.raises(ConfigInvalid, match=r"admin\.token"):
+        open_admin_token(tmp_path)
+    if token:
+        with pytest.raises(ConfigInvalid, match="as given"):
+            open_admin_token(tmp_path, token)
+
+
+def stored(**fields: str) -> str:
+    return json.dumps([{"kid": "a", **fields}])
+
+
+ELLIPTIC, OTHER, EDWARDS = make_key("ES256"), make_key("ES256"), make_key("EdDSA")
+P384 = (
+    ec.generate_private_key(ec.SECP384R1())
+    .public_key()
+    .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    .decode()
+)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[]", "{}", stored(alg="none"), stored(alg="HS256"), stored(alg="HS256", secret="!!"),
+        stored(alg="HS256", secret="abc"), stored(alg="HS256", secret=base64.b64encode(b"x" * 31).decode()),
+        stored(alg="HS256", secret=base64.urlsafe_b64encode(b"\xff" * 32).decode()), stored(alg="ES256"),
+        stored(alg="ES256", public="x"), stored(alg="ES256", public=EDWARDS.public), stored(alg="ES256", public=P384),
+        stored(alg="EdDSA", public=ELLIPTIC.public), stored(alg="EdDSA", private=EDWARDS.private),
+        stored(alg="ES256", public=ELLIPTIC.public, private="x"),
+        stored(alg="ES256", public=ELLIPTIC.public, private=OTHER.private),
+        stored(alg="EdDSA", public=EDWARDS.public, private=ELLIPTIC.private),
+    ],
+)  # fmt: skip
 def test_a_key_file_that_cannot_be_used_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "keys.json").write_text(content)
-    with pytest.raises(ConfigInvalid):
+    with pytest.raises(ConfigInvalid, match=r"auth\.keys"):
         open_keys(tmp_path)
+
+
+@pytest.mark.parametrize("alg", ALGORITHMS)
+def test_a_key_of_each_algorithm_is_read_again(tmp_path: Path, alg: str) -> None:
+    open_keys(tmp_path).rotate(alg)
+
+    assert [key.alg for key in open_keys(tmp_path).stored] == [alg, "HS256"]
+
+
+def test_a_public_key_alone_verifies_what_its_owner_signed(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text(stored(alg="ES256", public=ELLIPTIC.public))
+    token = jwt.encode({"sub": "alice", "exp": int(time.time()) + 60}, ELLIPTIC.private, algorithm="ES256")
+
+    assert Gate(open_keys(tmp_path), "admin").caller(bearer(token)).subject == "alice"
+    with pytest.raises(ConfigInvalid, match="no key that can sign"):
+        open_keys(tmp_path).issue("alice")
 
 
 def test_only_the_three_algorithms_make_keys() -> None:

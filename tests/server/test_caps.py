@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.server.caps import Caps, RateExceeded, TokenBuckets
+from penstock.server.caps import Caps, RateExceeded, TokenBuckets, TooManyOpen
 
 
 def test_connections_are_counted_in_all_and_per_address() -> None:
@@ -14,6 +14,26 @@ def test_connections_are_counted_in_all_and_per_address() -> None:
     assert [caps.admit("b"), caps.admit("c")] == ["", "server.connections"]
     caps.release("a")
     assert (caps.admit("c"), caps.open) == ("", 3)
+
+
+def test_a_connection_that_stands_for_no_address_counts_in_all_only() -> None:
+    caps = Caps(3, per_address=1)
+
+    assert [caps.admit(""), caps.admit(""), caps.admit("a"), caps.admit("")] == ["", "", "", "server.connections"]
+    for address in ("", "a", ""):
+        caps.release(address)
+    assert (caps.open, caps.admit("a")) == (0, "")
+
+
+def test_live_answers_are_counted_by_subject() -> None:
+    caps = Caps(10, per_token=2)
+    for subject in ("alice", "alice", "bob"):
+        caps.open_live(subject)
+
+    with pytest.raises(TooManyOpen, match="connections_per_token of 2"):
+        caps.open_live("alice")
+    caps.close_live("alice")
+    caps.open_live("alice")
 
 
 def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:

@@ -28,6 +28,7 @@ async def test_a_head_must_be_complete_in_time_however_busily_it_trickles() -> N
 
         answer = await peer.answer()
         assert (answer.status, timed_out(place)) == (408, 1)
+        assert b"Send the whole head within 10 s (server.head_timeout)." in answer.body
         assert await peer.rest() == b""
 
 
@@ -67,7 +68,8 @@ async def test_a_body_must_make_progress() -> None:
             wanted = before + 2000 + (10 if turn == 1 else 0)
             await wait_until_async(lambda wanted=wanted: counters.bytes_in == wanted)
             place.timer.advance(25)
-        assert (await slow.answer()).status == 408
+        late = await slow.answer()
+        assert (late.status, b"at least 1,024 bytes of the body in every 30 s" in late.body) == (408, True)
         steady.send(b"x" * 2000)
         assert (await steady.answer()).status == 200
 

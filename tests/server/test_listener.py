@@ -227,6 +227,30 @@ async def test_the_cap_is_on_the_clients_that_a_proxy_names() -> None:
 
 
 @on_uvloop
+async def test_a_proxy_that_forwards_many_clients_is_capped_in_all_only() -> None:
+    async with site([WHO], connections=5, connections_per_address=1, trusted_proxies=("127.0.0.2",)) as place:
+        peers = [await place.connect(source="127.0.0.2") for _ in range(5)]
+        found = [await peer.get("/who", f"X-Forwarded-For: 192.0.2.{n}") for n, peer in enumerate(peers)]
+        assert [json.loads(answer.body)[0] for answer in found] == [f"192.0.2.{n}" for n in range(5)]
+        assert await (await place.connect(source="127.0.0.2")).rest() == b""
+
+
+@on_uvloop
+async def test_those_who_have_not_sent_their_proxy_header_do_not_share_a_place() -> None:
+    settings = {"connections_per_address": 1, "trusted_proxies": ("127.0.0.2",), "proxy_protocol": True}
+    async with site([WHO], **settings) as place:
+        peers = [await place.connect(source="127.0.0.2") for _ in range(3)]
+        await place.connections_are(3)
+        for number, peer in enumerate(peers):
+            peer.send(f"PROXY TCP4 192.0.2.{number} 192.0.2.1 1 2\r\n".encode() + request("GET", "/who"))
+        assert [(await peer.answer()).status for peer in peers] == [200, 200, 200]
+        for peer in peers:
+            peer.leave()
+        await place.connections_are(0)
+        assert place.listener.caps.open == 0
+
+
+@on_uvloop
 async def test_an_address_that_asks_too_fast_is_told_when_to_come_back() -> None:
     async with site(requests_per_address=1.0) as place:
         peer = await place.connect(source="127.0.0.2")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import pytest
 
 from penstock.errors import PeerError
+from penstock.server.auth import Caller
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.routing import STREAM, Route
 from penstock.testing import wait_until_async
@@ -304,3 +306,89 @@ async def test_a_coroutine_is_cancelled_when_its_peer_leaves() -> None:
             await wait_until_async(lambda requests=requests: place.listener.counters.requests == requests + 1)
             leave(peer)
             await wait_until_async(lambda: ended == ["ended"])
+
+
+class Ending(Wire):
+    """An owner that knows what to do at its token's end."""
+
+    def token_ended(self) -> None:
+        self.heard.append("token ended")
+
+
+def opened_under(caller: Caller, owners: list[Wire], kind: type[Wire]) -> Route:
+    def live(request: Request) -> Response:
+        request.caller = caller
+        owner = kind()
+        owner.outlet = request.open(200, owner=owner)
+        owners.append(owner)
+        return LIVE
+
+    return Route("GET", "/live", live)
+
+
+@on_uvloop
+async def test_the_end_of_a_token_is_told_once_to_who_knows_what_to_do_and_cuts_the_others() -> None:
+    for kind, heard in ((Ending, ["token ended"]), (Wire, ["lost"])):
+        owners: list[Wire] = []
+        route = opened_under(Caller("alice", expires=time.time() + 3600), owners, kind)
+        async with site([route], manual=True) as place:
+            peer = await place.connect()
+            peer.send(request("GET", "/live"))
+            await peer.head()
+            assert place.timer is not None
+            place.timer.advance(3599, step=50)
+            assert owners[0].heard == []
+            place.timer.advance(2)
+            await wait_until_async(lambda owners=owners, heard=heard: owners[0].heard == heard)
+            place.timer.advance(3600, step=50)
+            assert owners[0].heard == heard
+            if kind is Ending:
+                owners[0].outlet.close()
+                assert await peer.chunk() == b""
+
+
+@on_uvloop
+async def test_a_live_answer_has_no_deadline_once_it_is_over() -> None:
+    owners: list[Wire] = []
+    async with site([opened_under(Caller("alice", expires=time.time() + 60), owners, Wire)], manual=True) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/live"))
+        await peer.head()
+        owners[0].outlet.close()
+        assert await peer.chunk() == b""
+        assert place.timer is not None
+        place.timer.advance(61)
+        assert (await peer.get("/hello")).status == 200
+        peer.leave()
+        await place.connections_are(0)
+        assert place.listener._service.wheel.armed == 0
+
+
+@on_uvloop
+async def test_every_way_to_end_gives_the_place_of_a_token_back() -> None:
+    def closed(peer: Peer, wire: Wire) -> None:
+        wire.outlet.close()
+        wire.outlet.close()
+
+    def cut(peer: Peer, wire: Wire) -> None:
+        wire.outlet.abort()
+
+    def left(peer: Peer, wire: Wire) -> None:
+        peer.leave()
+
+    def reset(peer: Peer, wire: Wire) -> None:
+        peer.reset()
+
+    owners: list[Wire] = []
+    async with site([opened_under(Caller("alice"), owners, Wire)], connections_per_token=1) as place:
+        for end in (closed, cut, left, reset, closed):
+            peer = await place.connect()
+            peer.send(request("GET", "/live"))
+            assert (await peer.head())[0] == 200
+            other = await place.connect()
+            refused = await other.get("/live")
+            assert (refused.status, refused.headers["retry-after"]) == (429, "5")
+            assert (await other.get("/hello")).status == 200  # the connection goes on
+            other.leave()
+            end(peer, owners[-1])
+            await wait_until_async(lambda: not place.listener._service.caps._by_subject)

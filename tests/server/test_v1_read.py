@@ -10,8 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from penstock.server.auth import open_keys
 from penstock.testing import RunningServer, start_server, wait_until
 from tests.server.api import Tail, ask, publish
 
@@ -214,6 +216,76 @@ def test_a_bare_wildcard_shows_nobody_elses_mail(shared_server: RunningServer) -
     assert seen == ["/users/carol", "/orders"]
     page = ask(shared_server, "GET", "/v1/read", token=reader, streams=">", limit=1000).json
     assert not [e for e in page["entries"] if e["stream"] == "/users/dave"]
+
+
+@pytest.mark.parametrize("subject", [">", "*"])
+def test_a_subject_that_is_a_wildcard_opens_nobodys_mail(shared_server: RunningServer, subject: str) -> None:
+    publish(shared_server, "/users/7", b"private")
+    reader = token(shared_server, "--sub", subject, "--subscribe", ">")
+
+    assert ask(shared_server, "GET", "/v1/read", token=reader, streams=f"/users/{subject}", after=0).status == 403
+    page = ask(shared_server, "GET", "/v1/read", token=reader, streams=">", limit=1000).json
+    assert not [entry for entry in page["entries"] if entry["stream"].startswith("/users/")]
+
+
+def short_lived(server: RunningServer, stream: str) -> str:
+    return open_keys(server.data).issue("alice", subscribe=(stream,), ttl=2)
+
+
+def test_a_tail_ends_with_its_token_and_goes_on_with_a_new_one(shared_server: RunningServer, stream: str) -> None:
+    first = publish(shared_server, stream, b"0").json["id"]
+    with Tail(shared_server, stream, token=short_lived(shared_server, stream), after=first - 1) as tail:
+        assert tail.line()["data"] == "0"
+        assert tail.response.read() == b""  # a proper end: http.client raises for half a chunk
+    publish(shared_server, stream, b"1")
+
+    with Tail(shared_server, stream, token=short_lived(shared_server, stream), after=first) as tail:
+        assert tail.line()["data"] == "1"
+
+
+def test_a_tail_over_a_websocket_says_that_its_token_has_expired(shared_server: RunningServer, stream: str) -> None:
+    publish(shared_server, stream, b"0")
+    headers = {"Authorization": f"Bearer {short_lived(shared_server, stream)}"}
+    url = f"ws://127.0.0.1:{shared_server.port}/v1/tail?streams={stream}&after=0"
+    with connect(url, additional_headers=headers) as socket:
+        assert json.loads(socket.recv(timeout=10))["data"] == "0"
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=10)
+
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "the token has expired")
+
+
+def test_a_token_has_so_many_live_answers_and_no_more(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", server_connections_per_token=2) as server:
+        publish(server, "/a", b"x")
+        alice, bob = (open_keys(server.data).issue(name, subscribe=("/a",)) for name in ("alice", "bob"))
+        socket_url = f"ws://127.0.0.1:{server.port}/v1/tail?streams=/a"
+        # Given one chunked answer and one WebSocket of the same subject
+        with (
+            Tail(server, "/a", token=alice),
+            connect(socket_url, additional_headers={"Authorization": f"Bearer {alice}"}),
+        ):
+            # When there is to be a third, of either kind, then nothing is opened
+            refused = ask(server, "GET", "/v1/tail", token=alice, streams="/a")
+            assert (refused.status, refused.code, refused.headers["retry-after"]) == (429, "too_many_open", "5")
+            with (
+                pytest.raises(InvalidStatus, match="429"),
+                connect(socket_url, additional_headers={"Authorization": f"Bearer {alice}"}),
+            ):
+                pass
+            assert len(ask(server, "GET", "/v1/consumers").json["consumers"]) == 2
+            # and others are not kept out, nor is what ends at once
+            with Tail(server, "/a", token=bob, after=0) as other:
+                assert other.line()["data"] == "x"
+            assert ask(server, "GET", "/v1/read", token=alice, stream="/a").status == 200
+            assert ask(server, "HEAD", "/v1/tail", token=alice, streams="/a").status == 200
+
+        # Then both places are free again, however often
+        for _ in range(3):
+            wait_until(lambda: not ask(server, "GET", "/v1/consumers").json["consumers"])
+            with Tail(server, "/a", token=alice, after=0) as one, Tail(server, "/a", token=alice, after=0) as two:
+                assert [one.line()["data"], two.line()["data"]] == ["x", "x"]
 
 
 def test_operations_answer(shared_server: RunningServer) -> None:

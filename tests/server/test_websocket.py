@@ -138,6 +138,83 @@ async def test_a_peer_that_does_not_answer_the_close_is_cut() -> None:
 
 
 @on_uvloop
+async def test_a_slow_peer_that_does_not_answer_the_close_is_cut() -> None:
+    """The close waits behind megabytes; when they are out its time begins."""
+    owners: list[Echo] = []
+    async with site([echo_route(owners)], manual=True) as place:
+        assert place.timer is not None
+        peer = await raw(place)
+        connection = next(iter(place.listener._service.connections))
+        while not connection.stuck:
+            owners[0].socket.send_frame(text_frame(b"x" * 500_000))
+            await asyncio.sleep(0)
+        owners[0].socket.close(1000)
+        await _read_until(peer, b"\x88\x02\x03\xe8")
+        await wait_until_async(lambda: not connection.stuck)
+        place.timer.advance(6)
+        assert await peer.rest() == b""
+
+
+@on_uvloop
+async def test_a_peer_that_was_slow_once_is_not_cut_for_it_later() -> None:
+    owners: list[Echo] = []
+    async with site([echo_route(owners)], manual=True) as place:
+        assert place.timer is not None
+        peer = await raw(place)
+        connection = next(iter(place.listener._service.connections))
+        while not connection.stuck:
+            owners[0].socket.send_frame(text_frame(b"x" * 500_000))
+            await asyncio.sleep(0)
+        owners[0].socket.send_text(b"the end")
+        await _read_until(peer, b"the end")
+        await wait_until_async(lambda: not connection.stuck)
+        place.timer.advance(100)
+        owners[0].socket.send_text(b"still there")
+        await _read_until(peer, b"still there")
+
+
+async def _read_until(peer: Peer, end: bytes) -> None:
+    received = b""
+    while not received.endswith(end):
+        piece = await peer.reader.read(1_000_000)
+        assert piece, "cut"
+        received = received[-20:] + piece
+
+
+@on_uvloop
+async def test_a_message_that_has_begun_must_make_progress() -> None:
+    owners: list[Echo] = []
+    async with site([echo_route(owners)], manual=True, body_timeout=30) as place:
+        assert place.timer is not None
+        # Given one that trickles, one that is halfway but steady, one in the middle of fragments, and one that is idle
+        trickling, steady, fragments, idle = [await raw(place) for _ in range(4)]
+        message = masked(Opcode.BINARY, b"x" * 8000)
+
+        async def send(peer: Peer, data: bytes) -> None:
+            wanted = place.listener.counters.bytes_in + len(data)
+            peer.send(data)
+            await wait_until_async(lambda: place.listener.counters.bytes_in == wanted)
+
+        await send(idle, masked(Opcode.TEXT, b"said"))
+        await send(fragments, masked(Opcode.TEXT, b"a", fin=False))
+        for turn in range(4):
+            await send(trickling, message[turn : turn + 1] if turn < 2 else b"")
+            await send(steady, message[2000 * turn : 2000 * turn + 2000])
+            for _ in range(25):
+                place.timer.advance(1)
+                await asyncio.sleep(0)  # a close frame goes out before its own deadline is over
+        # Then only those who came on remain
+        for peer in (trickling, fragments):
+            assert (await peer.read(4))[2:] == (1008).to_bytes(2)
+        assert place.listener.counters.timed_out == 2
+        await send(steady, message[8000:])
+        await wait_until_async(lambda: owners[1].heard == [b"x" * 8000])
+        place.timer.advance(1000)
+        await send(idle, masked(Opcode.TEXT, b"again"))
+        await wait_until_async(lambda: owners[3].heard == ["said", "again"])
+
+
+@on_uvloop
 async def test_a_subprotocol_is_agreed_on_only_if_it_was_offered() -> None:
     async with site([echo_route([], "push")]) as place:
         async with client(place, subprotocols=["chat", "push"]) as socket:

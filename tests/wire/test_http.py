@@ -59,6 +59,10 @@ def test_a_head_is_cut_into_its_parts() -> None:
         [b"X-Folded: a", b" b"],
         [b"X-Folded: a", b"\tb"],
         [b"Host: b"],
+        [b"Authorization: Bearer a", b"Authorization: Bearer b"],
+        [b"Idempotency-Key: a", b"X: y", b"idempotency-key: a"],
+        [b"Expected-Position: 1", b"Expected-Position: 2"],
+        [b"Producer: a/1", b"PRODUCER: a/2"],
         [b"X: a\x00b"],
         [b"X: a\x7fb"],
         [b"X: a\rb"],
@@ -171,6 +175,14 @@ def test_an_endless_head_is_refused_before_it_is_complete() -> None:
         http.find_head_end(b"GET / HTTP/1.1\r\nX: " + b"a" * HEAD_BYTES)
 
     assert (long_line.value.status, long_head.value.status) == (414, 431)
+
+
+@pytest.mark.parametrize("raw", [b"GET / HTTP/1.1\nHost: a\n\n", b"GET / HTTP/1.1\r\nHost: a\n", b"\n"])
+def test_a_bare_line_feed_is_refused_as_soon_as_it_comes(raw: bytes) -> None:
+    with pytest.raises(PeerError, match="400: a bare CR or LF"):
+        http.find_head_end(raw)
+    for size in range(1, len(raw)):  # and not before it, nor because of a CR that was looked at before
+        assert http.find_head_end(b"A: b\r\n"[:size], size - 1) == -1
 
 
 @given(st.binary(max_size=300))

@@ -34,6 +34,7 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.names import is_system
+from penstock.core.pace import Pace
 from penstock.core.registry import NEW, Registry
 from penstock.errors import PenstockError
 from penstock.limits import LEDGER_BATCH_BYTES, LEDGER_BATCH_ITEMS, LEDGER_BATCH_RECORDS, LEDGER_WAITING
@@ -120,8 +121,11 @@ def epoch_key(node: str) -> str:
 class Ledger:
     """Buffers records and appends them to `/_ledger`. `open` and `close` bracket a node's epoch."""
 
-    def __init__(self, target: Log, clock: Clock, *, node: str, flush_ms: int = 200, enabled: bool = True) -> None:
-        self._log, self._clock, self._node = target, clock, node
+    def __init__(
+        self, target: Log, clock: Clock, *, node: str, flush_ms: int = 200, enabled: bool = True,
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
+        self._log, self._clock, self._node, self._pace = target, clock, node, pace
         self.flush_ms = flush_ms
         self.enabled = enabled
         self._epoch, self._sequence = 0, 0
@@ -273,6 +277,8 @@ class Ledger:
             self._timer = None
         rows, self._rows, self._row, self._buffered = self._rows, [], _NO_ROW, 0
         items, self._items = self._items, []
+        if self._pace is not None and rows:
+            self._pace.sealed(rows)
         for columns in _fitting(rows) if rows else ():
             self._seal(columns, [])
         for start in range(0, len(items), LEDGER_BATCH_ITEMS):

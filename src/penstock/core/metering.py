@@ -19,9 +19,9 @@ class Histogram:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += times
+        self.total += times * seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
         """Buckets as Prometheus wants them: how many took at most so long."""

@@ -66,6 +66,14 @@ def is_exact(pattern: str) -> bool:
     return "*" not in pattern and ">" not in pattern
 
 
+def is_level(text: str) -> bool:
+    """The text can be one level of a name."""
+    try:
+        return text != "" and "/" not in text and bool(check_name("/" + text))
+    except NameInvalid:
+        return False
+
+
 def is_system(name: str) -> bool:
     """The stream belongs to Penstock itself."""
     return name.startswith("/_")

@@ -15,7 +15,7 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Event, Ledger, decode
 from penstock.core.log import Log
 from penstock.core.names import matches
-from penstock.errors import NotFound
+from penstock.errors import NotFound, PenstockError, Trimmed
 from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import timestamp
 
@@ -65,10 +65,10 @@ class Why:
         self._log, self._ledger, self._hub, self._folded = log, ledger, hub, folded
 
     async def entry(self, id: int, recipient: str) -> Answer:
-        """What became of an entry. `NotFound` if there is no such entry, neither here nor in the lake."""
+        """What became of an entry. `NotFound` if there is no such entry, `Trimmed` if it is too late to ask."""
         entry = await self._log.entry(id)
         if entry is None:
-            raise NotFound("entry", str(id), remedy="Give the id that publish answered.")
+            raise self._missing(id)
         events = await self._of_entry(entry, recipient)
         story = [f"accepted and stored at {timestamp(entry.published_ms)} in {entry.stream} as id {entry.id}"]
         if entry.id <= self._log.trimmed_upto:
@@ -77,6 +77,13 @@ class Why:
             story.append(f"its body is {entry.kind.name.lower()}")
         verdict, reason = _without_record(self._hub, entry, recipient) if not events else (_verdict(events), "")
         return _answer(id, entry.stream, recipient, verdict, story, events, reason)
+
+    def _missing(self, id: int) -> PenstockError:
+        if id > self._log.trimmed_upto:
+            return NotFound("entry", str(id), remedy="Give the id that publish answered.")
+        error = Trimmed(id - 1, self._log.trimmed_upto)
+        error.remedy = "It is not in the lake either." if self._folded else "With lake.url set the lake is asked, too."
+        return error
 
     async def item(self, key: str, recipient: str) -> Answer:
         """What became of an item of a mailbox, by its message id. `NotFound` if nothing was ever recorded of it."""

@@ -9,12 +9,14 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, cast
 
+from penstock.core.promise import Pending
 from penstock.errors import PeerError
 from penstock.limits import UNREAD_BODY_BYTES
 from penstock.server import answers
 from penstock.server.body import Intake
 from penstock.server.exchange import LIVE, Answer, Headers, Held, Later, Owner, Request, Response
 from penstock.server.flush import Outlet, Pipe, Tap
+from penstock.server.lease import Lease
 from penstock.server.problems import TimedOut, error_response
 from penstock.server.routing import Route
 from penstock.server.service import Service
@@ -47,7 +49,7 @@ class Answering(Pipe):
     """A connection as handlers see it (`exchange.Carrier`)."""
 
     __slots__ = (
-        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_request",
+        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request",
         "_scope", "_service", "_work", "phase",
     )  # fmt: skip
 
@@ -59,11 +61,12 @@ class Answering(Pipe):
         self._head: http.Head | None = None  # of the request in progress, until it is answered
         self._request: Request | None = None
         self._intake: Intake | None = None  # the body that is on its way in
-        self._work: asyncio.Future[Any] | Held | None = None  # what the answer waits for
+        self._work: Pending[Any] | Held | None = None  # what the answer waits for
         self._scope: asyncio.Timeout | None = None
         self._keep_alive = True
         self._half = False  # at the end only our half is closed at first
         self._eof = False  # the peer sends no more
+        self._lease: Lease | None = None  # of the live answer, if a token opened it
         self._door = ""
 
     # ── calling handlers ──────────────────────────────────────────────────────────────────────
@@ -85,15 +88,22 @@ class Answering(Pipe):
     def _wait(self, request: Request, answer: Answer, timeout: float | None) -> None:
         later = answer if type(answer) is Later else None
         if later is not None or asyncio.isfuture(answer):
-            self._work = future = cast("asyncio.Future[Any]", answer if later is None else later.future)
+            self._work = future = cast("Pending[Any]", answer if later is None else later.future)
             if timeout is not None and self._intake is None:
-                self._service.wheel.arm(self, timeout)
+                self._arm(timeout)
             future.add_done_callback(partial(self._future_done, request, later))
         elif isinstance(answer, Held):
             self._hold(request, answer)
         else:
             work = self._run(request, cast("Coroutine[Any, Any, Response | Held | None]", answer), timeout)
             self._work = self._service.crew.start(work)
+
+    def _arm(self, timeout: float) -> None:
+        service = self._service
+        if timeout == service.settings.request_timeout:
+            service.wheel.arm_ticks(self, service.request_ticks)
+        else:
+            service.wheel.arm(self, timeout)
 
     def _hold(self, request: Request, held: Held) -> None:
         """Wait for somebody to answer, unless that has happened already."""
@@ -110,7 +120,7 @@ class Answering(Pipe):
             self._completed(request, response)
             self._service.loop.call_soon(self._go_on)  # not before a handler that is running has returned
 
-    def _future_done(self, request: Request, later: Later | None, future: asyncio.Future[Any]) -> None:
+    def _future_done(self, request: Request, later: Later | None, future: Pending[Any]) -> None:
         """Answer with what its outcome means. That is found out also when the peer left: it may have effects."""
         answer = _outcome(request, later, future)
         waits = self._work is future and self._request is request  # else it became live, or nobody is there
@@ -200,6 +210,8 @@ class Answering(Pipe):
         if request.http10 or self._service.draining:
             self._keep_alive = False
         head = answers.live_head(self._service, request, status, headers, keep_alive=self._keep_alive)
+        if request.method != "HEAD":
+            self._take_lease(request)
         self.write(head)
         if request.method == "HEAD":
             self._service.loop.call_soon(owner.lost)
@@ -217,7 +229,9 @@ class Answering(Pipe):
         head = cast("http.Head", self._head)
         if not head.upgrade or head.has_body or request.method != "GET":
             raise PeerError(426, "a WebSocket handshake is required here")
-        self.write(answers.handshake(self._service, request, subprotocol, headers))
+        answer = answers.handshake(self._service, request, subprotocol, headers)
+        self._take_lease(request)
+        self.write(answer)
         socket = WebSocket(self, owner, self._service.readers, watch=watch)
         self._become(Phase.SOCKET, request, socket)
         if self._buffer:
@@ -234,12 +248,18 @@ class Answering(Pipe):
         if self._request is not request:
             raise PeerError(499, "the request was answered, or its peer is gone")
 
+    def _take_lease(self, request: Request) -> None:
+        if request.caller is not None:
+            self._lease = Lease(self._service, request.caller)
+
     def _become(self, phase: Phase, request: Request, tap: Tap) -> None:
         """A live answer has begun: the request has no deadline any more, and is not needed."""
         self.phase, self.tap, request._tap = phase, tap, tap
         self.flusher = self._service.live_flusher
         live = self._service.counters.live
         live[self._door] = live.get(self._door, 0) + 1
+        if self._lease is not None:
+            self._lease.begin(tap)
         if self._scope is not None:
             self._scope.reschedule(None)
             self._scope = None
@@ -252,6 +272,13 @@ class Answering(Pipe):
 
     def _uncount_live(self) -> None:
         self._service.counters.live[self._door] -= 1
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.end()
+
+    def step_aside(self) -> None:
+        if self._lease is not None:
+            self._lease.step_aside()
 
     def tap_closed(self) -> None:
         """An outlet was closed by its owner: on with the next request."""
@@ -304,9 +331,7 @@ def _problem(request: Request, error: BaseException) -> Response:
     return error_response(error) if request.problem is None else request.problem(error)
 
 
-def _outcome(
-    request: Request, later: Later | None, future: asyncio.Future[Any]
-) -> Response | Coroutine[Any, Any, Response]:
+def _outcome(request: Request, later: Later | None, future: Pending[Any]) -> Response | Coroutine[Any, Any, Response]:
     """What a future's result, or what it failed with, means for the request."""
     try:
         result = future.result()

@@ -99,7 +99,9 @@ def handshake(service: Service, request: Request, subprotocol: str | None, heade
     """The answer that makes a WebSocket of the connection; raises if the request does not ask for one."""
     origin = request.header(b"origin")
     if not service.cors.allows(origin):
-        raise Forbidden("a page", "connect from", (origin or b"").decode("latin-1"))
+        error = Forbidden("a page", "connect from", (origin or b"").decode("latin-1"))
+        error.remedy = "Add its origin to server.cors_origins."
+        raise error
     key = handshake_answer(request.header(b"sec-websocket-key"), request.header(b"sec-websocket-version"))
     lines = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + key.encode() + b"\r\n"
     if subprotocol is not None:

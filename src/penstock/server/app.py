@@ -8,7 +8,7 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import uvloop
 
-from penstock.config import AuthSettings, ServerSettings, Settings
+from penstock.config import ServerSettings, Settings
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock, WallClock
 from penstock.core.export import Export
@@ -26,6 +26,7 @@ from penstock.core.log import Log, prepare
 from penstock.core.mailbox import Mailbox
 from penstock.core.members import Alone, Members
 from penstock.core.metering import Sample
+from penstock.core.pace import Pace
 from penstock.core.registry import NEW, Registry
 from penstock.doors.eventhorizon import EventHorizon
 from penstock.doors.msgstream import MessageStream
@@ -151,6 +152,7 @@ class Node:
         self._stack = AsyncExitStack()
         self._draining = False
         self._doors: list[Door] = []
+        self.routes: tuple[Route, ...] = ()  # all that the public listener answers
 
     async def __aenter__(self) -> Self:
         try:
@@ -177,6 +179,8 @@ class Node:
         source = ColdLog(engine.log, self._lake, clock) if self._lake else engine.log
         self._folded = Deliveries(self._lake, engine.registry) if self._lake else None
         self._trimming = Trimming(engine.log, engine.registry, self._lake)
+        self._pace = Pace(clock)
+        engine.log.follow(self._pace.follow)
         hub = settings.hub
         self._hub = await enter(Hub(source, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail))
         self._ledger = Ledger(
@@ -185,11 +189,13 @@ class Node:
             node=engine.bus.node,
             flush_ms=int(settings.ledger.flush_ms),
             enabled=settings.ledger.enabled,
+            pace=self._pace,
         )
         await self._ledger.open(engine.registry)
         self._stack.push_async_callback(self._close_ledger)
         await self._start_housekeeping(clock)
-        self._gate = Gate(open_keys(self._data), _admin_token(settings.auth, self._data))
+        auth = settings.auth
+        self._gate = Gate(open_keys(self._data), open_admin_token(self._data, auth.admin_token, auth.admin_token_file))
         context = Context(
             source,
             engine.mailbox,
@@ -214,6 +220,7 @@ class Node:
         tables = Tables(context, [door for door in self._doors if isinstance(door, Lodging)])
         self._housekeeping.daily = tables.daily
         routes += tables.routes()
+        self.routes = tuple(routes)
         await self._open_internally(connections)
         self._listener = await enter(Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps))
 
@@ -224,7 +231,11 @@ class Node:
         if not server.internal_listen or not doors:
             return
         host, port = parse_address(server.internal_listen)
-        settings = replace(connections, host=host, port=port, requests_per_address=0.0, requests_per_token=0.0)
+        # A node asks for many: caps are for those who come from outside.
+        settings = replace(
+            connections, host=host, port=port, connections_per_address=0, connections_per_token=0,
+            requests_per_address=0.0, requests_per_token=0.0,
+        )  # fmt: skip
         rows = [row for door in doors for row in door.internal_routes()]
         listener = await self._stack.enter_async_context(Listener(Router(rows), settings))
         log.info("internal.listening", extra={"url": listener.url})
@@ -258,7 +269,12 @@ class Node:
     def _routes(self, context: Context) -> list[Route]:
         self._publisher = Publisher(context)
         operations = Operations(context, self._engine.backup, self._why_not_ready, self._folded)
-        histograms = {"publish_seconds": ("From a publish to its answer.", self._publisher.seconds)}
+        publisher = self._publisher
+        histograms = {
+            "publish_seconds": ("From a publish of one event to its answer; one in 16 is timed.", publisher.seconds),
+            "publish_lines_seconds": ("From a publish of many lines to its answer.", publisher.lines_seconds),
+            "delivery_seconds": ("From an append to the reader's socket; a sample of entries.", self._pace.seconds),
+        }
         metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
         return v1_routes(context, self._publisher, operations, Exporter(context, self._engine.export), metrics)
 
@@ -273,14 +289,21 @@ class Node:
         return self._engine.log.durability
 
     def reload(self) -> None:
-        """Read certificate and keys again; connections stay."""
+        """Read certificate and keys again; connections stay, and so does what was in use if the new cannot be used."""
+        done = [self._try(self._listener.reload_tls), self._try(self._reload_keys)]
+        if all(done):
+            log.info("reload.done")
+
+    def _reload_keys(self) -> None:
+        self._gate.replace_keys(open_keys(self._data))
+
+    def _try(self, reload: Callable[[], None]) -> bool:
         try:
-            self._listener.reload_tls()
-            self._gate.replace_keys(open_keys(self._data))
+            reload()
         except (PenstockError, OSError) as error:
             log.error("reload.failed", extra={"error": str(error)})
-        else:
-            log.info("reload.done")
+            return False
+        return True
 
     def _why_not_ready(self) -> str:
         return "draining" if self._draining else self._engine.trouble
@@ -296,7 +319,9 @@ class Node:
         yield "counter", "cut", "Connections cut because the peer took nothing.", counters.cut, {}
         yield "counter", "received_bytes", "Bytes that came.", counters.bytes_in, {}
         yield "counter", "sent_bytes", "Bytes that went out.", self._listener.bytes_out, {}
-        yield "counter", "deliveries", "Deliveries in the ledger.", self._ledger.recorded, {}
+        yield "counter", "appended", "Entries that came into the log.", self._pace.appended, {}
+        yield "counter", "deliveries", "Entries of a stream handed to one reader's socket.", self._pace.delivered, {}
+        yield "counter", "ledger_records", "Records that the ledger has stored.", self._ledger.recorded, {}
         yield "counter", "behind", "Times that a feed fell behind.", hub.went_behind, {}
         yield "gauge", "feeds", "Feeds that are open.", len(hub.feeds), {}
         yield "gauge", "feeds_waiting", "Feeds that wait for a page of the log.", hub.waiting_line, {}
@@ -310,6 +335,7 @@ class Node:
         yield "gauge", "log_id", "Highest id that is visible.", hub.position, {}
         yield "gauge", "log_trimmed_id", "Highest id that was trimmed.", self._engine.log.trimmed_upto, {}
         yield "gauge", "log_queue", "Batches that wait for the writer.", self._engine.queued, {}
+        yield "gauge", "log_trouble", "1 while the storage is why /ready is 503.", int(bool(self._engine.trouble)), {}
         yield "gauge", "log_bytes", "Bytes of the log.", house.stored_bytes, {}
         yield "gauge", "disk_days_left", "Days until the disk is full at this pace.", house.days_until_full, {}
         yield "counter", "expired", "Entries whose time ran out.", house.expired, {}
@@ -371,15 +397,6 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _admin_token(auth: AuthSettings, data: Path) -> str:
-    if not auth.admin_token_file:
-        return open_admin_token(data, auth.admin_token)
-    try:
-        return Path(auth.admin_token_file).read_text().strip()
-    except OSError as error:
-        raise ConfigInvalid("auth.admin_token_file", f"cannot be read: {error.strerror}") from error
-
-
 def connection_settings(server: ServerSettings) -> ConnectionSettings:
     """`server.*` as the listener wants it."""
     host, port = parse_address(server.listen)
@@ -393,6 +410,7 @@ def connection_settings(server: ServerSettings) -> ConnectionSettings:
         proxy_protocol=server.proxy_protocol,
         connections=server.connections,
         connections_per_address=server.connections_per_address,
+        connections_per_token=server.connections_per_token,
         requests_per_address=server.requests_per_address,
         requests_per_token=server.requests_per_token,
         head_timeout=server.head_timeout,
@@ -405,5 +423,5 @@ def connection_settings(server: ServerSettings) -> ConnectionSettings:
         high_water=server.write_high,
         websocket_bytes=server.websocket_bytes,
         cors_origins=server.cors_origins,
-        cors_expose=HEADERS,
+        cors_expose=("Retry-After", *HEADERS),
     )

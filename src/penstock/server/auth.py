@@ -3,7 +3,7 @@
 Two kinds of bearer tokens: the admin token of the data directory, which may do everything, and JWTs
 (HS256, ES256, EdDSA) with these claims:
 
-    sub         the subject: a user, an app, a device
+    sub         the subject: a user, an app, a device; not empty, printable, and not `admin`
     exp         when it ends (required)
     publish     patterns of streams it may publish to
     subscribe   patterns of streams it may read
@@ -11,12 +11,14 @@ Two kinds of bearer tokens: the admin token of the data directory, which may do 
 
 `keys.json` in the data directory holds the keys, the newest first. The first one that can sign is
 used for new tokens; all of them are tried for old ones, so a key is rotated by putting a new one in
-front and removing the old one when its last token has ended.
+front and removing the old one when its last token has ended. The file is checked when it is read: a key
+that cannot be used is refused then, and not when a stranger's token names it.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import os
 import secrets
@@ -27,11 +29,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.names import check_pattern, covers
+from penstock.core.names import check_pattern, covers, is_level
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, Unauthenticated
+from penstock.limits import ADMIN_TOKEN_CHARACTERS, SECRET_BYTES, SUBJECT_BYTES
 
 ALGORITHMS = ("HS256", "ES256", "EdDSA")
 GRANTS = frozenset({"pushers", "emit", "sessions", "webpush", "export", "channels"})
+ADMIN = "admin"
 ADMIN_FILE, KEYS_FILE = "admin.token", "keys.json"
 _CACHED_TOKENS = 10_000
 
@@ -79,11 +83,12 @@ class Caller(msgspec.Struct, frozen=True):
     def check_admin(self, what: str) -> None:
         """Raise `Forbidden` for everybody but the admin."""
         if not self.admin:
-            raise Forbidden(self.subject, "grant", what)
+            raise Forbidden(self.subject, "admin", what)
 
     def _covers(self, grant: str, pattern: str) -> bool:
         if pattern.startswith("/users/") and not grant.startswith("/users/"):
-            return pattern == f"/users/{self.subject}" and covers(grant, pattern)
+            # A subject such as `>` or `7/phone` is nobody's name: it would mean other users' streams.
+            return pattern == f"/users/{self.subject}" and is_level(self.subject) and covers(grant, pattern)
         return covers(grant, pattern)
 
 
@@ -101,6 +106,45 @@ class StoredKey(msgspec.Struct, frozen=True):
 
     def signing(self) -> Any:
         return base64.b64decode(self.secret) if self.alg == "HS256" else self.private
+
+    def what_is_wrong(self) -> str:
+        """Why nothing could be verified with it; empty if all is well."""
+        if self.alg not in ALGORITHMS:
+            return f"has the algorithm {self.alg[:40]!r}, which is none of {', '.join(ALGORITHMS)}"
+        return self._wrong_secret() if self.alg == "HS256" else self._wrong_pair()
+
+    def _wrong_secret(self) -> str:
+        try:
+            size = len(base64.b64decode(self.secret, validate=True))
+        except (binascii.Error, ValueError):
+            return "has a secret that is not base64"
+        return "" if size >= SECRET_BYTES else f"has a secret of {size} bytes, fewer than {SECRET_BYTES}"
+
+    def _wrong_pair(self) -> str:
+        from cryptography.hazmat.primitives import serialization
+
+        try:
+            public = serialization.load_pem_public_key(self.public.encode())
+        except Exception:  # noqa: BLE001 - whatever the library says, it is no key
+            return "has no public key in PEM"
+        if not _fits(self.alg, public):
+            return f"has a public key that is not one of {self.alg}"
+        if not self.private:
+            return ""
+        try:
+            private: Any = serialization.load_pem_private_key(self.private.encode(), None)
+        except Exception:  # noqa: BLE001
+            return "has a private key that is not PEM without a password"
+        own = _fits(self.alg, private.public_key()) and private.public_key() == public
+        return "" if own else "has a private key that does not belong to its public key"
+
+
+def _fits(alg: str, public: object) -> bool:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519
+
+    if alg == "ES256":
+        return isinstance(public, ec.EllipticCurvePublicKey) and isinstance(public.curve, ec.SECP256R1)
+    return isinstance(public, (ed25519.Ed25519PublicKey, ed448.Ed448PublicKey))
 
 
 class Keys:
@@ -123,6 +167,8 @@ class Keys:
         """A signed token for *sub*."""
         import jwt  # here and below: a tenth of a second that a start need not wait for
 
+        if wrong := what_is_wrong_with(sub):
+            raise InputInvalid("subject", wrong, remedy="Name a user, an app or a device, as in --sub shop.")
         for pattern in (*publish, *subscribe):
             check_pattern(pattern)
         if unknown := set(grants) - GRANTS:
@@ -170,14 +216,26 @@ class Keys:
         raise Unauthenticated(f"the token is not valid: {reason}")
 
 
+def what_is_wrong_with(subject: str) -> str:
+    """Why nobody may be called so; empty if all is well."""
+    if subject == ADMIN:
+        return f"{ADMIN!r} is the holder of the admin token"
+    if not subject.isprintable() or not 0 < len(subject.encode()) <= SUBJECT_BYTES:
+        return f"is not 1 to {SUBJECT_BYTES} printable bytes"
+    return ""
+
+
 def _caller(claims: dict[str, Any]) -> Caller:
+    subject = str(claims["sub"])
+    if wrong := what_is_wrong_with(subject):
+        raise Unauthenticated(f"the token's subject cannot be used: {wrong}")
     try:
         publish = tuple(check_pattern(p) for p in claims.get("publish", ()))
         subscribe = tuple(check_pattern(p) for p in claims.get("subscribe", ()))
         grants = frozenset(str(g) for g in claims.get("grants", ()))
     except (TypeError, AttributeError, InputInvalid):
         raise Unauthenticated("the token's grants are not lists of patterns") from None
-    return Caller(str(claims["sub"]), False, publish, subscribe, grants, float(claims["exp"]))
+    return Caller(subject, False, publish, subscribe, grants, float(claims["exp"]))
 
 
 class Gate:
@@ -187,14 +245,14 @@ class Gate:
         self.keys = keys
         self._admin = _Digest()
         self._admin_digest = self._admin.of(admin_token.encode())
-        self._known: dict[bytes, Caller] = {self._admin_digest: Caller("admin", admin=True)}
+        self._known: dict[bytes, Caller] = {self._admin_digest: Caller(ADMIN, admin=True)}
 
     def caller(self, authorization: bytes | None) -> Caller:
         """Who sent this header. Raises `Unauthenticated` if that cannot be told."""
         if not authorization:
-            raise Unauthenticated("no bearer token was sent")
+            raise Unauthenticated("no bearer token was sent", sent=False)
         if authorization[:7].lower() != b"bearer ":
-            raise Unauthenticated("the Authorization header is not of the form 'Bearer TOKEN'")
+            raise Unauthenticated("the Authorization header is not of the form 'Bearer TOKEN'", sent=False)
         return self.caller_of(authorization[7:].strip())
 
     def caller_of(self, token: bytes) -> Caller:
@@ -271,20 +329,54 @@ def open_keys(data: Path) -> Keys:
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=tuple[StoredKey, ...])
     except msgspec.MsgspecError as error:
-        raise ConfigInvalid("auth.keys", f"{path} cannot be read: {error}") from None
-    if not stored or any(key.alg not in ALGORITHMS for key in stored):
-        raise ConfigInvalid("auth.keys", f"{path} needs at least one key, each of {', '.join(ALGORITHMS)}")
+        raise _keys_invalid(f"{path} cannot be read: {error}") from None
+    if not stored:
+        raise _keys_invalid(f"{path} holds no key")
+    for key in stored:
+        if wrong := key.what_is_wrong():
+            raise _keys_invalid(f"{path}: key {key.kid[:40]!r} {wrong}")
     return Keys(path, stored)
 
 
-def open_admin_token(data: Path, given: str = "") -> str:
-    """The admin token: the given one, or the one kept in *data*, made at the first call."""
+def _keys_invalid(why: str) -> ConfigInvalid:
+    remedy = f"Correct the file or take that key out; HS256 wants {SECRET_BYTES} bytes or more in base64, others PEM."
+    return ConfigInvalid("auth.keys", why, remedy=remedy)
+
+
+def open_admin_token(data: Path, given: str = "", file: str = "") -> str:
+    """The admin token: what *file* holds, the given one, or the one kept in *data*, made at the first call.
+
+    Raises `ConfigInvalid` for one that could be guessed, or could not be sent.
+    """
+    if file:
+        return _read_admin_token("auth.admin_token_file", Path(file))
     if given:
-        return given
+        return _check_admin_token("auth.admin_token as given", given, "it")
     path = data / ADMIN_FILE
     if not path.exists():
         _write_private(path, secrets.token_urlsafe(24).encode())
-    return path.read_text().strip()
+    return _read_admin_token("--data", path)
+
+
+def _read_admin_token(setting: str, path: Path) -> str:
+    try:
+        return _check_admin_token(setting, path.read_text().strip(), f"{path}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(setting, f"{path} cannot be read: {getattr(error, 'strerror', 'it is no text')}") from None
+
+
+def _check_admin_token(setting: str, token: str, where: str) -> str:
+    if not token:
+        why = f"{where} is empty"
+    elif len(token) < ADMIN_TOKEN_CHARACTERS:
+        why = f"{where} has {len(token)} characters, fewer than {ADMIN_TOKEN_CHARACTERS}"
+    elif not token.isascii() or not token.isprintable() or " " in token:
+        why = f"{where} has characters that no token has"
+    else:
+        return token
+    remedy = f"Give {ADMIN_TOKEN_CHARACTERS} or more printable ASCII characters without blanks. Without any of "
+    remedy += f"auth.admin_token, auth.admin_token_file and {ADMIN_FILE} the server makes one."
+    raise ConfigInvalid(setting, why, remedy=remedy)
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -19,6 +19,17 @@ class RateExceeded(Busy):
         super().__init__(limit, ceil(value))
 
 
+class TooManyOpen(Busy):
+    """A token has as many live answers open as it may. Nothing was opened; it may ask again when one has ended."""
+
+    code = "too_many_open"
+    retry_after = 5
+
+    def __init__(self, limit: str, value: int) -> None:
+        super().__init__(limit, value)
+        self.remedy = f"End another live answer of this subject first, or raise {limit}."
+
+
 class TokenBuckets:
     """One bucket per key: filled at *rate* per second, holding at most *burst*."""
 
@@ -39,7 +50,11 @@ class TokenBuckets:
 
 
 class Caps:
-    """Connections in all and per address; requests per second per address and per token. 0 is no cap."""
+    """Connections in all, per address and per token; requests per second per address and per token. 0 is no cap.
+
+    A token is known by its subject; its connections are those with an open live answer, since any other may carry
+    requests of many tokens.
+    """
 
     def __init__(
         self,
@@ -47,10 +62,12 @@ class Caps:
         per_address: int = 0,
         requests_per_address: float = 0.0,
         requests_per_token: float = 0.0,
+        per_token: int = 0,
     ) -> None:
-        self._connections, self._per_address = connections, per_address
+        self._connections, self._per_address, self._per_token = connections, per_address, per_token
         self._open = 0
         self._by_address: dict[str, int] = {}
+        self._by_subject: dict[str, int] = {}
         self._addresses = _buckets("server.requests_per_address", requests_per_address)
         self._tokens = _buckets("server.requests_per_token", requests_per_token)
         self.counts_tokens = self._tokens is not None  # whether `request_of_token` is to be called at all
@@ -61,24 +78,38 @@ class Caps:
         return self._open
 
     def admit(self, address: str) -> str:
-        """Count a new connection; returns the limit that it would break instead, or nothing."""
+        """Count a new connection; returns the limit that it would break instead, or nothing.
+
+        One without an address, a proxy's that stands for nobody or for many, counts in all only.
+        """
         if self._open >= self._connections:
             return "server.connections"
-        count = self._by_address.get(address, 0)
-        if self._per_address and count >= self._per_address:
-            return "server.connections_per_address"
+        if address:
+            count = self._by_address.get(address, 0)
+            if self._per_address and count >= self._per_address:
+                return "server.connections_per_address"
+            self._by_address[address] = count + 1
         self._open += 1
-        self._by_address[address] = count + 1
         return ""
 
     def release(self, address: str) -> None:
         """A connection that was admitted is gone."""
         self._open -= 1
-        left = self._by_address[address] - 1
-        if left:
-            self._by_address[address] = left
-        else:
-            del self._by_address[address]
+        if address:
+            _count_down(self._by_address, address)
+
+    def open_live(self, subject: str) -> None:
+        """Count a live answer under a token's subject; raises `TooManyOpen` for one over the cap."""
+        if self._per_token:
+            count = self._by_subject.get(subject, 0)
+            if count >= self._per_token:
+                raise TooManyOpen("server.connections_per_token", self._per_token)
+            self._by_subject[subject] = count + 1
+
+    def close_live(self, subject: str) -> None:
+        """A live answer that was counted has ended."""
+        if self._per_token:
+            _count_down(self._by_subject, subject)
 
     def request_of_address(self, address: str, now: float) -> None:
         """Count a request; raises `RateExceeded`."""
@@ -89,6 +120,12 @@ class Caps:
         """Count a request made with a token (its subject, not its text); raises `RateExceeded`."""
         if self._tokens is not None:
             self._tokens.take(token_id, now)
+
+
+def _count_down(counts: dict[str, int], key: str) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
 
 
 def _buckets(name: str, rate: float) -> TokenBuckets | None:

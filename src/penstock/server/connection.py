@@ -15,10 +15,12 @@ import asyncio
 import logging
 from typing import cast
 
+from websockets.frames import CloseCode
+
 from penstock.errors import PeerError, PenstockError, TooLarge
 from penstock.limits import BODY_PROGRESS_BYTES, INPUT_QUEUE_BYTES, PIPELINED_BYTES, UNREAD_BODY_BYTES
 from penstock.server import answers
-from penstock.server.answering import Answering, Phase
+from penstock.server.answering import CLOSE_SECONDS, Answering, Phase
 from penstock.server.body import BodyStream, Intake
 from penstock.server.exchange import Held, Request, Response
 from penstock.server.routing import BodyKind, Route
@@ -57,7 +59,7 @@ class Connection(Answering, asyncio.Protocol):
             self.cut()
             return
         self._trusted = address in service.trusted
-        # Behind a proxy everybody has its address: the cap is then on the clients it names.
+        # A proxy's address is nobody's: it counts under the client that a PROXY header names, or in all only.
         limit = service.caps.admit("" if self._trusted else address)
         if limit:
             self._turn_away(limit)
@@ -122,7 +124,7 @@ class Connection(Answering, asyncio.Protocol):
                 self._take_again(head, data[end:])
                 return
         if phase is _SOCKET and not self._buffer:
-            cast("WebSocket", self.tap).receive(data)
+            self._take_frames(data)
             self._regulate()
             return
         self._buffer = self._buffer + data if self._buffer else data
@@ -151,6 +153,7 @@ class Connection(Answering, asyncio.Protocol):
         self._service.wheel.arm(self, self._service.settings.stall_timeout)
 
     def resume_writing(self) -> None:
+        self.stuck = False  # before the deadline is chosen: this one is over
         self._arm_for_phase()
         self.unstick()
         self._regulate()
@@ -167,10 +170,22 @@ class Connection(Answering, asyncio.Protocol):
                     break
             elif phase is _SOCKET:
                 data, self._buffer = self._buffer, b""
-                cast("WebSocket", self.tap).receive(data)
+                self._take_frames(data)
             elif phase is not _PROXY or not self._take_proxy_header():
                 break
         self._regulate()
+
+    def _take_frames(self, data: bytes) -> None:
+        """Give the WebSocket what came. A message that has begun must make progress, as a body must."""
+        socket = cast("WebSocket", self.tap)
+        socket.receive(data)
+        if socket.open and not self.stuck:  # else its close, or its output, has a deadline already
+            if not socket.halfway:
+                self.due = 0
+            elif self.due:
+                self._mark += len(data)
+            else:
+                self._arm_for_phase()
 
     def _is_free(self) -> bool:
         """Nothing is in the way of a request that came whole, and the peer speaks for itself."""
@@ -212,15 +227,16 @@ class Connection(Answering, asyncio.Protocol):
     def _stand_for(self, address: str) -> bool:
         """From here on this is the connection of *address*."""
         caps = self._service.caps
+        trusted = address in self._service.trusted  # another proxy, that forwards for others
+        counted = "" if trusted else address
         caps.release(cast("str", self._address))
-        limit = caps.admit(address)
+        limit = caps.admit(counted)
+        self._peer, self._trusted = address, trusted
         if limit:
             caps.admit("")
-            self._service.counters.refused += 1
-            self.cut()
+            self._turn_away(limit)
             return False
-        self._peer = self._address = address
-        self._trusted = address in self._service.trusted
+        self._address = counted
         return True
 
     def _take_head(self) -> bool:
@@ -427,7 +443,15 @@ class Connection(Answering, asyncio.Protocol):
             return self._intake.timeout
         if self.phase is _IDLE:
             return settings.idle_timeout
+        if self.phase is _SOCKET:
+            return self._socket_deadline(cast("WebSocket", self.tap))
         return settings.head_timeout if self.phase in (_HEAD, _PROXY) else None
+
+    def _socket_deadline(self, socket: WebSocket) -> float | None:
+        if not socket.open:
+            return CLOSE_SECONDS
+        self._mark = 0
+        return self._service.settings.body_timeout if socket.halfway else None
 
     def expired(self) -> None:
         """The wheel calls: what was waited for did not come, unless something has moved since."""
@@ -435,6 +459,8 @@ class Connection(Answering, asyncio.Protocol):
             return
         if self.stuck:
             self._expired_writing()
+        elif self.phase is _SOCKET and cast("WebSocket", self.tap).halfway:
+            self._expired_halfway(cast("WebSocket", self.tap))
         elif self.phase is _DISCARD or self.phase is _SOCKET or self.phase is _PROXY:
             self.cut()
         elif self._intake is not None:
@@ -443,7 +469,8 @@ class Connection(Answering, asyncio.Protocol):
             self.end()
         elif self.phase is _HEAD:
             self._service.counters.timed_out += 1
-            self._refuse(PeerError(408, "the request head took too long"))
+            remedy = f"Send the whole head within {self._service.settings.head_timeout:g} s (server.head_timeout)."
+            self._refuse(PeerError(408, "the request head took too long", remedy=remedy))
         elif self.phase is _BUSY and self._request is not None:
             self._work = None
             self._answer(self._timed_out(self._request))
@@ -462,7 +489,15 @@ class Connection(Answering, asyncio.Protocol):
             self._arm_for_phase()
             return
         self._service.counters.timed_out += 1
-        self._body_failed(intake, PeerError(408, "the request body took too long"))
+        remedy = f"Send at least {BODY_PROGRESS_BYTES:,} bytes of the body in every {intake.timeout:g} s."
+        self._body_failed(intake, PeerError(408, "the request body took too long", remedy=remedy))
+
+    def _expired_halfway(self, socket: WebSocket) -> None:
+        if self._paused or self._mark >= BODY_PROGRESS_BYTES:
+            self._arm_for_phase()
+            return
+        self._service.counters.timed_out += 1
+        socket.close(CloseCode.POLICY_VIOLATION, "a message took too long")
 
     def drain(self) -> None:
         """The server is about to stop: finish what was begun, begin nothing."""

@@ -41,10 +41,20 @@ class Context:
     members: Membership = field(default_factory=Alone)
 
     def caller(self, request: Request) -> Caller:
-        """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`."""
-        caller = self._known(request)
+        """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`.
+
+        A live answer that is opened after this is counted under them, too, and ends with their token.
+        """
+        return self._count(request, self._known(request))
+
+    def holder(self, request: Request, token: str) -> Caller:
+        """As `caller`, where the token does not come in the header but in the URL."""
+        return self._count(request, self.gate.caller_of(token.encode()))
+
+    def _count(self, request: Request, caller: Caller) -> Caller:
         if self.caps.counts_tokens:
             self.caps.request_of_token(caller.subject, time.monotonic())
+        request.caller = caller
         return caller
 
     def _known(self, request: Request) -> Caller:

@@ -179,6 +179,19 @@ class Tap:
         """The server is about to stop."""
         raise NotImplementedError
 
+    def token_ended(self) -> None:
+        """The token that opened it has expired."""
+        raise NotImplementedError
+
+    def expire(self) -> None:
+        """End it properly because of that, and say so where the protocol has a place for it."""
+        raise NotImplementedError
+
+    def step_aside(self) -> None:
+        """Count no longer as one of its token: the one that takes its place is about to be opened."""
+        if self._pipe is not None:
+            self._pipe.step_aside()
+
 
 def _try_send(sock: socket.SocketType, data: bytes) -> int:
     """How much of it the kernel takes now. Nothing may also mean that there is no peer: a flush will see."""
@@ -223,6 +236,14 @@ class Outlet(Tap):
     def draining(self) -> None:
         tell: Callable[[], None] = getattr(self.owner, "draining", self.close)
         tell()
+
+    def token_ended(self) -> None:
+        # Cut, unless the owner knows better: the owner hears of it, and half of an answer does not look whole.
+        tell: Callable[[], None] = getattr(self.owner, "token_ended", self.abort)
+        tell()
+
+    def expire(self) -> None:
+        self.close()
 
 
 class Pipe(Timed):
@@ -360,6 +381,10 @@ class Pipe(Timed):
 
     def no_more_requests(self) -> None:
         """Close the connection when the answer is out, whatever its head said."""
+        raise NotImplementedError
+
+    def step_aside(self) -> None:
+        """The live answer counts no longer as one of its token."""
         raise NotImplementedError
 
     def closing(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from ipaddress import ip_address
@@ -172,6 +173,7 @@ def make_caps(settings: ConnectionSettings) -> Caps:
         settings.connections_per_address,
         settings.requests_per_address,
         settings.requests_per_token,
+        settings.connections_per_token,
     )
 
 
@@ -201,4 +203,8 @@ def _prepare(listening: socket.socket) -> None:
 
 
 def _cannot_listen(settings: ConnectionSettings, error: OSError) -> ConfigInvalid:
-    return ConfigInvalid("server.listen", f"cannot listen on {settings.host}:{settings.port}: {error}")
+    remedy = "Stop what listens there, or give another address with --listen HOST:PORT (port 0 takes a free one)."
+    if error.errno != errno.EADDRINUSE:
+        remedy = "Give an address of this machine with --listen HOST:PORT."
+    why = f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+    return ConfigInvalid("server.listen", why, remedy=remedy)

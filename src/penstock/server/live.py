@@ -98,3 +98,8 @@ class LiveWire:
     def lost(self, code: int = 0) -> None:
         """The peer is gone."""
         self.feed.stop()
+
+    def token_ended(self) -> None:
+        """A proper end: the peer comes back with another token, and with its position."""
+        self.feed.stop()
+        self.tap.expire()

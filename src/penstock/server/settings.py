@@ -22,6 +22,7 @@ class ConnectionSettings:
 
     connections: int = 18_000  # in all; above it a connection is closed at accept
     connections_per_address: int = 0  # 0 is no cap
+    connections_per_token: int = 0  # live answers that are open under one subject; 0 is no cap
     requests_per_address: float = 0.0  # per second; 0 is no cap
     requests_per_token: float = 0.0  # per second; 0 is no cap
 

@@ -18,6 +18,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from penstock.server.flush import Pipe, Tap
+from penstock.server.lease import EXPIRED
 from penstock.wire.frames import binary_frame, ping_frame, text_frame
 
 log = logging.getLogger("penstock.server")
@@ -26,7 +27,11 @@ _quiet.setLevel(logging.WARNING)  # the parser would say "connection closed" at 
 
 
 class WebSocketOwner(Protocol):
-    """Who stands behind a WebSocket. `draining()` is called when it exists; without it: close with 1001."""
+    """Who stands behind a WebSocket.
+
+    Two more methods are called when they exist: `draining()`, when the server is about to stop (without it: close
+    with 1001), and `token_ended()`, when the token that opened it has expired (without it: close with 1008).
+    """
 
     def received(self, message: str | bytes) -> None:
         """A whole message: text as str, binary as bytes."""
@@ -117,6 +122,11 @@ class WebSocket(Tap):
     def through(self) -> bool:
         return self._line is None  # after a close frame the peer's is still to come
 
+    @property
+    def halfway(self) -> bool:
+        """A frame, or a message in fragments, has begun and is not complete: this waits for the peer."""
+        return self._reader is not None and self._reader.state is State.OPEN
+
     def receive(self, data: bytes) -> None:
         """Take bytes from the peer. Whatever they are, they never raise."""
         reader = self._borrow()
@@ -143,6 +153,13 @@ class WebSocket(Tap):
             self.close(CloseCode.GOING_AWAY)
         else:
             tell()
+
+    def token_ended(self) -> None:
+        tell: Callable[[], None] = getattr(self.owner, "token_ended", self.expire)
+        tell()
+
+    def expire(self) -> None:
+        self.close(CloseCode.POLICY_VIOLATION, EXPIRED)
 
     def _borrow(self) -> ServerProtocol:
         if self._reader is None:
@@ -209,7 +226,8 @@ class WebSocket(Tap):
 def _wire_size(frame: Frame) -> int:
     """Bytes of a client's frame, if its length was written in the shortest way.
 
-    One that was not makes the count come out too high, and the connection keeps its reader: safe, only heavier.
+    One that was not, against RFC 6455, makes the count come out too high: from then on the connection counts as in the
+    middle of a message, which costs it its reader's weight and a deadline.
     """
     size = len(frame.data)
     return size + (6 if size < 126 else 8 if size < 65536 else 14)

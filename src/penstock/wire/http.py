@@ -7,7 +7,8 @@ connection is closed after it, because nobody knows where the next request would
     refused with 400    a byte that no head may hold (NUL, other controls, a bare CR or LF), obs-fold,
                         white space before a colon, no Host (1.1) or two, Content-Length twice or with
                         Transfer-Encoding, a length that is not plain digits, any coding but one `chunked`,
-                        non-ASCII in the target, a fragment, an authority that is not the Host
+                        non-ASCII in the target, a fragment, an authority that is not the Host, a field twice
+                        of which handlers expect one (Authorization, Idempotency-Key …)
     414 431             target, head or number of fields over the limits
     501 505             a method nobody knows, a version that is neither 1.0 nor 1.1
 """
@@ -42,7 +43,14 @@ _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=:\[\]]*")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/?#]+)(/[^?#]*)?(\?[^#]*)?")
 _LONGEST_LINE = URL_BYTES + 64  # target, method, version and the blanks between them
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_BARE = "a bare CR or LF in the head"
 _REPEATED_LENGTH = "Content-Length twice, or beside Transfer-Encoding"
+# A proxy in front may act on one of two values, and we on the other.
+_SINGLE = frozenset(
+    (b"authorization", b"content-type", b"event-attributes", b"event-type", b"expected-position", b"expires-in",
+     b"idempotency-key", b"last-event-id", b"producer")
+)  # fmt: skip
 
 
 class Head:
@@ -79,9 +87,15 @@ def find_head_end(data: bytes | bytearray, looked: int = 0) -> int:
     found = data.find(b"\r\n\r\n", max(0, looked - 3))
     size = found + 4 if found >= 0 else len(data)
     if size > _LONGEST_LINE and data.find(b"\n", 0, _LONGEST_LINE) < 0:
-        raise PeerError(414, f"the request target is over {URL_BYTES} bytes")
+        raise _target_too_long()
     if size > HEAD_BYTES:
-        raise PeerError(431, f"the request head is over {HEAD_BYTES} bytes")
+        raise PeerError(
+            431,
+            f"the request head is over {HEAD_BYTES} bytes",
+            remedy=f"Send at most {HEAD_BYTES:,} bytes of header fields; long values belong in the body.",
+        )
+    if found < 0 and _BARE_LF.search(data, looked):
+        raise PeerError(400, _BARE)  # now: a head whose lines all end so would never be complete
     return size if found >= 0 else -1
 
 
@@ -109,7 +123,7 @@ class HeadParser:
         self._split(raw)
         headers, self.headers = self.headers, []
         if len(headers) > HEAD_FIELDS:
-            raise PeerError(431, f"more than {HEAD_FIELDS} header fields")
+            raise PeerError(431, f"more than {HEAD_FIELDS} header fields", remedy=f"Send at most {HEAD_FIELDS}.")
         path, query, authority = _target(method, target)
         head = Head(method, path, query, http10, headers)
         _apply_fields(head, authority)
@@ -166,8 +180,13 @@ def _request_line(raw: bytes) -> tuple[str, str, bool]:
     if major != b"1" or minor not in (b"0", b"1"):
         raise PeerError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     if len(target) > URL_BYTES:
-        raise PeerError(414, f"the request target is over {URL_BYTES} bytes")
+        raise _target_too_long()
     return method.decode(), target.decode(), minor == b"0"
+
+
+def _target_too_long() -> PeerError:
+    remedy = f"Send at most {URL_BYTES:,} bytes of path and parameters; ask for less at a time."
+    return PeerError(414, f"the request target is over {URL_BYTES} bytes", remedy=remedy)
 
 
 def _what_is_wrong(raw: bytes) -> str:
@@ -176,7 +195,7 @@ def _what_is_wrong(raw: bytes) -> str:
     if _CONTROL.search(raw):
         return "a control character in the head"
     if raw.count(b"\n") != lines or raw.count(b"\r") != lines:
-        return "a bare CR or LF in the head"
+        return _BARE
     if b"\r\n " in raw or b"\r\n\t" in raw:
         return "a folded header line"
     return "malformed header field" if re.match(_REQUEST_LINE, raw) else "malformed request line"
@@ -202,9 +221,14 @@ def _apply_fields(head: Head, authority: str) -> None:
     hosts: list[bytes] = []
     lengths: list[bytes] = []
     codings: list[bytes] = []
+    single: set[bytes] = set()
     upgrade = connection_upgrade = False
     for name, value in head.headers:
-        if name == b"host":
+        if name in _SINGLE:
+            if name in single:
+                raise PeerError(400, f"the field {name.decode().title()} is there twice", remedy="Send it once.")
+            single.add(name)
+        elif name == b"host":
             hosts.append(value)
         elif name == b"content-length":
             lengths.append(value)

@@ -99,3 +99,7 @@ class Notices:
 
     def lost(self) -> None:
         self._subscriptions.unwatch(self._id, self._wake)
+
+    def token_ended(self) -> None:
+        self.lost()
+        self._tap.expire()

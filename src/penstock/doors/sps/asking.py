@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.config import SpsSettings
-from penstock.doors.sps.topics import chosen, user_stream
+from penstock.doors.sps.topics import chosen
 from penstock.doors.sps.wire import Narrow
 from penstock.errors import Forbidden, InputInvalid
 from penstock.server.auth import Caller
@@ -33,7 +33,6 @@ class Subscribing:
     patience: float
     form: str
     narrow: Narrow | None = None
-    expires: float = float("inf")  # of the token, in seconds since 1970
 
 
 def subscribing(request: Request, context: Context, settings: SpsSettings) -> Subscribing:
@@ -51,7 +50,6 @@ def subscribing(request: Request, context: Context, settings: SpsSettings) -> Su
     caller = _listener(request, context, params.get("access_token"))
     check_user(caller, asked.uid)
     asked.narrow = check_topics(caller, asked.topics)
-    asked.expires = caller.expires
     return asked
 
 
@@ -74,7 +72,7 @@ def _listener(request: Request, context: Context, access_token: str | None) -> C
     """Who subscribes. A token in a URL is written down in many places, so it may only be one that can listen."""
     if access_token is None or request.header(b"authorization") is not None:
         return context.caller(request)
-    caller = context.gate.caller_of(access_token.encode())
+    caller = context.holder(request, access_token)
     if caller.admin or caller.publish or caller.grants:
         error = Forbidden(caller.subject, "send in a URL", "a token that can do more than listen")
         error.remedy = "Use a token without --publish and further grants, or the Authorization header."
@@ -85,7 +83,7 @@ def _listener(request: Request, context: Context, access_token: str | None) -> C
 def check_user(caller: Caller, uid: str) -> None:
     """Raise `Forbidden` unless *caller* is that user, or the admin."""
     if not caller.admin and caller.subject != uid:
-        raise Forbidden(caller.subject, "subscribe", user_stream(uid))
+        raise Forbidden(caller.subject, "user", uid)
 
 
 def check_topics(caller: Caller, topics: tuple[str, ...]) -> Narrow | None:

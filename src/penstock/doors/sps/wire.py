@@ -28,11 +28,11 @@ _SLACK = 0.001  # seconds by which sums of floats may be off
 
 
 class Wire(Timed):
-    """One device that listens. `expired`, `lost` and `end` are its three ends; each happens once."""
+    """One device that listens. `lost` and `end` are its two ends; each happens once."""
 
     __slots__ = (
         "_aside", "_changes", "_first", "_home", "_mark", "_narrow", "_pending", "_plain", "_untold", "alive",
-        "anti_idle", "began", "expires", "feed", "frames", "hid", "opened", "own", "patience", "tap", "topics", "who",
+        "anti_idle", "began", "feed", "frames", "hid", "opened", "own", "patience", "tap", "topics", "who",
         "written",
     )  # fmt: skip
 
@@ -46,7 +46,6 @@ class Wire(Timed):
         self.frames: Frames
         self.began = 0  # the id after which it was fed
         self.opened = self.written = self.alive = home.time()  # seconds of the loop, as all times here
-        self.expires = NEVER  # when its token ends
         self.anti_idle = self.patience = 0.0  # silence to break, silence to bear; 0 is never and for ever
         self._narrow: Narrow | None = None  # which streams of a wide pattern its token covers
         self._changes: list[tuple[int, tuple[str, ...]]] | None = None  # topics up to an id, while it is behind
@@ -230,8 +229,8 @@ class Wire(Timed):
     # ── deadlines and ends ────────────────────────────────────────────────────────────────────
 
     def arm(self) -> None:
-        """Book the next deadline: the token's end, the patience's, or the next sign of life."""
-        due = self.expires
+        """Book the next deadline: the patience's end, or the next sign of life."""
+        due = NEVER
         if self.patience:
             due = min(due, self.alive + self.patience)
         if self.anti_idle:
@@ -242,9 +241,6 @@ class Wire(Timed):
     def expired(self) -> None:
         """The wheel calls: one of the deadlines has come, unless it was put off meanwhile."""
         now = self._home.time() + _SLACK
-        if now >= self.expires:
-            self.end("expired")
-            return
         if self.patience and now >= self.alive + self.patience:
             self.end("silent")
             return
@@ -253,6 +249,10 @@ class Wire(Timed):
             self.say(b"" if self.tap.pending else self.frames.anti_idle)
             self.written = now
         self.arm()
+
+    def token_ended(self) -> None:
+        """The device needs another token."""
+        self.end("expired")
 
     def end(self, reason: str) -> None:
         """Say why, and end the answer."""

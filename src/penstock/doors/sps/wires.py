@@ -15,7 +15,7 @@ from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.recall import Recall
 from penstock.doors.sps.spans import Span, confirm
 from penstock.doors.sps.topics import name_of, patterns_for, shown, user_stream
-from penstock.doors.sps.wire import NEVER, Wire
+from penstock.doors.sps.wire import Wire
 from penstock.limits import UNCONFIRMED_WIRES
 from penstock.server.context import Context
 from penstock.server.exchange import Request
@@ -102,6 +102,8 @@ class Wires:
             ("X-Accel-Buffering", "no"),
         )
         wire.began = self.beginning(asked.after)
+        if before is not None:
+            before.tap.step_aside()  # a device that comes back must not be kept out by its own former wire
         wire.tap = request.open(200, headers, owner=wire, watch=self.ledger.enabled)
         self._open[name] = wire
         if self.claims is not None:
@@ -124,8 +126,6 @@ class Wires:
         wire = self.kind(self, who, user_stream(asked.uid), asked.hid, asked.topics)
         wire.anti_idle, wire.patience = asked.anti_idle, asked.patience
         wire.narrow(asked.narrow)
-        if asked.expires != NEVER:
-            wire.expires = wire.opened + asked.expires - self.now_ms() / 1000
         return wire
 
     def _start(self, wire: Wire, after: int | None) -> None:

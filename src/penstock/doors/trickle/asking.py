@@ -50,6 +50,8 @@ class Gatekeeper:
                 raise Unauthenticated("the right in the channel's name is not valid, or has run out")
             if right not in capability.rights:
                 raise Forbidden("the right in the channel's name", _WORDS[right], name)
+            # Without a subject: it is not counted as a token's, but a live answer ends with it.
+            request.caller = Caller("", expires=capability.expires or float("inf"))
             return Asked(name, f"capability/{name}", trusted=True)
         if self._settings.open and request.header(b"authorization") is None and _is_local(request.peer):
             return Asked(name, LOCAL, trusted=False)

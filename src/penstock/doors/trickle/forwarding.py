@@ -129,7 +129,11 @@ class Forwarding(asyncio.Protocol, Held):
         if ("transfer-encoding", "chunked") in self._fields:
             self._request = None
             content_type = (("Content-Type", self._field("content-type")),)
-            self._outlet = request.open(status, content_type + self._headers(), owner=self)
+            try:
+                self._outlet = request.open(status, content_type + self._headers(), owner=self)
+            except PenstockError as error:  # its token has ended, or has too many open
+                request.answer(error_response(error))
+                self._transport.abort()
         elif request.method == "HEAD":
             self._complete()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.core.ledger import Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.posting import timed_out
-from penstock.errors import Busy
+from penstock.errors import Busy, PenstockError
 from penstock.server.exchange import Held, Request
 from penstock.server.flush import Outlet
 from penstock.server.problems import error_response
@@ -82,8 +82,12 @@ class Reading(Timed, Held):
         if self._latest != segment.seq:
             headers.append((trickle.LATEST, str(self._latest)))
         self._end_wait()
-        self._outlet = request.open(200, tuple(headers), owner=self, watch=channel.recorder is not None)
         self._request = None
+        try:
+            self._outlet = request.open(200, tuple(headers), owner=self, watch=channel.recorder is not None)
+        except PenstockError as error:  # its token has ended, or has too many open: that is not the publisher's trouble
+            self._stop()
+            request.answer(error_response(error))
 
     def _pump(self) -> None:
         """Hand pieces to the connection as long as it takes them."""

@@ -15,7 +15,7 @@ from penstock.core.ledger import Ledger, Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.posting import timed_out
-from penstock.errors import Busy, Trimmed
+from penstock.errors import Busy, PenstockError, Trimmed
 from penstock.server.context import Context
 from penstock.server.exchange import Held, Request, Response
 from penstock.server.flush import Outlet
@@ -157,7 +157,10 @@ class Following(Timed, Held):
                 self._entries.append(entry)
         if self._entries and len(self._entries) > int(about(self._entries[0]).parts) and not self._done:
             self._stop()
-            Sending(self._ledger, self.who).begin(self._request, self._entries, self._seq)
+            try:
+                Sending(self._ledger, self.who).begin(self._request, self._entries, self._seq)
+            except PenstockError as error:  # its token has ended, or has too many open
+                self._request.answer(error_response(error))
 
     deliver_last = deliver
 

@@ -152,6 +152,9 @@ class _Wire:
     def lost(self) -> None:
         """The connection cancels the request's task as well: nothing is left to do."""
 
+    def token_ended(self) -> None:
+        """Go on: what is sent was fixed by a request that was allowed, and has an end."""
+
     def draining(self) -> None:
         """The server stops: go on. What does not come to its end in time is cut, never ended early."""
 

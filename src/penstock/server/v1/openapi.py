@@ -8,34 +8,39 @@ import msgspec
 
 from penstock import __version__
 from penstock.server.exchange import Request, Response
+from penstock.server.v1.publish import ManyShown, PlaceShown
+from penstock.server.v1.read import ConsumerShown, StreamShown
+from penstock.server.v1.shown import EntryShown
 
 _STREAM = ("stream", "query", "Name of a stream, like /orders/eu.", True)
 _PATTERN = ("streams", "query", "Patterns with commas: * is one level, > the rest.", True)
-_META = ("meta", "query", "true also shows meta entries and tombstones.", False)
-_LIMIT = ("limit", "query", "Entries at most, up to 1000.", False)
+_META = ("meta", "query", "true also shows meta entries and tombstones.", False, "boolean")
+_PUSHER = ("id", "path", "As it was given when it was made.", True)
+_LIMIT = ("limit", "query", "Entries at most, up to 1000.", False, "integer")
 
-Parameter = tuple[str, str, str, bool]
+Parameter = tuple[str, str, str, bool] | tuple[str, str, str, bool, str]  # the last is its type, if not a string
 
-# method, path, summary, parameters, media type of the body, success status, errors
+# method, path, summary, parameters, media types of the body, success status, errors
 _OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[int, ...]], ...] = (
     ("post", "/v1/publish", "Publish one event (raw body) or many (application/x-ndjson, a line each).",
      (_STREAM,
       ("Idempotency-Key", "header", "The same key stores nothing again and gets the first answer.", False),
-      ("Producer", "header", "NAME/SEQUENCE: a sequence not above the last is a repeat, for ever.", False),
+      ("Producer", "header", "NAME/SEQUENCE: one not above your last under NAME is a repeat, for ever.", False),
       ("Expected-Position", "header", "Index or cursor at which the stream must be.", False),
       ("Event-Type", "header", "Type of the event.", False),
       ("Event-Attributes", "header", "A JSON object of strings.", False),
-      ("Expires-In", "header", "Seconds after which nobody gets it any more.", False)),
-     "application/octet-stream", 201, (400, 401, 403, 409, 413, 503, 507)),
+      ("Expires-In", "header", "Seconds after which nobody gets it any more.", False, "integer")),
+     "application/octet-stream application/x-ndjson", 201, (400, 401, 403, 409, 413, 503, 507)),
     ("get", "/v1/read", "Read a page: by stream= and from=, by cursor=, or by streams= and after=.",
      (("stream", "query", "Name of a stream; with from=.", False),
-      ("from", "query", "Index of the first entry.", False),
+      ("from", "query", "Index of the first entry.", False, "integer"),
       ("cursor", "query", "A cursor, as publish answers it.", False),
       ("streams", "query", _PATTERN[2], False),
-      ("after", "query", "Entries with greater ids only.", False), _LIMIT, _META),
+      ("after", "query", "Entries with greater ids only.", False, "integer"), _LIMIT, _META),
      "", 200, (400, 401, 403, 404, 410)),
     ("get", "/v1/tail", "Follow streams: a line of JSON per entry, as they come.",
-     (_PATTERN, ("after", "query", "First everything after this id; without it only what comes.", False), _META,
+     (_PATTERN, _META,
+      ("after", "query", "First everything after this id; without it only what comes.", False, "integer"),
       ("consumer", "query", "Name under which the ledger records it.", False)),
      "", 200, (400, 401, 403)),
     ("get", "/v1/streams", "List streams, in order of their names.",
@@ -45,21 +50,24 @@ _OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[i
     ("get", "/v1/why", "What became of an entry, or of a message, for a recipient.",
      (("entry", "query", "Id of the entry, or of the message.", True),
       ("recipient", "query", "Name of the recipient.", True)),
-     "", 200, (400, 401, 403, 404)),
+     "", 200, (400, 401, 403, 404, 410)),
     ("get", "/v1/log/plan", "Cut a range of the log into slices for a parallel export.",
-     (("after", "query", "Ids greater than this.", True),
-      ("upto", "query", "Ids up to this; without it, to the end.", False),
-      ("parts", "query", "How many slices are wanted.", False), ("max_rows", "query", "Rows in all at most.", False),
-      ("max_bytes", "query", "Bytes in all at most.", False)),
+     (("after", "query", "Ids greater than this.", True, "integer"),
+      ("upto", "query", "Ids up to this; without it, to the end.", False, "integer"),
+      ("parts", "query", "How many slices are wanted.", False, "integer"),
+      ("max_rows", "query", "Rows in all at most.", False, "integer"),
+      ("max_bytes", "query", "Bytes in all at most.", False, "integer")),
      "", 200, (400, 401, 403, 410, 503)),
     ("get", "/v1/log/arrow", "Export a range of the log as an Arrow IPC stream that ends in a trailer.",
-     (("after", "query", "Ids greater than this.", True), ("upto", "query", "Ids up to this.", True),
+     (("after", "query", "Ids greater than this.", True, "integer"),
+      ("upto", "query", "Ids up to this.", True, "integer"),
       ("streams", "query", _PATTERN[2], False), ("columns", "query", "Columns with commas; without it, all.", False)),
      "", 200, (400, 401, 403, 410, 503)),
     ("get", "/v1/pipeline", "How far the lake is, and how the pipeline's driver and its jobs do.",
      (), "", 200, (401, 403)),
     ("get", "/v1/pipeline/news", "The newest id, as soon as it is above after=.",
-     (("after", "query", "Wait for an id above this.", False), ("wait", "query", "Seconds at most, up to 60.", False)),
+     (("after", "query", "Wait for an id above this.", False, "integer"),
+      ("wait", "query", "Seconds at most, up to 60.", False, "number")),
      "", 200, (400, 401, 403)),
     ("get", "/v1/pipeline/position", "The last id that was published before a time.",
      (("time", "query", "Like 2026-11-15T12:00:00Z.", True),), "", 200, (400, 401, 403)),
@@ -71,7 +79,8 @@ _OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[i
     ("get", "/v1/pipeline/records/{key}", "One record of the pipeline; version 0 if there is none.",
      (("key", "path", "lake/… or pipeline/…", True),), "", 200, (400, 401, 403)),
     ("put", "/v1/pipeline/records/{key}", "Change one record by compare-and-set.",
-     (("key", "path", "lake/… or pipeline/…", True), ("expect", "query", "Its version now; 0: there is none.", True)),
+     (("key", "path", "lake/… or pipeline/…", True),
+      ("expect", "query", "Its version now; 0: there is none.", True, "integer")),
      "application/json", 200, (400, 401, 403, 409, 413)),
     ("delete", "/v1/pipeline/records/{key}", "Remove one record.",
      (("key", "path", "lake/… or pipeline/…", True),), "", 204, (400, 401, 403)),
@@ -85,7 +94,7 @@ _OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[i
     ("post", "/v1/audit/heads", "Where the streams of the body go on.", (), "application/json", 200, (400, 401, 403)),
     ("get", "/v1/audit/mailboxes", "What each recipient of a month still has to confirm.",
      (("month", "query", "A month, like 2026_11.", True), ("after", "query", "Recipients after this one.", False),
-      ("limit", "query", "Recipients at most, up to 500.", False)), "", 200, (400, 401, 403)),
+      ("limit", "query", "Recipients at most, up to 500.", False, "integer")), "", 200, (400, 401, 403)),
     ("get", "/v1/audit/pushers", "The pushers there are, and their states.", (), "", 200, (401, 403)),
     ("get", "/v1/retention/months", "The months of the mailboxes, and what is in them.", (), "", 200, (401, 403)),
     ("post", "/v1/backup", "Copy the data of the running node into a directory of its machine.",
@@ -93,6 +102,10 @@ _OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[i
     ("post", "/v1/pushers", "Have a subscription pushed into an app (Event Horizon).",
      (), "application/json", 201, (400, 401, 403)),
     ("get", "/v1/pushers", "List the pushers, with their lag and last error.", (), "", 200, (401, 403)),
+    ("get", "/v1/pushers/{id}", "One pusher.", (_PUSHER,), "", 200, (401, 403, 404)),
+    ("delete", "/v1/pushers/{id}", "Remove a pusher.", (_PUSHER,), "", 204, (401, 403, 404)),
+    ("post", "/v1/pushers/{id}/pause", "Push no more for now.", (_PUSHER,), "", 200, (401, 403, 404)),
+    ("post", "/v1/pushers/{id}/resume", "Push again, from where it was.", (_PUSHER,), "", 200, (401, 403, 404)),
     ("post", "/v1/capabilities", "Put rights into the name of a Trickle channel, for clients without headers.",
      (), "application/json", 201, (400, 401, 403)),
     ("get", "/v1/channels", "List the Trickle channels that are open on this node.", (), "", 200, (401, 403)),
@@ -127,6 +140,42 @@ _OPERATIONS: tuple[tuple[str, str, str, tuple[Parameter, ...], str, int, tuple[i
 )  # fmt: skip
 
 
+_ANYWHERE = (408, 414, 429, 431)
+"""Errors that any request can have: too slow, its target or its head too long, too many of them."""
+
+_SHOWN = (EntryShown, PlaceShown, ManyShown, StreamShown, ConsumerShown)
+
+
+def _ref(kind: type) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _array(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_ID = {"type": "integer"}
+_PAGE = _object(entries=_array(_ref(EntryShown)), upto=_ID, more={"type": "boolean"})
+_GAP = _object(gap=_object(**{"from": _ID, "to": _ID}))
+_ANSWERS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("post", "/v1/publish"): ("application/json", {"oneOf": [_ref(PlaceShown), _ref(ManyShown)]}),
+    ("get", "/v1/read"): ("application/json", _PAGE),
+    ("get", "/v1/tail"): ("application/x-ndjson", {"oneOf": [_ref(EntryShown), _GAP]}),
+    ("get", "/v1/streams"): (
+        "application/json",
+        _object(streams=_array(_ref(StreamShown)), after={"type": ["string", "null"]}),
+    ),
+    ("get", "/v1/consumers"): ("application/json", _object(consumers=_array(_ref(ConsumerShown)), upto=_ID)),
+    ("get", "/v1/log/arrow"): ("application/vnd.apache.arrow.stream", {}),
+    ("get", "/metrics"): ("text/plain", {}),
+}
+"""What the answers are that programs read most; of the others only that they are JSON."""
+
+
 def describe() -> dict[str, Any]:
     """The document."""
     paths: dict[str, dict[str, Any]] = {}
@@ -134,11 +183,13 @@ def describe() -> dict[str, Any]:
         operation: dict[str, Any] = {
             "summary": summary,
             "parameters": [_parameter(*parameter) for parameter in parameters],
-            "responses": {str(status): {"description": "Done."}}
-            | {str(error): {"$ref": "#/components/responses/Problem"} for error in errors},
+            "responses": {str(status): _answer(method, path, status)}
+            | {str(error): {"$ref": "#/components/responses/Problem"} for error in sorted((*errors, *_ANYWHERE))},
         }
         if media:
-            operation["requestBody"] = {"required": True, "content": {media: {}}}
+            operation["requestBody"] = {"required": True, "content": {one: {} for one in media.split()}}
+        if 401 not in errors:
+            operation["security"] = []
         paths.setdefault(path, {})[method] = operation
     return {
         "openapi": "3.1.0",
@@ -148,19 +199,26 @@ def describe() -> dict[str, Any]:
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
             "responses": {"Problem": _problem()},
+            "schemas": msgspec.json.schema_components(_SHOWN, ref_template="#/components/schemas/{name}")[1],
         },
     }
 
 
-def _parameter(name: str, place: str, description: str, required: bool) -> dict[str, Any]:
-    schema = {"type": "string"}
+def _parameter(name: str, place: str, description: str, required: bool, type: str = "string") -> dict[str, Any]:
+    schema = {"type": type}
     return {"name": name, "in": place, "description": description, "required": required, "schema": schema}
 
 
+def _answer(method: str, path: str, status: int) -> dict[str, Any]:
+    if status == 204:
+        return {"description": "Done."}
+    media, schema = _ANSWERS.get((method, path), ("application/json", {}))
+    return {"description": "Done.", "content": {media: {"schema": schema}}}
+
+
 def _problem() -> dict[str, Any]:
-    fields = {name: {"type": "string"} for name in ("code", "message", "remedy")}
-    error = {"type": "object", "properties": fields, "required": list(fields)}
-    schema = {"type": "object", "properties": {"error": error}, "required": ["error"]}
+    error = _object(**{name: {"type": "string"} for name in ("code", "message", "remedy")})
+    schema = _object(error=error)
     return {"description": "What is wrong, and what to do.", "content": {"application/json": {"schema": schema}}}
 
 

@@ -1,0 +1,82 @@
+"""The document describes what is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.testing import RunningServer
+from tests.server.api import Tail, ask, publish
+
+
+@pytest.fixture
+def document(shared_server: RunningServer) -> dict[str, Any]:
+    found: dict[str, Any] = ask(shared_server, "GET", "/openapi.json", token=None).json
+    return found
+
+
+def fits(document: dict[str, Any], schema: dict[str, Any], value: Any) -> bool:
+    """Whether *value* is what the schema says, in as much of JSON Schema as the document uses."""
+    if "$ref" in schema:
+        return fits(document, document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], value)
+    if ways := schema.get("oneOf") or schema.get("anyOf"):
+        return any(fits(document, one, value) for one in ways)
+    kinds = schema.get("type", [])
+    python = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None)}
+    if kinds and type(value) not in [python[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds)]:
+        return False
+    if isinstance(value, list):
+        return all(fits(document, schema["items"], one) for one in value)
+    if isinstance(value, dict) and "properties" in schema:
+        known = schema["properties"]
+        complete = set(schema["required"]) <= set(value) <= set(known)
+        return complete and all(fits(document, known[name], one) for name, one in value.items())
+    return True
+
+
+def answer(document: dict[str, Any], method: str, path: str, status: int) -> dict[str, Any]:
+    response = document["paths"][path][method]["responses"][str(status)]
+    if "$ref" in response:
+        response = document["components"]["responses"][response["$ref"].rpartition("/")[2]]
+    [(_, content)] = response["content"].items()
+    schema: dict[str, Any] = content["schema"]
+    return schema
+
+
+def test_answers_are_as_they_are_described(shared_server: RunningServer, document: dict[str, Any]) -> None:
+    one = publish(shared_server, "/described", b"\xff", Event_Attributes='{"a":"b"}', Expires_In="60")
+    many = publish(shared_server, "/described", b"1\n2\n", Content_Type="application/x-ndjson")
+    refused = publish(shared_server, "no name")
+    for reply in (one, many, refused):
+        assert fits(document, answer(document, "post", "/v1/publish", reply.status), reply.json), reply.json
+    for path, params in (
+        ("/v1/read", {"streams": "/described", "meta": "true"}), ("/v1/streams", {}), ("/v1/streams", {"limit": 1}),
+        ("/v1/consumers", {}),
+    ):  # fmt: skip
+        shown = ask(shared_server, "GET", path, **params).json
+        assert fits(document, answer(document, "get", path, 200), shown), shown
+        assert not fits(document, answer(document, "get", path, 200), {"other": shown})
+    with Tail(shared_server, "/described", after=0) as tail:
+        assert fits(document, answer(document, "get", "/v1/tail", 200), tail.line())
+
+
+def test_numbers_are_numbers_and_lines_are_a_way_to_publish(document: dict[str, Any]) -> None:
+    read = {one["name"]: one["schema"]["type"] for one in document["paths"]["/v1/read"]["get"]["parameters"]}
+
+    assert (read["stream"], read["from"], read["limit"], read["meta"]) == ("string", "integer", "integer", "boolean")
+    body = document["paths"]["/v1/publish"]["post"]["requestBody"]["content"]
+    assert set(body) == {"application/octet-stream", "application/x-ndjson"}
+
+
+def test_errors_of_every_request_are_named(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert {"408", "414", "429", "431"} <= set(operation["responses"]), (method, path)
+
+
+def test_what_needs_no_token_says_so(shared_server: RunningServer, document: dict[str, Any]) -> None:
+    public = {path for path, found in document["paths"].items() for one in found.values() if one.get("security") == []}
+
+    assert public == {"/health", "/ready", "/v1/webpush/key"}
+    assert {ask(shared_server, "GET", path, token=None).status for path in public} == {200}
