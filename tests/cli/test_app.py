@@ -41,6 +41,14 @@ def test_every_help_teaches_by_example(command: str, capsys: pytest.CaptureFixtu
         (["streams", "--url", "ftp://x"], "penstock: input_invalid: url", "ftp://x"),
         (["tail", ">", "--after", "3", "--from-start"], "penstock: input_invalid: --after", "--from-start"),
         (["bench", "appendd"], "penstock: not_found: ", "appendd"),
+        (["publish", "/a", "x", "--url", "http://127.0.0.1:99999"], "penstock: input_invalid: url", "--url"),
+        (["publish", "/a", "x", "--url", "http://[::1"], "penstock: input_invalid: url", "IPv6"),
+        (["streams", "--url", "http://x..y:1"], "penstock: input_invalid: url", "x..y"),
+        (["publish", "/a", "x", "--type", "a\nb"], "penstock: input_invalid: header Event-Type", "line break"),
+        (["publish", "/a", "x", "--token", "a\nb"], "penstock: input_invalid: the token given", "line break"),
+        (["publish", "/a", "x", "--ndjson", "lines"], "penstock: input_invalid: BODY", "--ndjson"),
+        (["serve", "--data", ""], "penstock: input_invalid: the directory", "'.'"),
+        (["token", "--sub", "a", "--data", ""], "penstock: input_invalid: the directory", "'.'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,6 +78,21 @@ def test_publish_takes_the_lines_of_a_file(environment: dict[str, str], tmp_path
         assert [e.body for e in client.read("/cli/file").entries] == [b'{"a":1}', b'{"a":2}', b'{"a":3}']
 
 
+def test_what_is_not_ascii_is_sent_as_utf_8(environment: dict[str, str]) -> None:
+    said = [penstock(environment, "publish", "/cli/é", "é", "--key", "clé", "--type", "été", "--json") for _ in "ab"]
+
+    assert said[0] == said[1]
+    with Client(environment["PENSTOCK_URL"], environment["PENSTOCK_TOKEN"]) as client:
+        assert [(e.data, e.type) for e in client.read("/cli/é").entries] == [("é", "été")]
+
+
+def test_a_body_that_is_no_text_is_published_as_it_was_typed(environment: dict[str, str]) -> None:
+    penstock(environment, "publish", "/cli/bytes", os.fsdecode(b"\xff\xfe"))
+
+    with Client(environment["PENSTOCK_URL"], environment["PENSTOCK_TOKEN"]) as client:
+        assert [e.body for e in client.read("/cli/bytes").entries] == [b"\xff\xfe"]
+
+
 def test_streams_lists_them(environment: dict[str, str]) -> None:
     penstock(environment, "publish", "/cli/listed/a", "x")
     penstock(environment, "publish", "/cli/listed/b", "x")
@@ -95,6 +112,34 @@ def test_tail_shows_what_was_and_what_comes(environment: dict[str, str], tmp_pat
         penstock(environment, "publish", "/cli/tail", "second", "--type", "t")
 
         wait_until(lambda: output.read_text().endswith("/cli/tail[1] t second\n"), within=15)
+
+
+def test_a_terminal_gets_control_characters_escaped(environment: dict[str, str]) -> None:
+    # Given an event that would clear the screen, and one with a control character above ASCII
+    penstock(environment, "publish", "/cli/controls", "\x1b[2J\r\na\tb")
+    penstock(environment, "publish", "/cli/controls", "\x9bé\x7f")
+    command = [sys.executable, "-m", "penstock", "tail", "/cli/controls", "--from-start"]
+    # When a tail shows them on a terminal
+    ours, its = pty.openpty()
+    with subprocess.Popen(command, env=environment, stdout=its) as process:
+        os.close(its)
+        shown = b""
+        while shown.count(b"\n") < 2:
+            shown += os.read(ours, 1000)
+        process.terminate()
+    os.close(ours)
+    # Then they are spelled; a tab and letters stay
+    first, second = (line.partition(b"] ")[2] for line in shown.split(b"\r\n")[:2])
+    assert first == rb"\u001b[2J\r\na" + b"\tb"
+    assert second == rb"\u009b" + "é".encode() + rb"\u007f"
+
+
+def test_a_pipe_gets_control_characters_as_they_are(environment: dict[str, str], tmp_path: Path) -> None:
+    penstock(environment, "publish", "/cli/raw", "\x1b[2J")
+    command = [sys.executable, "-m", "penstock", "tail", "/cli/raw", "--from-start"]
+
+    with started(command, environment, tmp_path) as (_, output):
+        wait_until(lambda: output.read_bytes().endswith(b" \x1b[2J\n"), within=20)
 
 
 def test_tail_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
@@ -143,6 +188,25 @@ def test_a_token_may_do_what_it_says_and_nothing_else(shared_server: RunningServ
     assert refused.returncode == 2
     assert refused.stderr.startswith("penstock: forbidden: 'shop' may not publish '/cli/other'")
     assert token not in refused.stderr
+
+
+def test_what_only_the_admin_may_do_says_so(shared_server: RunningServer) -> None:
+    token = penstock(dict(os.environ), "token", "--sub", "bob", "--data", str(shared_server.data)).strip()
+    command = [sys.executable, "-m", "penstock", "why", "1", "alice"]
+    environment = {**os.environ, "PENSTOCK_URL": shared_server.url, "PENSTOCK_TOKEN": token}
+
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert refused.stderr.startswith("penstock: forbidden: 'bob' may not use 'why': only the admin may — Use the admin")
+
+
+def test_a_refused_token_is_told_how_one_is_sent(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "penstock", "streams", "--token", "not-the-token"]
+
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert "Authorization: Bearer TOKEN" in refused.stderr
+    assert "not-the-token" not in refused.stderr
 
 
 def test_without_options_the_token_in_the_folder_is_used(tmp_path: Path) -> None:
@@ -222,8 +286,34 @@ def test_serve_says_that_its_port_is_taken(server: RunningServer, tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
-    assert "Address already in use" in done.stderr.splitlines()[-1]
+    assert re.search(r"Address already in use — .* --listen", done.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
+
+
+def test_serve_runs_and_stops_without_a_standard_output(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "penstock", "serve", "--data", str(tmp_path / "data"), "--listen", listen]
+    with (tmp_path / "serve.log").open("wb") as log:
+        process = subprocess.Popen(["bash", "-c", 'exec "$@" <&- >&-', "bash", *command], stderr=log)
+    try:
+        wait_until(lambda: process.poll() is not None or answers(f"http://{listen}"), within=20)
+        process.terminate()
+
+        assert process.wait(20) == 0, (tmp_path / "serve.log").read_text()
+    finally:
+        process.kill()
+
+
+def test_serve_says_that_there_are_too_few_files_for_its_connections(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    limited = ["bash", "-c", 'ulimit -n 900; exec "$@"', "bash", *command]
+    with started(limited, dict(os.environ), tmp_path) as (_, output):
+        wait_until(lambda: "ready on" in output.read_text(), within=20)
+
+    said = (tmp_path / "command.log").read_text()
+    assert "files.too_few files=900 connections=18000" in said
+    assert "server.connections to 700" in said
 
 
 def test_a_backup_of_a_running_server_is_restored_and_served(server: RunningServer, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import suite
+from penstock.cli.app import run
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,15 @@ def test_an_unknown_marker_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text("import pytest\n@pytest.mark.fsat\ndef test_good(): pass\n")
 
     assert run_suite(tmp_path, "fast").returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [["nosuchgroup"], ["fast", "falts"]])
+def test_a_mistyped_group_is_refused_with_the_known_ones(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["test", *arguments]) == 2
+
+    shown = capsys.readouterr()
+    assert shown.out == ""  # no group has begun
+    assert shown.err.startswith(f"penstock: not_found: no group or file of tests '{arguments[-1]}' — Groups are check")
+    assert "faults" in shown.err

@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("bash", "cat", "sha256sum", "grep", "rm", "flock", "env", "dirname", "true")
+TOOLS = ("bash", "cat", "sha256sum", "grep", "rm", "flock", "env", "dirname", "true", "mkdir", "ln", "readlink")
+PYTHON = """case "$1 $2" in
+    "-m venv") mkdir -p "$3/bin" && ln -s "$0" "$3/bin/python" ;;
+    "-m penstock") shift 2; echo "system=${PENSTOCK_NO_SYSTEM:-} $*" ;;
+esac"""
+"""What the wrapper needs of a Python: it makes an environment of itself, and says what it is asked to run."""
 
 
 @pytest.fixture
@@ -69,6 +74,62 @@ def test_a_group_that_does_not_exist_is_refused() -> None:
 
     assert done.returncode == 1
     assert "the groups are serve, test and pipeline" in done.stderr
+
+
+def call(wrapper: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([wrapper, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def installed(copy: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment in which the copy has run before; its Python only says what it is asked to run."""
+    environment = only_tools(tmp_path / "bin")
+    del environment["PENSTOCK_NO_SYSTEM"]
+    program(tmp_path / "bin", "python3", PYTHON)
+    assert call(copy / "penstock", environment, "--version").stdout == "system= --version\n"
+    return environment
+
+
+def test_an_environment_whose_python_has_gone_is_made_again(
+    copy: Path, installed: dict[str, str], tmp_path: Path
+) -> None:
+    # Given an environment that was made with a Python that is no longer there
+    (copy / ".venv/bin/python").unlink()
+    (copy / ".venv/bin/python").symlink_to(tmp_path / "removed")
+
+    done = call(copy / "penstock", installed, "--version")
+
+    assert (done.returncode, done.stdout) == (0, "system= --version\n"), done.stderr
+    assert "making .venv" in done.stderr
+
+
+def test_a_link_to_the_wrapper_runs_the_folder_it_leads_to(
+    copy: Path, installed: dict[str, str], tmp_path: Path
+) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "penstock").symlink_to(copy / "penstock")
+
+    done = call(links / "penstock", installed, "streams")
+
+    assert (done.stdout, done.stderr) == ("system= streams\n", "")
+    assert [path.name for path in links.iterdir()] == ["penstock"]
+
+
+@pytest.mark.parametrize("arguments", ["test --help", "bench --help", "bench", "cluster -h", "pipeline status --help"])
+def test_help_installs_nothing_more(copy: Path, installed: dict[str, str], arguments: str) -> None:
+    done = call(copy / "penstock", installed, *arguments.split())
+
+    assert (done.stdout, done.stderr) == (f"system= {arguments}\n", "")
+
+
+@pytest.mark.parametrize("arguments", ["--no-system up", "up --no-system"])
+def test_no_system_may_come_before_the_command_or_after_it(
+    copy: Path, installed: dict[str, str], arguments: str
+) -> None:
+    done = call(copy / "penstock", installed, *arguments.split())
+
+    assert done.stdout.startswith("system=1 up")
 
 
 @pytest.mark.faults

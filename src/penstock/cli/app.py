@@ -11,6 +11,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli import cluster, eventhorizon, msgstream, operations, pipeline, serving, streams, tables, webpush
+from penstock.cli.terminal import say
 from penstock.errors import CallerError, ConfigInvalid, PenstockError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -81,6 +82,7 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
 def _fail(code: str, message: str, remedy: str, status: int) -> int:
     from penstock.logs import redact
 
-    line = " ".join(f"{message} — {remedy}".split())
-    print(f"penstock: {code}: {redact(line)}", file=sys.stderr, flush=True)
+    # A remedy is our own text: it may spell how a token is sent.
+    line = " ".join(f"{redact(message)} — {remedy}".split())
+    say(f"penstock: {code}: {line}", sys.stderr)
     return status

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.cli.doctor_webpush import WEB_PUSH_CHECKS
 from penstock.cli.findings import Check, Finding
+from penstock.cli.serving import OTHER_FILES
 from penstock.config import Settings
 from penstock.measures import parse_address
 
@@ -62,7 +63,7 @@ def check_disk(data: Path, settings: Settings) -> Iterator[Finding]:
 def check_open_files(data: Path, settings: Settings) -> Iterator[Finding]:
     """The process may have enough connections. The server raises the soft limit up to the hard one."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard == resource.RLIM_INFINITY or hard >= settings.server.connections:
+    if hard == resource.RLIM_INFINITY or hard >= settings.server.connections + OTHER_FILES:
         yield Finding("open files", "ok", f"{_count(hard)} allowed")
         return
     status = "fail" if hard < OPEN_FILES else "warn"

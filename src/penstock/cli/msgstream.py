@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from penstock.cli.options import Json, Token, Url, connect, server_url
+from penstock.cli.terminal import say
 from penstock.errors import InputInvalid
 
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +50,7 @@ def _listen(url: str, key: str, as_json: bool) -> None:
 
     for message in MessageStream(url, key, transport="websocket").messages():
         data = _encode(message.data).decode() if message.has_data else ""
-        print(_encode(message).decode() if as_json else f"{message.type} {data}".strip(), flush=True)
+        say(_encode(message).decode() if as_json else f"{message.type} {data}".strip())
 
 
 def emit(

@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from penstock.cli.options import DATA, Config, Data, Json, Set, Token, Url, connect, settings_from
+from penstock.cli.options import directory as chosen_directory
 from penstock.errors import InputInvalid, NotFound
 
 BENCH = Path(__file__).parents[3] / "bench"
@@ -97,7 +98,12 @@ def _seconds(ttl: str) -> float:
 
 
 def backup(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder on the server's machine.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", parser=chosen_directory, help="A new folder on the server's machine, outside its data."
+        ),
+    ],
     url: Url = "",
     token: Token = "",
     json: Json = False,
@@ -114,14 +120,16 @@ def backup(
 
 
 def restore(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'backup' has made.")],
-    data: Annotated[Path, typer.Option(metavar="NEW", help="An empty or new data directory.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", parser=chosen_directory, help="A folder that 'backup' has made.")
+    ],
+    data: Annotated[Path, typer.Option(metavar="NEW", parser=chosen_directory, help="An empty or new data directory.")],
     json: Json = False,
 ) -> None:
     """Put a backup into a new data directory, for a server to start on.
 
-    The copy is compared with the backup's manifest first. Keys and the admin token are not in a
-    backup: copy keys.json over, too, if tokens that are out there should stay valid.
+    The copy is compared with the backup's manifest first. The keys of tokens and the admin token are
+    not in a backup: copy keys.json over, too, if tokens that are out there should stay valid.
 
     \b
     ./penstock restore /var/backups/penstock/monday --data ./restored

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.errors import InputInvalid
+
 if TYPE_CHECKING:
     from penstock.client.api import Client
     from penstock.config import Settings
@@ -15,7 +17,15 @@ if TYPE_CHECKING:
 DATA = Path("penstock-data")
 URL = "http://127.0.0.1:8800"
 
-Data = Annotated[Path, typer.Option(metavar="DIR", help="The server's data directory.")]
+
+def directory(given: str) -> Path:
+    """The directory that an option names; an empty text would be the one that we are in."""
+    if not str(given):
+        raise InputInvalid("the directory", "is empty", remedy="Name a directory; '.' is the one you are in.")
+    return Path(given)
+
+
+Data = Annotated[Path, typer.Option(metavar="DIR", parser=directory, help="The server's data directory.")]
 Url = Annotated[str, typer.Option(metavar="URL", help=f"The server; else PENSTOCK_URL, else {URL}.")]
 Token = Annotated[
     str, typer.Option(metavar="TOKEN", help=f"Who you are; else PENSTOCK_TOKEN, else the admin token in ./{DATA}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import resource
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,12 +19,12 @@ from penstock import logs
 from penstock.cli.options import DATA, Config, Data, Set, settings_from
 from penstock.cli.supervising import Supervisor
 
-if TYPE_CHECKING:
-    from penstock.config import AuthSettings
+log = logging.getLogger("penstock")
 
 DEMO = "/demo"
 DEMO_SECONDS = 24 * 3600
 _READY = re.compile(r"penstock ready on (\S+)")
+OTHER_FILES = 200  # that a server has open besides its connections: the log, its readers, outgoing calls
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 
 
@@ -57,16 +58,22 @@ def serve(
         server_insecure=insecure,
     )
     logs.set_up(settings.logs.format, settings.logs.level)
-    _allow_open_files()
+    _allow_open_files(settings.server.connections)
     from penstock.server.app import run
 
     return run(settings, data)
 
 
-def _allow_open_files() -> None:
-    """As many as may be had without asking: the usual soft limit of 1,024 is a small crowd."""
+def _allow_open_files(connections: int) -> None:
+    """As many as may be had without asking: the usual soft limit of 1,024 is a small crowd.
+
+    Connections for which there is no file are dropped by libuv, and nobody hears of it: so it is said beforehand.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and connections + OTHER_FILES > hard:
+        remedy = f"raise the limit (ulimit -Hn), or set server.connections to {max(1, hard - OTHER_FILES)}"
+        log.warning("files.too_few", extra={"files": hard, "connections": connections, "remedy": remedy})
 
 
 def up(
@@ -99,18 +106,12 @@ def up(
     if url := _wait_for_ready(server):
         _show_how_to_try(url, data)
         if not no_pipeline:
-            with Supervisor(url, _admin_token(settings.auth, data), lake, data / "pipeline.log"):
+            from penstock.server.auth import open_admin_token
+
+            token = open_admin_token(data, settings.auth.admin_token, settings.auth.admin_token_file)
+            with Supervisor(url, token, lake, data / "pipeline.log"):
                 return server.wait()
     return server.wait()
-
-
-def _admin_token(auth: AuthSettings, data: Path) -> str:
-    """The token of the server that we have just started."""
-    from penstock.server.auth import open_admin_token
-
-    if auth.admin_token_file:
-        return Path(auth.admin_token_file).read_text().strip()
-    return open_admin_token(data, auth.admin_token)
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ import msgspec
 import typer
 
 from penstock.cli.options import Json, Token, Url, connect
+from penstock.cli.terminal import say
 from penstock.errors import InputInvalid
 
 if TYPE_CHECKING:
@@ -41,12 +43,14 @@ def publish(
     date | ./penstock publish /clock
     ./penstock publish /orders --ndjson orders.ndjson
     """
+    if ndjson and body != "-":
+        raise InputInvalid("BODY", "is given, and so is --ndjson", remedy="Give the event, or the file of events.")
     with connect(url, token) as client:
         if ndjson:
             many = _publish_file(client, stream, ndjson, type, key)
             _show(many, f"published {many.count:,} events to {stream}, ids {many.first.id} to {many.last.id}", json)
             return
-        content = sys.stdin.buffer.read() if body == "-" else body.encode()
+        content = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
         place = client.publish(stream, content, type=type, key=key)
         _show(place, f"published {place.stream} index {place.index}, id {place.id}", json)
 
@@ -86,6 +90,7 @@ def tail(
     """Show events as they come, until Ctrl-C.
 
     When the connection is lost it is made again, and the tail goes on after the last event shown.
+    A terminal gets control characters escaped, a pipe gets them as they are.
 
     \b
     ./penstock tail '/orders/*'
@@ -95,7 +100,7 @@ def tail(
         raise InputInvalid("--after", "says the opposite of --from-start")
     with connect(url, token) as client:
         for event in _follow(client, pattern, 0 if from_start else after):
-            print(_line(event, json), flush=True)
+            say(_line(event, json))
 
 
 def _follow(client: Client, pattern: str, after: int | None) -> Iterator[Event | Gap]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from penstock.cli import debian
+from penstock.errors import NotFound
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
@@ -60,6 +61,7 @@ class Outcome:
 def run(arguments: Sequence[str], *, only_fast: bool = False, long: bool = False) -> int:
     """Run the groups named first in *arguments*, all by default; the rest goes to pytest."""
     names, rest = split(arguments)
+    _check_rest(rest)
     if only_fast:
         names = names or ["check", "fast"]
     outcomes = []
@@ -78,6 +80,14 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     while count < len(arguments) and (arguments[count] in BY_NAME or arguments[count] == "check"):
         count += 1
     return list(arguments[:count]), list(arguments[count:])
+
+
+def _check_rest(rest: Sequence[str]) -> None:
+    """Refuse a mistyped group: pytest would take it for a file, after the groups that nobody asked for."""
+    if rest and not rest[0].startswith("-") and not (ROOT / rest[0].partition("::")[0]).exists():
+        raise NotFound(
+            "group or file of tests", rest[0], remedy=f"Groups are check, {', '.join(BY_NAME)}; files are under tests/."
+        )
 
 
 def has_tests(group: Group, tests: Path) -> bool:

@@ -24,6 +24,8 @@ from penstock.errors import InputInvalid, PenstockError
 
 S = TypeVar("S")
 
+_URL_LOOKS = "Give --url or PENSTOCK_URL like http://127.0.0.1:8800."
+
 PIECE_LINES = 10_000
 PIECE_BYTES = 4 * 1024 * 1024
 """Lines and bytes of one request of many events: half of the server's default `server.body_limit`."""
@@ -137,12 +139,8 @@ class Client:
     """Talks to one server."""
 
     def __init__(self, url: str, token: str = "", *, timeout: float = 30) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputInvalid("url", f"{url!r} is not http://HOST:PORT")
         self.url, self._token, self._timeout = url.rstrip("/"), token, timeout
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
-        self._prefix = parts.path.rstrip("/")
+        self._secure, self._host, self._port, self._prefix = _parts(url)
         self._connection: http.client.HTTPConnection | None = None
 
     def __enter__(self) -> Self:
@@ -253,7 +251,7 @@ class Client:
             raise _refusal(status, answer)
         return msgspec.json.decode(answer, type=type)
 
-    def _exchange(self, method: str, target: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _exchange(self, method: str, target: str, body: bytes, headers: dict[str, bytes]) -> tuple[int, bytes]:
         # A kept connection may have been closed by the server meanwhile; then a call that is safe
         # to repeat is sent once more on a new one.
         repeatable = self._connection is not None and (method == "GET" or "Idempotency-Key" in headers)
@@ -268,7 +266,7 @@ class Client:
             raise Unreachable(self.url, _reason(error)) from error
 
     def _send(
-        self, connection: http.client.HTTPConnection, method: str, target: str, body: bytes, headers: dict[str, str]
+        self, connection: http.client.HTTPConnection, method: str, target: str, body: bytes, headers: dict[str, bytes]
     ) -> http.client.HTTPResponse:
         connection.request(method, target, body or None, headers)
         return connection.getresponse()
@@ -281,11 +279,35 @@ class Client:
         return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
 
     def _target(self, path: str, query: dict[str, Any]) -> str:
-        return self._prefix + path + ("?" + urlencode(query, quote_via=quote, safe="/*>") if query else "")
+        # What the command line could not decode goes out as it was typed: the server says what is wrong with it.
+        text = urlencode(query, quote_via=quote, safe="/*>", errors="surrogateescape")
+        return self._prefix + path + ("?" + text if text else "")
 
-    def _headers(self, headers: dict[str, Any]) -> dict[str, str]:
+    def _headers(self, headers: dict[str, Any]) -> dict[str, bytes]:
         given = {name: str(value) for name, value in headers.items() if value not in ("", None)}
-        return given | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
+        sent = {name: _field(f"header {name}", value) for name, value in given.items()}
+        return sent | ({"Authorization": b"Bearer " + _field("the token given", self._token)} if self._token else {})
+
+
+def _parts(url: str) -> tuple[bool, str, int | None, str]:
+    """Whether it is TLS, host, port and path of a server's address."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")
+        parts.path.encode("ascii")
+    except ValueError as error:
+        raise InputInvalid("url", f"{url!r} is no address: {error}", remedy=_URL_LOOKS) from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise InputInvalid("url", f"{url!r} is not http://HOST:PORT", remedy=_URL_LOOKS)
+    return parts.scheme == "https", host, port, parts.path.rstrip("/")
+
+
+def _field(what: str, value: str) -> bytes:
+    """A header's value as it is sent: UTF-8, and nothing that would end its line."""
+    if not value.isprintable():
+        raise InputInvalid(what, "holds a line break or another control character", remedy="Give one line of text.")
+    return value.encode()
 
 
 def pieces(bodies: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,0 +1,62 @@
+"""A server with two routes that are broken on purpose, for the test that must notice them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.cli.app import run
+from penstock.config import Settings
+from penstock.core.metering import Sample
+from penstock.server import app
+from penstock.server.context import Context
+from penstock.server.exchange import Request, Response
+from penstock.server.routing import WHOLE, Route
+
+
+class Ordered(msgspec.Struct):
+    """The body that both of them expect."""
+
+    item: str = ""
+
+
+def fails(request: Request) -> Response:
+    """The sabotage: takes for granted that a body is JSON, and what is in it."""
+    return Response(200, b"%d" % len(msgspec.json.decode(request.body)["item"]))
+
+
+async def hangs(request: Request) -> Response:
+    """The sabotage: waits for ever for an item that is not there."""
+    if b'"item":"' not in request.body:
+        await asyncio.Event().wait()
+    return Response(200)
+
+
+class Failing:
+    """A door that nobody should open."""
+
+    def __init__(self, context: Context, settings: Settings) -> None:
+        pass
+
+    async def __aenter__(self) -> Failing:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/fails", fails, body=WHOLE(1000)),
+            Route("POST", "/v1/hangs", hangs, body=WHOLE(1000), timeout=None),
+        ]
+
+    def samples(self) -> Iterable[Sample]:
+        return ()
+
+
+if __name__ == "__main__":
+    app.DOORS["failing"] = Failing
+    sys.exit(run(sys.argv[1:]))
