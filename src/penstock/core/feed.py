@@ -85,7 +85,8 @@ class Feed:
         self.patterns, self.meta = patterns, meta
         self.position = after  # everything up to here was delivered, or is not for this reader
         self._offered = after  # … or is waiting
-        self._waiting: list[Entry] = []
+        # None rather than a list while nothing waits: a fan-out would fetch thousands of empty lists into the cache.
+        self._waiting: list[Entry] | None = None
         self.queued = False  # the hub has it in its line of those that read the log, or reads for it right now
         self.behind = True
         self.stopped = False
@@ -114,12 +115,14 @@ class Feed:
         if (entry.index is None or self._allow is not None) and not self.wants(entry):
             return
         waiting = self._waiting
-        if not waiting:
+        if waiting is None:
             self._hub.woken.append(self)
+            self._waiting = [entry]
         elif len(waiting) >= self._limit or waiting[0].id <= self._hub.forgotten:
             self._fall_behind()
             return
-        waiting.append(entry)
+        else:
+            waiting.append(entry)
         self._offered = entry.id
 
     def offer_last(self, entry: Entry, alone: tuple[Entry]) -> None:
@@ -131,7 +134,7 @@ class Feed:
             return
         if (entry.index is None or self._allow is not None) and not self.wants(entry):
             return
-        if self._waiting or self._sink.full:
+        if self._waiting is not None or self._sink.full:
             self.offer(entry)
         else:
             self._offered = self.position = entry.id
@@ -141,7 +144,7 @@ class Feed:
         """Take the newest entries, all of one stream and all with an index, as `offer_last` takes one."""
         if self.behind:
             return
-        plain = self._allow is None and not self._waiting and entries[0].id > self._offered
+        plain = self._allow is None and self._waiting is None and entries[0].id > self._offered
         if plain and len(entries) <= self._limit and not self._sink.full:
             self._offered = self.position = entries[-1].id
             self._sink.deliver(entries)
@@ -151,8 +154,9 @@ class Feed:
 
     def flush(self) -> None:
         """Give what waits to the sink, unless that is full."""
-        if self._waiting and not self._sink.full:
-            entries, self._waiting = self._waiting, []
+        entries = self._waiting
+        if entries is not None and not self._sink.full:
+            self._waiting = None
             self.position = entries[-1].id
             self._sink.deliver(entries)
 
@@ -169,7 +173,7 @@ class Feed:
         """End it. Nothing is delivered after this returns."""
         if not self.stopped:
             self.stopped = self.behind = True
-            self._waiting = []
+            self._waiting = None
             self._hub.forget(self)
 
     def change(self, patterns: tuple[str, ...]) -> None:
@@ -178,7 +182,7 @@ class Feed:
         self.patterns = patterns
 
     def _fall_behind(self) -> None:
-        self._waiting = []
+        self._waiting = None
         self._offered = self.position
         self.behind = True
         self._hub.went_behind += 1
@@ -217,7 +221,7 @@ class Feed:
             return
         self.behind = False
         self._offered = position
-        self._waiting = wanted
+        self._waiting = wanted or None
         self.flush()
 
     def fail(self, error: Exception) -> None:

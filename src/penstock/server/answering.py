@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from enum import Enum
 from functools import partial
@@ -249,8 +250,9 @@ class Answering(Pipe):
             raise PeerError(499, "the request was answered, or its peer is gone")
 
     def _take_lease(self, request: Request) -> None:
-        if request.caller is not None:
-            self._lease = Lease(self._service, request.caller)
+        caller = request.caller
+        if caller is not None and (caller.expires < math.inf or self._service.caps.counts_live):
+            self._lease = Lease(self._service, caller)
 
     def _become(self, phase: Phase, request: Request, tap: Tap) -> None:
         """A live answer has begun: the request has no deadline any more, and is not needed."""

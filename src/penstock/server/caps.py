@@ -71,6 +71,7 @@ class Caps:
         self._addresses = _buckets("server.requests_per_address", requests_per_address)
         self._tokens = _buckets("server.requests_per_token", requests_per_token)
         self.counts_tokens = self._tokens is not None  # whether `request_of_token` is to be called at all
+        self.counts_live = per_token > 0  # whether `open_live` is
 
     @property
     def open(self) -> int:

@@ -26,8 +26,9 @@ class Lines:
         self._shown, self.frame = shown, frame
         self._newest: Sequence[Entry] = ()
         self._framed = b""
+        self.encode = self._encode  # one bound method for all wires instead of one for each
 
-    def encode(self, entries: Sequence[Entry]) -> bytes:
+    def _encode(self, entries: Sequence[Entry]) -> bytes:
         """What goes onto the wire for these entries. A fan-out gives the same object to all wires."""
         if entries is not self._newest and entries != self._newest:
             self._newest, self._framed = entries, self.frame(self._shown.lines(entries))
