@@ -34,12 +34,12 @@ def test_keep_is_an_age_or_a_size(keep: tuple[str, object]) -> None:
     assert parse_keep(keep[0]) == keep[1]
 
 
-@pytest.mark.parametrize("keep", [("1m", (60.0, None)), ("1MiB", (None, 2**20))])
+@pytest.mark.parametrize("keep", [("1s", (1.0, None)), ("1KiB", (None, 2**10))])
 def test_the_least_that_can_be_kept_is_kept(keep: tuple[str, object]) -> None:
     assert parse_keep(keep[0]) == keep[1]
 
 
-@pytest.mark.parametrize("keep", ["-1d", "0d", "59s", "30ms", "0GiB", "-5GiB", "1B", "1023KiB", "-0s"])
+@pytest.mark.parametrize("keep", ["-1d", "0d", "30ms", "0GiB", "-5GiB", "1B", "-0s"])
 def test_a_keep_that_would_empty_the_log_is_refused(keep: str) -> None:
     with pytest.raises(ConfigInvalid, match=r"log\.keep.*less than"):
         parse_keep(keep)

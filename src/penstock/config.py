@@ -118,7 +118,7 @@ class LogSettings:
         "Of a cluster: all NATS servers have sync_interval always. Nodes cannot see it; the ready line repeats it.",
     )
     keep: str = setting(
-        "", "How much to keep: an age (30d; 1m at least), a size (50GiB; 1MiB at least), or empty for everything."
+        "", "How much to keep: an age (30d; 1s at least), a size (50GiB; 1KiB at least), or empty for everything."
     )
     queue: int = setting(20_000, "Entries waiting for the writer; half a second of its work. Over it: 503.", least=1)
     queue_bytes: int = setting(
@@ -367,7 +367,7 @@ class AuthSettings:
 
     admin_token: str = setting(
         "",
-        "Token that may do everything, 16 characters or more. Empty: one is made and kept in the data directory.",
+        "Token that may do everything; under 16 characters it is warned of. Empty: one is made and kept with the data.",
         secret=True,
     )
     admin_token_file: str = setting(

@@ -63,11 +63,11 @@ KEY_COUNT: Final = 1_000_000
 KEY_BYTES: Final = 256
 """Bytes of an idempotency key or a producer's name. Over it: 400."""
 
-KEEP_LEAST_SECONDS: Final = 60
-"""Youngest age for `log.keep` and for a trim that is applied: a slip that empties the log. Under it: refused."""
+KEEP_LEAST_SECONDS: Final = 1
+"""Youngest age for `log.keep`: nothing, or less than that, is a slip that empties the log. Under it: refused."""
 
-KEEP_LEAST_BYTES: Final = 1024 * 1024
-"""Smallest size for `log.keep`, for the same reason. Under it: refused."""
+KEEP_LEAST_BYTES: Final = 1024
+"""Smallest size for `log.keep`, for the same reason."""
 
 ERASE_IDS: Final = 1_000
 """Ids of one request to erase: each is looked up, and all are one entry of `/_erased`. Over it: 413."""
@@ -131,7 +131,7 @@ SECRET_BYTES: Final = 32
 refused, at the start or when it is read again."""
 
 ADMIN_TOKEN_CHARACTERS: Final = 16
-"""Least characters of an admin token that an operator gives: fewer could be guessed. Under it: no start."""
+"""Least characters of an admin token that an operator gives: fewer could be guessed. Under it: a warning."""
 
 # ── connections ────────────────────────────────────────────────────────────────────────────────
 

@@ -56,5 +56,5 @@ def parse_keep(keep: str) -> tuple[float | None, int | None]:
 
 def _at_least(least: float, found: float, keep: str) -> float:
     if found < least:
-        raise ConfigInvalid("log.keep", f"{keep!r} is less than 1m or 1MiB, and would empty the log", remedy=_KEEP)
+        raise ConfigInvalid("log.keep", f"{keep!r} is less than 1s or 1KiB, and would empty the log", remedy=_KEEP)
     return found

@@ -137,3 +137,10 @@ def test_a_full_disk_is_507_and_goes_on_when_there_is_space(tmp_path: Path) -> N
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["201", "507", "disk_full", "200", "201", "kept"]
+
+
+def test_a_short_admin_token_works_and_is_warned_of(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", environment={"PENSTOCK_AUTH_ADMIN_TOKEN": "secret"}) as server:
+        assert ask(server, "GET", "/v1/streams", token="secret").status == 200
+        assert "auth.admin_token_short" in server.log_text()
+        assert "secret" not in server.log_text()

@@ -247,8 +247,8 @@ def test_keys_and_admin_token_are_made_once_and_are_private(tmp_path: Path) -> N
     }
 
 
-@pytest.mark.parametrize("token", ["short", "", "fifteen-letters", "with a blank inside it", "not-ascii-ä-not-ascii-ä"])
-def test_an_admin_token_that_is_not_safe_is_refused(tmp_path: Path, token: str) -> None:
+@pytest.mark.parametrize("token", ["", "with a blank inside it", "not-ascii-ä-not-ascii-ä"])
+def test_an_admin_token_that_nobody_can_send_is_refused(tmp_path: Path, token: str) -> None:
     (tmp_path / "file").write_text(token)
     (tmp_path / "admin.token").write_text(token)
 

@@ -99,11 +99,8 @@ def test_a_trim_that_cannot_be_understood_is_refused(shared_server: RunningServe
     assert ask(shared_server, "POST", "/v1/log/trim", body).status == 400
 
 
-@pytest.mark.parametrize(
-    ("keep", "apply", "status"),
-    [("-1d", True, 400), ("-1d", False, 400), ("0s", True, 400), ("59s", True, 400), ("0s", False, 200)],
-)
-def test_no_age_drops_everything(shared_server: RunningServer, keep: str, apply: bool, status: int) -> None:
+@pytest.mark.parametrize(("keep", "apply", "status"), [("-1d", True, 400), ("-1d", False, 400), ("0s", False, 200)])
+def test_a_negative_age_drops_nothing(shared_server: RunningServer, keep: str, apply: bool, status: int) -> None:
     publish(shared_server, "/kept/whole")
 
     assert trim(shared_server, keep=keep, apply=apply).status == status

@@ -34,6 +34,7 @@ from penstock.doors.sps import Sps
 from penstock.doors.trickle import Trickle
 from penstock.doors.webpush import WebPush
 from penstock.errors import ConfigInvalid, PenstockError, VersionMismatch
+from penstock.limits import ADMIN_TOKEN_CHARACTERS
 from penstock.measures import parse_address, parse_keep
 from penstock.server.auth import Gate, open_admin_token, open_keys
 from penstock.server.context import Context
@@ -195,7 +196,11 @@ class Node:
         self._stack.push_async_callback(self._close_ledger)
         await self._start_housekeeping(clock)
         auth = settings.auth
-        self._gate = Gate(open_keys(self._data), open_admin_token(self._data, auth.admin_token, auth.admin_token_file))
+        admin_token = open_admin_token(self._data, auth.admin_token, auth.admin_token_file)
+        if len(admin_token) < ADMIN_TOKEN_CHARACTERS:
+            remedy = f"give {ADMIN_TOKEN_CHARACTERS} characters or more, or none: the server makes one"
+            log.warning("auth.admin_token_short", extra={"remedy": remedy})
+        self._gate = Gate(open_keys(self._data), admin_token)
         context = Context(
             source,
             engine.mailbox,

@@ -346,7 +346,7 @@ def _keys_invalid(why: str) -> ConfigInvalid:
 def open_admin_token(data: Path, given: str = "", file: str = "") -> str:
     """The admin token: what *file* holds, the given one, or the one kept in *data*, made at the first call.
 
-    Raises `ConfigInvalid` for one that could be guessed, or could not be sent.
+    Raises `ConfigInvalid` for one that is empty, or could not be sent.
     """
     if file:
         return _read_admin_token("auth.admin_token_file", Path(file))
@@ -368,13 +368,11 @@ def _read_admin_token(setting: str, path: Path) -> str:
 def _check_admin_token(setting: str, token: str, where: str) -> str:
     if not token:
         why = f"{where} is empty"
-    elif len(token) < ADMIN_TOKEN_CHARACTERS:
-        why = f"{where} has {len(token)} characters, fewer than {ADMIN_TOKEN_CHARACTERS}"
     elif not token.isascii() or not token.isprintable() or " " in token:
         why = f"{where} has characters that no token has"
     else:
         return token
-    remedy = f"Give {ADMIN_TOKEN_CHARACTERS} or more printable ASCII characters without blanks. Without any of "
+    remedy = f"Give printable ASCII characters without blanks, {ADMIN_TOKEN_CHARACTERS} or more. Without any of "
     remedy += f"auth.admin_token, auth.admin_token_file and {ADMIN_FILE} the server makes one."
     raise ConfigInvalid(setting, why, remedy=remedy)
 

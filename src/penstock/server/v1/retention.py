@@ -21,7 +21,7 @@ import msgspec
 from penstock.core.log import Log
 from penstock.core.names import check_name
 from penstock.errors import Conflict, InputInvalid, TooLarge
-from penstock.limits import KEEP_LEAST_SECONDS, MAILBOX_PAGE, PAGE_ENTRIES
+from penstock.limits import MAILBOX_PAGE, PAGE_ENTRIES
 from penstock.measures import measure
 from penstock.server.context import Context, integer, only
 from penstock.server.exchange import Request, Response
@@ -207,10 +207,8 @@ class Retention:
             seconds = measure(wanted.keep, "s")
         except ValueError as error:
             raise InputInvalid("keep", str(error)) from None
-        # What less would drop may be asked; dropping it takes an id.
-        if seconds < (KEEP_LEAST_SECONDS if wanted.apply else 0):
-            why = f"{wanted.keep!r} is negative or, to be applied, less than {KEEP_LEAST_SECONDS} s"
-            raise InputInvalid("keep", why, remedy="Write 30d, or the id in upto.")
+        if seconds < 0:
+            raise InputInvalid("keep", f"{wanted.keep!r} is negative", remedy="Write 30d, or the id in upto.")
         return await self._log.id_before(self._context.clock.now_ms() - int(seconds * 1000))
 
     def _admin(self, request: Request) -> None:
