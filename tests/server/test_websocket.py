@@ -11,6 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
+from penstock.server.connection import Connection
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.routing import Route
 from penstock.server.websocket import WebSocket
@@ -70,6 +71,16 @@ async def raw(place: Site) -> Peer:
     peer.send(request("GET", "/ws", *HANDSHAKE))
     assert (await peer.head())[0] == 101
     return peer
+
+
+async def stuck(place: Site, owners: list[Echo]) -> tuple[Peer, Connection]:
+    """A peer that has not read what was sent to it, and its connection."""
+    peer = await raw(place)
+    connection = next(iter(place.listener._service.connections))
+    while not connection.stuck:
+        owners[0].socket.send_frame(text_frame(b"x" * 500_000))
+        await asyncio.sleep(0)
+    return peer, connection
 
 
 def masked(opcode: Opcode, payload: bytes, *, fin: bool = True) -> bytes:
@@ -143,11 +154,7 @@ async def test_a_slow_peer_that_does_not_answer_the_close_is_cut() -> None:
     owners: list[Echo] = []
     async with site([echo_route(owners)], manual=True) as place:
         assert place.timer is not None
-        peer = await raw(place)
-        connection = next(iter(place.listener._service.connections))
-        while not connection.stuck:
-            owners[0].socket.send_frame(text_frame(b"x" * 500_000))
-            await asyncio.sleep(0)
+        peer, connection = await stuck(place, owners)
         owners[0].socket.close(1000)
         await _read_until(peer, b"\x88\x02\x03\xe8")
         await wait_until_async(lambda: not connection.stuck)
@@ -160,11 +167,7 @@ async def test_a_peer_that_was_slow_once_is_not_cut_for_it_later() -> None:
     owners: list[Echo] = []
     async with site([echo_route(owners)], manual=True) as place:
         assert place.timer is not None
-        peer = await raw(place)
-        connection = next(iter(place.listener._service.connections))
-        while not connection.stuck:
-            owners[0].socket.send_frame(text_frame(b"x" * 500_000))
-            await asyncio.sleep(0)
+        peer, connection = await stuck(place, owners)
         owners[0].socket.send_text(b"the end")
         await _read_until(peer, b"the end")
         await wait_until_async(lambda: not connection.stuck)
