@@ -60,9 +60,12 @@ class Doors:
     # ── Event Horizon ─────────────────────────────────────────────────────────────────────────
 
     def _push(self) -> None:
+        """The app has it, and the server has heard so: its answer may take some moments, and a round takes no more."""
         append(self.server, PUSHED, "one", "two")
-        written = len(ask(self.server, "GET", "/v1/read", stream=PUSHED, limit=1000, **{"from": 0}).json["entries"])
-        wait_until(lambda: len(self._model.applied.get(PUSHED, ())) == written, within=20)
+        written = ask(self.server, "GET", "/v1/read", stream=PUSHED, limit=1000, **{"from": 0}).json["entries"]
+        wait_until(lambda: len(self._model.applied.get(PUSHED, ())) == len(written), within=20)
+        last = written[-1]["id"]
+        wait_until(lambda: ask(self.server, "GET", "/v1/why", entry=last, recipient=APP).json["verdict"] == "acked")
 
     # ── sps ───────────────────────────────────────────────────────────────────────────────────
 

@@ -79,6 +79,8 @@ def test_a_sound_lake_passes_and_a_crash_is_said_to_be_one(audited: Audited) -> 
 
     assert outcome.exit_code == 0, outcome.words
     found = {(one["verdict"], one["check"]): one["words"] for one in outcome.data["findings"]}
+    # The app may have taken what was on its way to it when the server was killed, which then never heard so.
+    found.pop(("unknown(skipped)", "pushers"), None)
     assert set(found) == {("unknown(crash)", "ledger"), ("pending", "mailboxes")}
     assert "of 3 recipients wait" in found["pending", "mailboxes"]
     assert "node local did not close epoch 2" in found["unknown(crash)", "ledger"]
