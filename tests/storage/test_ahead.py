@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.errors import Trimmed
+from penstock.errors import Busy, Trimmed
 from penstock.storage.sqlite import open_sqlite
 from penstock.storage.sqlite.ahead import UNASKED, Ahead
 from penstock.storage.sqlite.log import SqliteLog
@@ -133,3 +134,19 @@ async def test_an_append_after_the_replay_began_is_reached(tmp_path: Path) -> No
 
         assert seen[-1] == b"late"
         assert page.upto == log.followed
+
+
+async def test_a_page_that_cannot_be_begun_ahead_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (log, _):
+        first = await read(log, 0)
+        start = log._readers.start
+
+        def refuse(work: Callable[[], None]) -> None:
+            raise Busy("reads at once", 0)
+
+        log._readers.start = refuse  # type: ignore[method-assign]
+        second = await log.read_after(("/s/0",), first.upto, limit=LIMIT, ahead=True)
+        log._readers.start = start  # type: ignore[method-assign]
+        third = await asyncio.wait_for(log.read_after(("/s/0",), second.upto, limit=LIMIT, ahead=True), 10)
+
+        assert bodies(second) + bodies(third) == [b"%d" % number for number in range(3, 11)]

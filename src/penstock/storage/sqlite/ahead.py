@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.core.clock import Clock
 from penstock.core.promise import Promise
+from penstock.errors import PenstockError
 from penstock.storage.sqlite.reader import Reader
 from penstock.storage.sqlite.readers import Readers
 from penstock.values import Page
@@ -71,8 +73,9 @@ class Ahead:
             return None
         reading.asked = True
         if reading.done() and (following := self._following(reading)):
-            self._keep(following)
-            self._start(following)
+            with suppress(PenstockError):  # nobody has asked for it yet: whoever does is told what is wrong
+                self._start(following)
+                self._keep(following)
         return reading
 
     def begin(self, kind: Kind, after: int, read: Read) -> Reading:
