@@ -24,6 +24,8 @@ from bench.rig.report import Figure, Report, arguments, median, reporting, say, 
 from bench.rig.requests import event
 from penstock.core.log import prepare
 from penstock.storage.jetstream import JetStreamEngine, open_jetstream
+from penstock.storage.jetstream.cells import drop_stream
+from penstock.storage.jetstream.connection import ELECTING_SECONDS
 from penstock.storage.jetstream.engine import Options
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft
@@ -109,7 +111,8 @@ async def _bare(cluster: NatsCluster, streams: int, seconds: float) -> Round:
     """Messages a second, each acknowledged, with one shared inbox for the acknowledgements."""
     client = await nats.connect([server.url for server in cluster.servers], pending_size=64 << 20)
     name = f"bare_{secrets.token_hex(4)}"
-    await client.jetstream().add_stream(name=name, subjects=[f"{name}.>"], num_replicas=REPLICAS)
+    jetstream = client.jetstream(timeout=ELECTING_SECONDS)
+    await jetstream.add_stream(name=name, subjects=[f"{name}.>"], num_replicas=REPLICAS)
     inbox = client.new_inbox()
     room = asyncio.Semaphore(IN_FLIGHT)
 
@@ -123,7 +126,7 @@ async def _bare(cluster: NatsCluster, streams: int, seconds: float) -> Round:
         await client.publish(f"{name}.s{number % streams}", body, reply=inbox)
 
     found = await _timed(cluster, seconds, room, one)
-    await client.jetstream().delete_stream(name)
+    await jetstream.delete_stream(name)
     await client.close()
     return found
 
@@ -132,7 +135,7 @@ async def _futures(cluster: NatsCluster, streams: int, seconds: float) -> Round:
     """The same by nats-py's own interface: a future for each message."""
     client = await nats.connect([server.url for server in cluster.servers], pending_size=64 << 20)
     name = f"futures_{secrets.token_hex(4)}"
-    jetstream = client.jetstream(publish_async_max_pending=2 * IN_FLIGHT)
+    jetstream = client.jetstream(timeout=ELECTING_SECONDS, publish_async_max_pending=2 * IN_FLIGHT)
     await jetstream.add_stream(name=name, subjects=[f"{name}.>"], num_replicas=REPLICAS)
     room, body = asyncio.Semaphore(IN_FLIGHT), event()
 
@@ -199,4 +202,4 @@ def _used(cluster: NatsCluster) -> float:
 
 async def _drop(engine: JetStreamEngine, prefix: str) -> None:
     for name in ("log", "registry"):
-        await engine.connection.api(f"STREAM.DELETE.{prefix}_{name}")
+        await drop_stream(engine.connection, f"{prefix}_{name}")

@@ -73,6 +73,17 @@ async def test_what_is_published_is_read_in_order_to_the_end(place: Place) -> No
     assert len(reading.result()) == 4
 
 
+async def test_a_channel_that_is_closed_is_read_to_its_end(place: Place) -> None:
+    name = new_channel()
+    async with place.publisher(name) as publisher:
+        for body in (b"zero", b"", b"two"):
+            await publisher.send(body)
+        async with place.subscriber(name, start=0) as subscriber:
+            first = await subscriber.next()
+            await publisher.close()
+            assert [await first.read(), *await bodies(subscriber)] == [b"zero", b"", b"two"]
+
+
 async def test_pieces_come_while_the_segment_is_being_made(place: Place) -> None:
     name = new_channel()
     async with place.publisher(name) as publisher, publisher.segment() as segment:

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.storage.jetstream.connection import Connection, Refused, header, status
+from penstock.storage.jetstream.cells import ask
+from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused, header, status
 from penstock.storage.jetstream.frames import Message
 from penstock.testing.nats import NatsCluster
 
@@ -26,7 +27,7 @@ class Stream:
                         "allow_direct": True, "allow_rollup_hdrs": True, "allow_msg_ttl": True, **config}  # fmt: skip
 
     async def make(self) -> None:
-        await self.connection.api(f"STREAM.CREATE.{self.name}", self._config)
+        await ask(self.connection, f"STREAM.CREATE.{self.name}", self._config, patience=ELECTING_SECONDS)
 
     def message(self, subject: str, expect: int | None = None, headers: bytes = b"", body: bytes = b"x") -> Message:
         lines = headers if expect is None else headers + EXPECT % expect

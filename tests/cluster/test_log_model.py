@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.clock import ManualClock
 from penstock.errors import OperatorError, PenstockError, Trimmed
 from penstock.storage.jetstream import JetStreamEngine, open_jetstream
+from penstock.storage.jetstream.cells import drop_stream
 from penstock.storage.jetstream.engine import Options
 from penstock.storage.memory import MemoryEngine
 from penstock.testing.nats import NatsCluster, start_nats
@@ -57,7 +58,7 @@ class Pair:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.engine.connection.api(f"STREAM.DELETE.{self._options.prefix}_log")
+        await drop_stream(self.engine.connection, f"{self._options.prefix}_log")
         await self.engine.__aexit__(None, None, None)
 
     async def step(self, name: str, value: Any) -> None:

@@ -23,7 +23,7 @@ from tests.doors.sps_place import place
 
 async def next_line(reader: asyncio.StreamReader) -> Any:
     """The next line; "idle" for a blank one, None at the end."""
-    line = await asyncio.wait_for(reader.readline(), 10)
+    line = await asyncio.wait_for(reader.readline(), 20)
     return "idle" if line == b"\r\n" else json.loads(line) if line else None
 
 
@@ -69,8 +69,8 @@ async def test_an_event_source_gets_a_comment_and_raw_a_blank_line(tmp_path: Pat
         await sse.readuntil(b"\n\n")
         here.time.advance(31)
 
-        assert await asyncio.wait_for(sse.readexactly(3), 10) == b":\n\n"
-        assert await asyncio.wait_for(raw.readexactly(2), 10) == b"\r\n"
+        assert await asyncio.wait_for(sse.readexactly(3), 20) == b":\n\n"
+        assert await asyncio.wait_for(raw.readexactly(2), 20) == b"\r\n"
 
 
 async def test_who_promised_signs_of_life_and_gives_none_is_cut(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Node:
 
 
 async def line(reader: asyncio.StreamReader) -> Any:
-    found = await asyncio.wait_for(reader.readline(), 10)
+    found = await asyncio.wait_for(reader.readline(), 20)
     return json.loads(found) if found else None
 
 
@@ -208,7 +208,7 @@ async def test_a_wire_that_is_replaced_before_it_knows_of_its_own_claim_ends_all
         slow = Slow(a.engine.registry)
         a.door.wires.claims._registry = cast("Any", slow)
         old = await a.subscribe("uid=7")
-        await asyncio.wait_for(slow.stored.wait(), 10)
+        await asyncio.wait_for(slow.stored.wait(), 20)
         await b.subscribe("uid=7")
         await wait_until_async(lambda: claimed(b, "7"))
         slow.answer.set()
@@ -322,7 +322,7 @@ async def test_a_node_that_was_away_takes_up_again_the_devices_that_stayed(tmp_p
 # ── what a node that died has sent ─────────────────────────────────────────────────────────────
 
 
-async def check_the_living_confirm_for_the_dead(keys: Path, *, before: bool) -> None:
+async def check_the_living_confirm_for_the_dead(keys: Path, *, before: bool, within: float = 20) -> None:
     """A device of a node that dies comes to another one: *before* that one knows of the death, or after."""
     async with two(keys) as (a, b, network):
         reader = await a.subscribe("uid=7&hid=phone")
@@ -343,7 +343,7 @@ async def check_the_living_confirm_for_the_dead(keys: Path, *, before: bool) -> 
         if not before:
             await b.subscribe(f"uid=7&hid=phone&o={ids[-1]}")
 
-        await wait_until_async(lambda: acked(b), within=3)
+        await wait_until_async(lambda: acked(b), within=within)
         assert await acked(b) == [("7/phone", id, id) for id in ids]
 
 
@@ -364,4 +364,4 @@ async def test_the_same_check_finds_nodes_that_know_nothing_of_the_dead(
 ) -> None:
     monkeypatch.setattr(Wires, "recalling", TrustsTheDead)
     with pytest.raises(TooLate):
-        await check_the_living_confirm_for_the_dead(tmp_path, before=False)
+        await check_the_living_confirm_for_the_dead(tmp_path, before=False, within=3)

@@ -126,4 +126,4 @@ async def test_without_a_ledger_there_is_nothing_to_recall() -> None:
         ledger = Ledger(engine.log, ManualClock(), node="n", enabled=False)
         async with Recall(engine.log, ledger, engine.registry, Alone()) as recalled:
             recalled.confirm(DEVICES[0], 9)
-            await asyncio.wait_for(recalled.confirmed(), 5)
+            await asyncio.wait_for(recalled.confirmed(), 20)

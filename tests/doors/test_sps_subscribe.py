@@ -227,7 +227,7 @@ async def test_what_was_trimmed_is_named_as_a_gap(tmp_path: Path) -> None:
         await here.engine.log.trim(trimmed)
         await here.publish("7", b"left")
         reader, _ = await here.subscribe("uid=7&o=0")
-        lines = [json.loads(await asyncio.wait_for(reader.readline(), 10)) for _ in range(3)]
+        lines = [json.loads(await asyncio.wait_for(reader.readline(), 20)) for _ in range(3)]
 
     assert lines[1] == {"event": "gap", "from": 1, "to": trimmed, "oldest": trimmed + 1}
     assert lines[2]["data"] == "left"

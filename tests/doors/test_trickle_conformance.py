@@ -472,6 +472,29 @@ def test_a_reader_that_was_one_behind_at_the_close_gets_the_tail(server: Running
     assert get(server, channel, 1).status == 404
 
 
+def test_a_segment_without_a_byte_is_not_the_end_of_a_closed_channel(server: RunningServer) -> None:
+    channel = made(server)
+    for body in (b"zero", b"", b"two"):
+        post(server, channel, -1, body)
+    delete(server, channel)
+
+    empty = get(server, channel, 1)
+    assert (empty.status, empty.body, empty.headers[SEQ], CLOSED in empty.headers) == (200, b"", "1", False)
+    assert get(server, channel, 2).body == b"two"
+    assert get(server, channel, 3).status == 404
+
+
+def test_a_reader_of_a_number_that_was_left_out_is_not_told_that_the_channel_ends_there(server: RunningServer) -> None:
+    channel = made(server)
+    post(server, channel, 0, b"zero")
+    post(server, channel, 2, b"two")
+    with waiting(server, channel, 1)[0] as reader:
+        delete(server, channel)
+
+        assert (reader.head(), reader.headers[SEQ], CLOSED in reader.headers) == (200, "1", False)
+    assert get(server, channel, 2).body == b"two"
+
+
 def test_a_channel_made_anew_begins_anew(server: RunningServer) -> None:
     channel = made(server)
     post(server, channel, 0, b"old")

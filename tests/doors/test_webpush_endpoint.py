@@ -408,7 +408,7 @@ async def _lines(node: NodePlace, receipt: str, count: int) -> list[dict[str, ob
     reader, writer = await asyncio.open_connection(*node.listener.address)
     writer.write(f"GET {receipt.removeprefix(ORIGIN)} HTTP/1.0\r\n\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    lines = [json.loads(await asyncio.wait_for(reader.readline(), 10)) for _ in range(count)]
+    lines = [json.loads(await asyncio.wait_for(reader.readline(), 20)) for _ in range(count)]
     writer.close()
     return lines
 
@@ -468,7 +468,7 @@ async def _event(node: NodePlace, receipt: str, headers: str = "") -> dict[str, 
     reader, writer = await asyncio.open_connection(*node.listener.address)
     writer.write(f"GET {receipt.removeprefix(ORIGIN)} HTTP/1.0\r\nAccept: text/event-stream\r\n{headers}\r\n".encode())
     await reader.readuntil(b"\r\n\r\n")
-    raw = await asyncio.wait_for(reader.readuntil(b"\n\n"), 10)
+    raw = await asyncio.wait_for(reader.readuntil(b"\n\n"), 20)
     writer.close()
     return dict(line.split(": ", 1) for line in raw.decode().splitlines() if line)
 

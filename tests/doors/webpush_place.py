@@ -37,7 +37,7 @@ from penstock.server.wheel import Wheel
 from penstock.storage.memory import MemoryEngine
 from tests.doors.sps_place import ManualTime
 
-WITHIN = 10.0
+WITHIN = 20.0
 CODING = {"Content-Encoding": "aes128gcm"}
 
 

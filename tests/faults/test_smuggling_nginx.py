@@ -209,7 +209,7 @@ async def _send(port: int, data: bytes) -> bytes:
     writer.write(data)
     writer.write_eof()
     try:
-        return await asyncio.wait_for(reader.read(-1), 10)
+        return await asyncio.wait_for(reader.read(-1), 20)
     except ConnectionError:
         return b""
     finally:

@@ -27,13 +27,13 @@ BIG = b"x" * 200_000
 # ── a device that takes nothing ────────────────────────────────────────────────────────────────
 
 
-def check_a_stalled_device_is_cut(server: RunningServer) -> None:
+def check_a_stalled_device_is_cut(server: RunningServer, within: float = 20) -> None:
     """It is cut, nobody else notices, and it comes back to everything."""
     with Client(server, uid="1").opened(), Client(server, uid="2").opened() as quick:
         ids = [notify_id(server, "user", BIG, uid="1") for _ in range(60)]
         other = notify_id(server, "user", b"quick", uid="2")
         assert quick.line()["id"] == other
-        wait_until(lambda: not ask(server, "GET", "/online", uid="1").json["online"], within=8)
+        wait_until(lambda: not ask(server, "GET", "/online", uid="1").json["online"], within=within)
     with Client(server, uid="1", o=0).opened() as again:
         assert [line["id"] for line in again.lines(60)] == ids
 
@@ -46,7 +46,7 @@ def test_a_device_that_takes_no_byte_is_cut_and_comes_back_to_everything(tmp_pat
 def test_the_same_check_finds_a_server_that_never_cuts(tmp_path: Path) -> None:
     settings = {"server_stall_timeout": 3600, "server_drain_seconds": 0.1}
     with start_server(tmp_path / "data", **settings) as server, pytest.raises(TooLate):
-        check_a_stalled_device_is_cut(server)
+        check_a_stalled_device_is_cut(server, within=4)
 
 
 # ── topics that change while a device is behind ────────────────────────────────────────────────
@@ -96,7 +96,7 @@ async def check_topics_hold_for_what_came_under_them(keys: Path, make: type[Sps]
         await reader.readuntil(b"\r\n\r\n")
         seen = []
         while len(seen) < 33:
-            line = json.loads(await asyncio.wait_for(reader.readline(), 5))
+            line = json.loads(await asyncio.wait_for(reader.readline(), 20))
             if "id" in line:
                 seen.append((line["tid"], len(line["data"])))
         return seen

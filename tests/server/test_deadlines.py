@@ -164,7 +164,7 @@ async def test_a_peer_that_takes_no_byte_is_cut_and_one_that_takes_some_is_not()
             place.timer.advance(20)
             pending = wires[1].outlet.pending
             while wires[1].outlet.pending == pending:
-                await asyncio.wait_for(peers[1].reader.read(100_000), 5)
+                await asyncio.wait_for(peers[1].reader.read(100_000), 20)
         # Then only the other is cut
         await wait_until_async(lambda: wires[0].heard[-1:] == ["lost"])
         assert place.listener.counters.cut == 1

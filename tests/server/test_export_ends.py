@@ -110,7 +110,7 @@ async def test_a_client_that_leaves_makes_room_for_the_next(tmp_path: Path) -> N
         reader, writer = await _open(node, end)
         await reader.readexactly(100_000)
         writer.transport.abort()
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(closed.wait(), 20)
         assert (await node.get("/v1/log/plan", after=0, upto=end))[0] == 200
 
 

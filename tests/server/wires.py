@@ -20,7 +20,7 @@ from penstock.server.settings import ConnectionSettings
 from penstock.server.wheel import Wheel
 from penstock.testing import wait_until_async
 
-WITHIN = 10.0
+WITHIN = 20.0
 
 
 def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -147,6 +147,6 @@ async def test_a_page_that_cannot_be_begun_ahead_is_read_when_it_is_asked_for(tm
         log._readers.start = refuse  # type: ignore[method-assign]
         second = await log.read_after(("/s/0",), first.upto, limit=LIMIT, ahead=True)
         log._readers.start = start  # type: ignore[method-assign]
-        third = await asyncio.wait_for(log.read_after(("/s/0",), second.upto, limit=LIMIT, ahead=True), 10)
+        third = await asyncio.wait_for(log.read_after(("/s/0",), second.upto, limit=LIMIT, ahead=True), 20)
 
         assert bodies(second) + bodies(third) == [b"%d" % number for number in range(3, 11)]

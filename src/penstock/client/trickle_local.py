@@ -148,7 +148,7 @@ class LocalReader:
         while not self._segment.begun:
             self._event.clear()
             await self._event.wait()
-        return self._segment.size > 0 or not self._channel.closed
+        return not self._channel.is_over(self._segment)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:

@@ -9,12 +9,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+WITHIN_SECONDS = 20.0
+"""Longer than a busy machine's disk may stand still: who waits for what comes loses nothing by it."""
+
 
 class TooLate(AssertionError):
     """A condition did not come true within its deadline."""
 
 
-def wait_until(condition: Callable[[], T], within: float = 5) -> T:
+def wait_until(condition: Callable[[], T], within: float = WITHIN_SECONDS) -> T:
     """Return the first true value of *condition*; raise `TooLate` after *within* seconds."""
     for pause in _pauses(within):
         if value := condition():
@@ -23,7 +26,7 @@ def wait_until(condition: Callable[[], T], within: float = 5) -> T:
     raise TooLate(_sentence(condition, within))
 
 
-async def wait_until_async(condition: Callable[[], T | Awaitable[T]], within: float = 5) -> T:
+async def wait_until_async(condition: Callable[[], T | Awaitable[T]], within: float = WITHIN_SECONDS) -> T:
     """As `wait_until`, while the event loop runs on. *condition* may be a coroutine function."""
     for pause in _pauses(within):
         value = condition()

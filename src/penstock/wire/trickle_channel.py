@@ -186,6 +186,10 @@ class Channel:
             del self._leaving[segment]
             self.size -= segment.size
 
+    def is_over(self, segment: Segment) -> bool:
+        """The channel was closed before this one had a byte, and none comes after it."""
+        return self.closed and not segment.size and segment.seq >= self.head
+
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
     def take(self, asked: int, writer: Writer, now: float, *, reset: bool = False) -> Segment:

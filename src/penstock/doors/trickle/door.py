@@ -293,7 +293,7 @@ class Trickle:
             return answers.no_seq()
         who, _ = self._reader(request, asked)
         segment = channel.find(channel.position(number), self.channels.time())
-        if segment is None or not segment.size:
+        if segment is None or channel.is_over(segment):
             return answers.no_stream()
         reading = self.reading(self.channels, channel, request, segment, who)
         reading.begin(0)

@@ -109,7 +109,7 @@ class Reading(Timed, Held):
         self._request = None
         if request is not None:
             response = answers.empty((trickle.SEQ, str(self._segment.seq)), (trickle.LATEST, str(channel.head)))
-            if channel.closed:
+            if channel.is_over(self._segment):
                 response.headers += ((trickle.CLOSED, trickle.TERMINATED),)
             request.answer(response)
 

@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from penstock.errors import ConfigInvalid, EngineGone
-from penstock.storage.jetstream.connection import Connection, Refused
+from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused
 from penstock.storage.jetstream.frames import Message
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class Cells:
         """See that the stream is there; False if it was. One that is made in another way is refused."""
         made = False
         try:
-            answer = await self._api(f"STREAM.INFO.{self.stream}")
+            answer = await self._info()
         except Missing:
             answer, made = await self._create(), True
         found = answer["config"]
@@ -122,11 +122,15 @@ class Cells:
 
     async def _create(self) -> dict[str, Any]:
         try:
-            return await self._api(f"STREAM.CREATE.{self.stream}", self._config())
+            call = f"STREAM.CREATE.{self.stream}"
+            return await api(self._connection, call, self._config(), patience=ELECTING_SECONDS)
         except Refused as error:
             if error.code != EXISTS:
                 raise EngineGone(f"JetStream does not make {self.stream}: {error}") from error
-            return await self._api(f"STREAM.INFO.{self.stream}")  # another node was faster
+            return await self._info()  # another node was faster
+
+    async def _info(self) -> dict[str, Any]:
+        return await api(self._connection, f"STREAM.INFO.{self.stream}", patience=ELECTING_SECONDS)
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -144,11 +148,7 @@ class Cells:
 
     async def drop(self) -> bool:
         """Drop the stream with all that is in it; False if it was not there."""
-        try:
-            await self._api(f"STREAM.DELETE.{self.stream}")
-        except Missing:
-            return False
-        return True
+        return await drop_stream(self._connection, self.stream)
 
     # ── reading, from the leader ───────────────────────────────────────────────────────────────
 
@@ -312,6 +312,15 @@ async def ask(
         if loop.time() > deadline or connection.hopeless:
             raise EngineGone(f"JetStream did not answer {call} within {patience:g} s")
         await asyncio.sleep(_PAUSE_SECONDS)
+
+
+async def drop_stream(connection: Connection, name: str) -> bool:
+    """Drop a JetStream stream with all that is in it; False if it was not there."""
+    try:
+        await ask(connection, f"STREAM.DELETE.{name}", patience=ELECTING_SECONDS)
+    except Missing:
+        return False
+    return True
 
 
 async def stream_names(home: Home) -> list[str]:

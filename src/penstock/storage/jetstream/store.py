@@ -143,7 +143,7 @@ class Store:
     async def delete(self, seq: int) -> None:
         """Remove one message and overwrite its bytes."""
         try:
-            await self.connection.api(f"STREAM.MSG.DELETE.{self.subjects.stream}", {"seq": seq})
+            await self._ask("STREAM.MSG.DELETE", {"seq": seq})
         except Refused as error:
             if error.code not in (NO_MESSAGE, 10057):
                 raise EngineGone(str(error)) from error
