@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from penstock.cli import suite
 from penstock.cli.app import run
+from penstock.testing import wait_until
 
 
 @pytest.mark.parametrize(
@@ -37,10 +39,18 @@ def test_a_group_is_there_when_its_directory_or_its_marker_is(tmp_path: Path) ->
     assert found == {"fast", "faults", "cluster"}
 
 
-def run_suite(tests: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def start_suite(tests: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "penstock", "test", *arguments, "--", "-p", "tests.conftest", str(tests)]
     environment = {**os.environ, "PYTHONPATH": str(suite.ROOT), "PENSTOCK_NO_SYSTEM": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+
+
+def run_suite(tests: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    started = start_suite(tests, *arguments)
+    output, errors = started.communicate()
+    return subprocess.CompletedProcess(started.args, started.returncode, output, errors)
 
 
 def test_one_failure_fails_the_run_and_keeps_the_servers_log(tmp_path: Path) -> None:
@@ -98,3 +108,32 @@ def test_a_mistyped_group_is_refused_with_the_known_ones(
     assert shown.out == ""  # no group has begun
     assert shown.err.startswith(f"penstock: not_found: no group or file of tests '{arguments[-1]}' — Groups are check")
     assert "faults" in shown.err
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("group", ["fast", "faults"])  # of two processes, and of one
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_run_that_is_ended_clears_up_what_its_tests_have_started(tmp_path: Path, group: str, sent: str) -> None:
+    (tmp_path / "test_planted.py").write_text(
+        "import pytest, subprocess, sys, pathlib\n"
+        "here = pathlib.Path(__file__).parent\n"
+        "@pytest.fixture\n"
+        "def server():\n"
+        "    process = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "    (here / 'pid').write_text(str(process.pid))\n"
+        "    yield process\n"
+        "    process.kill()\n"
+        f"@pytest.mark.{group}\n"
+        "def test_that_hangs(server): server.wait()\n"
+    )
+    started = start_suite(tmp_path, group)
+    pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+
+    if sent == "SIGINT":
+        os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    else:
+        started.send_signal(signal.SIGTERM)
+
+    started.communicate(timeout=120)
+    assert started.returncode not in (0, 1)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())

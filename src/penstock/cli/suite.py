@@ -7,6 +7,7 @@ carries; everything else is `fast`. tests/conftest.py sorts them with the table 
 from __future__ import annotations
 
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
 NO_TESTS = 5  # pytest's exit code
 PATIENCE = 3  # budgets after which a group is ended: something hangs
+CLEARING_SECONDS = 60  # for a group that is ended to stop its servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,33 @@ def _run_group(group: Group, arguments: Sequence[str]) -> list[Outcome]:
 
 
 def _run_within(command: Sequence[str], seconds: float) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with subprocess.Popen(command, cwd=ROOT) as tests:
+        try:
+            return tests.wait(seconds)
+        except subprocess.TimeoutExpired:
+            print(f"ended after {seconds:.0f} s: something hangs", flush=True)
+            _interrupt(tests)
+            return 1
+        except SystemExit:
+            _interrupt(tests)
+            raise
+        except KeyboardInterrupt:  # the terminal has told pytest, too
+            _see_off(tests)
+            raise
+
+
+def _interrupt(tests: subprocess.Popen[bytes]) -> None:
+    tests.send_signal(signal.SIGINT)
+    _see_off(tests)
+
+
+def _see_off(tests: subprocess.Popen[bytes]) -> None:
+    """Let pytest end the servers that it has started, but not for ever."""
     try:
-        return subprocess.run(command, cwd=ROOT, timeout=seconds, check=False).returncode
+        tests.wait(CLEARING_SECONDS)
     except subprocess.TimeoutExpired:
-        print(f"ended after {seconds:.0f} s: something hangs", flush=True)
-        return 1
+        tests.kill()
 
 
 def count(report: Path) -> tuple[int, int, int]:
