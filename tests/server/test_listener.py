@@ -7,6 +7,8 @@ import datetime
 import json
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,45 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         async with connect(f"wss://{host}:{port}/ws", ssl=trusting(), proxy=None) as socket:
             await socket.send("hi")
             assert await socket.recv() == "hi"
+
+
+@on_uvloop
+async def test_bodies_that_come_at_once_over_tls_do_not_mix(tmp_path: Path) -> None:
+    chain, key = make_certificate(tmp_path, "one")
+
+    async def upload(request: Request) -> Response:
+        pieces = []
+        async for piece in request.body_chunks:
+            pieces.append(piece)
+            await asyncio.sleep(0)  # the others are read meanwhile
+        return Response(200, b"".join(pieces))
+
+    routes = [Route("POST", "/up", upload, STREAM(10**8))]
+    async with site(routes, certificate=chain, key=key) as place:
+        peers = [await place.connect(ssl=trusting()) for _ in range(4)]
+        bodies = [bytes([number]) * 500_000 for number in range(4)]
+        for peer, body in zip(peers, bodies, strict=True):
+            peer.send(request("POST", "/up", body=body))
+        assert [(await peer.answer()).body for peer in peers] == bodies
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_buffer_of_a_tls_connection_is_mapped_by_itself(told: bool) -> None:
+    """Also after the library has seen large memory come and go, as the second run does without being told."""
+    script = (
+        "from ctypes import CDLL, c_size_t, c_void_p\n"
+        "from penstock.server.tls import map_large_buffers\n"
+        f"if {told}: map_large_buffers()\n"
+        "libc = CDLL(None)\n"
+        "libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = c_void_p, [c_size_t], [c_void_p]\n"
+        "libc.free(libc.malloc(1 << 20))\n"
+        "for _ in range(40): place = libc.malloc(256 << 10)  # the first may find room in the heap\n"
+        "[heap] = [line.split()[0] for line in open('/proc/self/maps') if line.endswith('[heap]\\n')]\n"
+        "begin, end = (int(edge, 16) for edge in heap.split('-'))\n"
+        "print(begin <= place < end)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(not told)
 
 
 @on_uvloop

@@ -45,6 +45,7 @@ from penstock.server.metrics import Metrics
 from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.tables import Tables
+from penstock.server.tls import map_large_buffers
 from penstock.server.trimming import Trimming
 from penstock.server.v1.erasing import Erasing
 from penstock.server.v1.export import Exporter
@@ -121,6 +122,8 @@ def run(settings: Settings, data: Path) -> int:
     # than a publish. What was made up to now stays for good.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    if settings.server.tls_certificate:
+        map_large_buffers()
     uvloop.run(_run(settings, data))
     return 0
 

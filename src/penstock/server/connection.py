@@ -35,7 +35,7 @@ _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
 
 
-class Connection(Answering, asyncio.Protocol):
+class Connection(Answering, asyncio.BaseProtocol):
     """One peer."""
 
     __slots__ = ("_address", "_looked", "_mark", "_paused", "_peer", "_trusted")
@@ -507,6 +507,25 @@ class Connection(Answering, asyncio.Protocol):
             self._work.draining()
         elif self.phase is _IDLE or self.phase is _PROXY:
             self.end()
+
+
+class PlainConnection(Connection, asyncio.Protocol):
+    """One without TLS: the loop makes bytes of what the socket has."""
+
+    __slots__ = ()
+
+
+class SecureConnection(Connection, asyncio.BufferedProtocol):
+    """One with TLS. Without a buffer of ours the loop would make room for 256 KB at each look for a few bytes."""
+
+    __slots__ = ()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """One for all: what is put into it is taken before the next connection reads."""
+        return self._service.decrypted
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._service.decrypted[:nbytes]))
 
 
 def _peer_address(transport: asyncio.BaseTransport) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 from penstock.core.clock import Clock, WallClock
 from penstock.errors import ConfigInvalid
 from penstock.server.caps import Caps
-from penstock.server.connection import Connection
+from penstock.server.connection import PlainConnection, SecureConnection
 from penstock.server.routing import Router
 from penstock.server.service import Counters, Service
 from penstock.server.settings import ConnectionSettings
@@ -64,9 +64,10 @@ class Listener:
         self._service = Service(self._router, self.settings, self.caps, self._trusted, self._clock, self._group, wheel)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         context = self._certificates.context if self._certificates else None
+        kind = SecureConnection if context else PlainConnection
         self._servers = [
             await loop.create_server(
-                lambda: Connection(self._service), sock=sock, ssl=context, backlog=self.settings.backlog,
+                lambda: kind(self._service), sock=sock, ssl=context, backlog=self.settings.backlog,
                 ssl_handshake_timeout=self.settings.head_timeout if context else None,
             )
             for sock in (self._socket, *(self._socket.dup() for _ in range(ACCEPTS - 1)))

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from penstock.server.connection import Connection
 
 
+DECRYPTED_BYTES = 65_536
+"""Bytes that a TLS connection hands over at once: four of the largest records."""
+
+
 class Counters:
     """Plain numbers that the metrics page reads. They only rise, except those in `live`."""
 
@@ -60,9 +64,9 @@ class Service:
     """Settings, table, timers and counters of one listener."""
 
     __slots__ = (
-        "_date", "_date_second", "caps", "clock", "connections", "cors", "counters", "crew", "draining", "emptied",
-        "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers", "request_ticks", "router",
-        "scheme", "settings", "trusted", "wheel",
+        "_date", "_date_second", "caps", "clock", "connections", "cors", "counters", "crew", "decrypted", "draining",
+        "emptied", "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers", "request_ticks",
+        "router", "scheme", "settings", "trusted", "wheel",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +82,7 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.router, self.settings, self.caps, self.trusted = router, settings, caps, trusted
         self.clock, self.wheel = clock, wheel
+        self.decrypted = memoryview(bytearray(DECRYPTED_BYTES))
         self.idle_ticks = wheel.ticks(settings.idle_timeout)
         self.request_ticks = wheel.ticks(settings.request_timeout)
         self.crew = Crew(group)
