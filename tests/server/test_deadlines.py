@@ -121,6 +121,26 @@ async def test_a_future_has_a_deadline_and_is_left_alone_after_it() -> None:
 
 
 @on_uvloop
+async def test_a_future_that_comes_before_its_requests_body_has_a_deadline_too() -> None:
+    futures: list[asyncio.Future[Response]] = []
+
+    def slow(request: Request) -> asyncio.Future[Response]:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    async with site([Route("POST", "/slow", slow, STREAM(100))], manual=True, request_timeout=30) as place:
+        assert place.timer is not None
+        peer = await place.connect()
+        peer.send(request("POST", "/slow", "Content-Length: 3"))
+        await wait_until_async(lambda: futures)
+        received = place.listener.counters.bytes_in
+        peer.send(b"abc")
+        await wait_until_async(lambda: place.listener.counters.bytes_in == received + 3)
+        place.timer.advance(31)
+        assert (await peer.answer()).status == 503
+
+
+@on_uvloop
 async def test_a_coroutine_has_a_deadline_that_ends_with_a_live_answer() -> None:
     wires: list[Wire] = []
     resumed = asyncio.Event()

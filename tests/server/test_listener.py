@@ -98,6 +98,33 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
 
 
 @on_uvloop
+async def test_deadlines_hold_over_tls(tmp_path: Path) -> None:
+    """What OpenSSL has to say after the handshake pauses and resumes the connection: that puts no deadline off."""
+    chain, key = make_certificate(tmp_path, "one")
+    futures: list[asyncio.Future[Response]] = []
+
+    def slow(request: Request) -> asyncio.Future[Response]:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    limits = {"head_timeout": 10, "request_timeout": 30, "idle_timeout": 75}
+    routes = [Route("GET", "/slow", slow)]
+    async with site(routes, manual=True, certificate=chain, key=key, **limits) as place:
+        assert place.timer is not None
+        silent, asking = [await place.connect(ssl=trusting()) for _ in range(2)]
+        asking.send(request("GET", "/slow"))
+        await wait_until_async(lambda: futures)
+        await place.connections_are(2)
+        place.timer.advance(11)
+        assert await silent.rest() == b""
+        place.timer.advance(21)
+        assert (await asking.answer()).status == 503
+        await place.connections_are(1)
+        place.timer.advance(76)
+        assert await asking.rest() == b""
+
+
+@on_uvloop
 async def test_bodies_that_come_at_once_over_tls_do_not_mix(tmp_path: Path) -> None:
     chain, key = make_certificate(tmp_path, "one")
 

@@ -90,6 +90,7 @@ class Answering(Pipe):
         later = answer if type(answer) is Later else None
         if later is not None or asyncio.isfuture(answer):
             self._work = future = cast("Pending[Any]", answer if later is None else later.future)
+            request.timeout = timeout
             if timeout is not None and self._intake is None:
                 self._arm(timeout)
             future.add_done_callback(partial(self._future_done, request, later))

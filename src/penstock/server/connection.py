@@ -38,13 +38,14 @@ _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Pha
 class Connection(Answering, asyncio.BaseProtocol):
     """One peer."""
 
-    __slots__ = ("_address", "_looked", "_mark", "_paused", "_peer", "_trusted")
+    __slots__ = ("_address", "_asked", "_looked", "_mark", "_paused", "_peer", "_trusted")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._address: str | None = None  # under which it is counted; None while it is not
         self._peer = ""
         self._trusted = False
+        self._asked = False  # a request was here: its silence is idle, not slow
         self._looked = 0  # bytes of the buffer that were searched for the end of a head
         self._paused = False
         self._mark = 0  # bytes received or pending when the wheel was armed: has anything moved since?
@@ -394,7 +395,7 @@ class Connection(Answering, asyncio.BaseProtocol):
 
     def _ready_for_next(self) -> None:
         self.phase = _IDLE
-        self._keep_alive = True
+        self._keep_alive = self._asked = True
         if self.stuck:
             self._arm_for_phase()
         else:
@@ -442,9 +443,11 @@ class Connection(Answering, asyncio.BaseProtocol):
             self._mark = self._intake.received
             return self._intake.timeout
         if self.phase is _IDLE:
-            return settings.idle_timeout
+            return settings.idle_timeout if self._asked else settings.head_timeout
         if self.phase is _SOCKET:
             return self._socket_deadline(cast("WebSocket", self.tap))
+        if self._request is not None:
+            return self._request.timeout
         return settings.head_timeout if self.phase in (_HEAD, _PROXY) else None
 
     def _socket_deadline(self, socket: WebSocket) -> float | None:

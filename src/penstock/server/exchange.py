@@ -121,7 +121,7 @@ class Request:
 
     __slots__ = (
         "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "headers", "http10",
-        "memo", "method", "peer", "plain", "problem", "query", "raw_path", "scheme",
+        "memo", "method", "peer", "plain", "problem", "query", "raw_path", "scheme", "timeout",
     )  # fmt: skip
 
     def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
@@ -139,6 +139,7 @@ class Request:
         self.caller: Caller | None = None  # who asks, once `Context.caller` has found out
         self.body: bytes = b""  # complete, on routes that take the body whole
         self.bounded = False  # its route has a deadline
+        self.timeout: float | None = None  # the same in seconds, where the connection has to see to it
         self.problem: Callable[[BaseException], Response] | None = None  # its route's form of errors
         self._path: str | None = None
         self._params: dict[str, str] | None = None
