@@ -15,7 +15,7 @@ import pytest
 
 from penstock.testing import RunningServer, ServerFailed, start_server, wait_until
 from tests.server.api import ask, publish
-from tests.server.test_listener import make_certificate
+from tests.server.certificates import make_certificate
 
 
 def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:

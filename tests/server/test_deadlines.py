@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import STREAM, WHOLE, Route
 from penstock.testing import wait_until_async
 from penstock.wire.http import chunk
 from tests.server.wires import Site, Wire, live_route, on_uvloop, request, site
+
+pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
 
 def timed_out(place: Site) -> int:
@@ -166,6 +170,7 @@ async def test_a_coroutine_has_a_deadline_that_ends_with_a_live_answer() -> None
         assert await other.chunk() == b"still here"
 
 
+@pytest.mark.only_plain("one write is out of sight")
 @on_uvloop
 async def test_a_peer_that_takes_no_byte_is_cut_and_one_that_takes_some_is_not() -> None:
     wires: list[Wire] = []

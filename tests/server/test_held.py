@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from penstock.errors import PenstockError
 from penstock.server.exchange import Held, Request, Response
 from penstock.server.listener import Listener
@@ -11,6 +13,8 @@ from penstock.server.routing import STREAM, Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.testing import wait_until_async
 from tests.server.wires import Site, Wire, live_route, on_uvloop, request, site
+
+pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
 
 class Waiting(Held):
@@ -171,6 +175,7 @@ async def test_a_body_goes_into_its_sink_as_it_comes() -> None:
         assert (await peer.answer()).body == b""
 
 
+@pytest.mark.only_plain("the client's TLS layer takes everything at once")
 @on_uvloop
 async def test_a_full_sink_stops_the_peer_until_it_wants_more() -> None:
     sinks: list[Sink] = []

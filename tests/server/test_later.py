@@ -8,11 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from penstock.errors import InputInvalid
 from penstock.server.exchange import Later, Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.testing import wait_until_async
 from tests.server.wires import on_uvloop, request, site
+
+pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
 
 class Waiting:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 import socket
-import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.asyncio.client import connect
 
 from penstock.errors import ConfigInvalid
@@ -24,35 +20,11 @@ from penstock.server.routing import STREAM, Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.testing import wait_until_async
 from penstock.wire.http import chunk
+from tests.server.certificates import make_certificate, trusting
 from tests.server.test_websocket import Echo, echo_route
 from tests.server.wires import Wire, live_route, on_uvloop, request, site
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound to it here
-
-
-def make_certificate(folder: Path, name: str) -> tuple[str, str]:
-    """A self-signed certificate for 127.0.0.1 whose subject is *name*."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
-    )  # fmt: skip
-    chain, private = folder / "chain.pem", folder / "key.pem"
-    chain.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return str(chain), str(private)
-
-
-def trusting() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def common_name(writer: asyncio.StreamWriter) -> str:
@@ -95,33 +67,6 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         async with connect(f"wss://{host}:{port}/ws", ssl=trusting(), proxy=None) as socket:
             await socket.send("hi")
             assert await socket.recv() == "hi"
-
-
-@on_uvloop
-async def test_deadlines_hold_over_tls(tmp_path: Path) -> None:
-    """What OpenSSL has to say after the handshake pauses and resumes the connection: that puts no deadline off."""
-    chain, key = make_certificate(tmp_path, "one")
-    futures: list[asyncio.Future[Response]] = []
-
-    def slow(request: Request) -> asyncio.Future[Response]:
-        futures.append(asyncio.get_running_loop().create_future())
-        return futures[-1]
-
-    limits = {"head_timeout": 10, "request_timeout": 30, "idle_timeout": 75}
-    routes = [Route("GET", "/slow", slow)]
-    async with site(routes, manual=True, certificate=chain, key=key, **limits) as place:
-        assert place.timer is not None
-        silent, asking = [await place.connect(ssl=trusting()) for _ in range(2)]
-        asking.send(request("GET", "/slow"))
-        await wait_until_async(lambda: futures)
-        await place.connections_are(2)
-        place.timer.advance(11)
-        assert await silent.rest() == b""
-        place.timer.advance(21)
-        assert (await asking.answer()).status == 503
-        await place.connections_are(1)
-        place.timer.advance(76)
-        assert await asking.rest() == b""
 
 
 @on_uvloop
@@ -185,7 +130,7 @@ async def test_a_renewed_certificate_serves_new_connections_and_leaves_the_old_a
 async def test_plain_bytes_on_a_tls_port_harm_nobody(tmp_path: Path) -> None:
     chain, key = make_certificate(tmp_path, "one")
     async with site(certificate=chain, key=key) as place:
-        peer = await place.connect()
+        peer = await place.connect(ssl=None)
         peer.send(request("GET", "/hello"))
         assert b"HTTP/1.1" not in await peer.rest()
         assert (await (await place.connect(ssl=trusting())).get("/hello")).status == 200

@@ -16,6 +16,8 @@ from penstock.testing import wait_until_async
 from penstock.wire.http import chunk
 from tests.server.wires import Peer, Wire, live_route, on_uvloop, request, site
 
+pytestmark = pytest.mark.usefixtures("plain_and_tls")
+
 HIGH = 64 * 1024
 
 
@@ -64,6 +66,7 @@ async def test_head_of_a_live_route_has_no_body() -> None:
     assert wires[0].heard == ["lost"]
 
 
+@pytest.mark.only_plain("TLS has no half-close")
 @on_uvloop
 async def test_the_owner_hears_once_that_its_peer_is_gone() -> None:
     wires: list[Wire] = []
@@ -83,6 +86,7 @@ async def test_the_owner_hears_once_that_its_peer_is_gone() -> None:
             assert (wire.heard, wire.outlet.open, wire.outlet.pending, wire.outlet.full) == (["lost"], False, 0, False)
 
 
+@pytest.mark.only_plain("TLS has no socket of its own")
 @on_uvloop
 async def test_what_is_sent_in_one_turn_is_written_at_once() -> None:
     # Given a connection whose system calls are noted

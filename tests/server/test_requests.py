@@ -16,6 +16,8 @@ from penstock.server.routing import NONE, STREAM, WHOLE, Route
 from penstock.testing import wait_until_async
 from tests.server.wires import on_uvloop, request, site
 
+pytestmark = pytest.mark.usefixtures("plain_and_tls")
+
 
 def seen(request: Request) -> Response:
     told = {
@@ -28,6 +30,7 @@ def seen(request: Request) -> Response:
 SEEN = [Route(method, "/seen/*", seen, WHOLE(10_000)) for method in ("GET", "POST")]
 
 
+@pytest.mark.only_plain("it says http")
 @on_uvloop
 async def test_a_request_arrives_whole() -> None:
     async with site(SEEN) as place:
@@ -127,6 +130,7 @@ async def test_answers_come_in_the_order_of_the_requests() -> None:
         assert [(await peer.answer()).body.decode() for _ in paths] == paths
 
 
+@pytest.mark.only_plain("TLS has no half-close")
 @on_uvloop
 async def test_a_peer_that_has_said_all_still_gets_its_answers() -> None:
     done: list[asyncio.Future[Response]] = []
@@ -272,6 +276,7 @@ def test_how_the_bytes_are_cut_does_not_matter(paths: list[str], bodies: list[by
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.only_plain("TLS has no half-close")
 @given(st.binary(min_size=1, max_size=400))
 @settings(max_examples=60)
 def test_garbage_gets_an_answer_or_the_door(garbage: bytes) -> None:
@@ -373,6 +378,7 @@ async def test_a_streamed_body_comes_as_it_is_sent() -> None:
         assert [(await peer.answer()).body for _ in range(2)] == [b"onetwothree", b'{"hello":"world"}']
 
 
+@pytest.mark.only_plain("the client's TLS layer takes everything at once")
 @on_uvloop
 async def test_a_slow_reader_of_a_body_stops_its_sender() -> None:
     # Given a handler that reads nothing until it is told to

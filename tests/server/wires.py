@@ -19,8 +19,11 @@ from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.wheel import Wheel
 from penstock.testing import wait_until_async
+from tests.server.certificates import trusting
 
 WITHIN = 20.0
+
+secured: dict[str, str] = {}  # the certificate of every site, while tests run over TLS
 
 
 def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -176,6 +179,8 @@ class Site:
 
     async def connect(self, *, source: str | None = None, limit: int = 2**16, **options: Any) -> Peer:
         local = (source, 0) if source else None
+        if self.listener.settings.certificate:
+            options.setdefault("ssl", trusting())
         host, port = self.listener.address
         reader, writer = await asyncio.open_connection(host, port, limit=limit, local_addr=local, **options)
         peer = Peer(reader, writer)
@@ -199,7 +204,7 @@ async def site(routes: Iterable[Route] = (), *, manual: bool = False, **settings
     """A listener with *routes* beside the usual ones."""
     timer = ManualTimer() if manual else None
     wheel = Wheel(timer) if timer else None
-    settings.setdefault("drain_seconds", 5.0)
+    settings = {"drain_seconds": 5.0, **secured, **settings}
     table = [Route("GET", "/hello", hello), *routes]
     async with Listener(Router(table), ConnectionSettings(**settings), wheel=wheel) as listener:
         place = Site(listener, timer)
