@@ -396,3 +396,43 @@ async def test_every_way_to_end_gives_the_place_of_a_token_back() -> None:
             other.leave()
             end(peer, owners[-1])
             await wait_until_async(lambda: not place.listener._service.caps._by_subject)
+
+
+@pytest.mark.only_plain("TLS has no socket of its own")
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@on_uvloop
+async def test_an_event_is_written_at_once_when_nothing_is_in_its_way(version: str) -> None:
+    wires: list[Wire] = []
+    framed = chunk if version == "1.1" else bytes
+    async with site([live_route(wires, watch=True)]) as place:
+        peer = await place.connect()
+        peer.send(f"GET /live HTTP/{version}\r\nHost: test\r\n\r\n".encode())
+        await peer.head()
+        [wire] = wires
+        await wait_until_async(lambda: wire.heard == ["flushed"])
+        # Written at once; behind something that is queued; at once again
+        assert wire.outlet.put_last(framed(b"one "))
+        wire.outlet.put(framed(b"two "))
+        assert not wire.outlet.put_last(framed(b"three "))
+        await wait_until_async(lambda: wire.heard == ["flushed"] * 2)
+        assert wire.outlet.put_last(framed(b"four "))
+        # Behind what the peer has not taken yet
+        held, sent = framed(b"x" * 5_000_000), 1
+        assert not wire.outlet.put_last(held)
+        while not wire.outlet._pipe.stuck:
+            await asyncio.sleep(0)
+            sent += not wire.outlet._pipe.stuck and not wire.outlet.put_last(held)
+        assert not wire.outlet.put_last(framed(b" five"))
+        count = len(wire.heard)
+        words = b"".join([framed(word) for word in (b"one ", b"two ", b"three ", b"four ")])
+        expected = words + held * sent + framed(b" five")
+        assert await peer.read(len(expected)) == expected
+        await wait_until_async(lambda: len(wire.heard) > count)
+        # At once when that is gone, and not at all after the end
+        wire.outlet.put(framed(b" six"))
+        await wait_until_async(lambda: wire.outlet.clear is not None)
+        assert wire.outlet.put_last(framed(b" seven"))
+        wire.outlet.close()
+        assert not wire.outlet.put_last(framed(b"too late"))
+        end = framed(b" six") + framed(b" seven") + (b"0\r\n\r\n" if version == "1.1" else b"")
+        assert await peer.read(len(end)) == end

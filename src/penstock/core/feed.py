@@ -46,8 +46,11 @@ class Sink(Protocol):
         """Take entries, ascending by id, at most as many as may wait. Must not raise."""
         ...
 
-    def deliver_last(self, entries: Sequence[Entry]) -> None:
-        """As `deliver`, of one entry, and nothing more comes for now: it need not be gathered with anything."""
+    def deliver_last(self, entries: Sequence[Entry]) -> bool:
+        """As `deliver`, of one entry, and nothing more comes for now: it need not be gathered with anything.
+
+        False if it is full, and has taken nothing.
+        """
         ...
 
     def gap(self, after: int, upto: int) -> None:
@@ -57,6 +60,14 @@ class Sink(Protocol):
     def failed(self, error: Exception) -> None:
         """The log cannot be read; the feed has stopped."""
         ...
+
+
+def take_if_room(sink: Sink, entries: Sequence[Entry]) -> bool:
+    """`deliver_last` for sinks that have no quicker way for a single entry."""
+    if sink.full:
+        return False
+    sink.deliver(entries)
+    return True
 
 
 class Feed:
@@ -130,15 +141,17 @@ class Feed:
 
         *alone* is the same entry in a tuple, made once for all feeds. This is the path of a fan-out.
         """
-        if self.behind or entry.id <= self._offered:
+        id, offered = entry.id, self._offered
+        if self.behind or id <= offered:
             return
         if (entry.index is None or self._allow is not None) and not self.wants(entry):
             return
-        if self._waiting is not None or self._sink.full:
-            self.offer(entry)
+        self._offered = id  # before it is delivered: another pattern may bring it once more meanwhile
+        if self._waiting is None and self._sink.deliver_last(alone):
+            self.position = id
         else:
-            self._offered = self.position = entry.id
-            self._sink.deliver_last(alone)
+            self._offered = offered
+            self.offer(entry)
 
     def offer_all(self, entries: Sequence[Entry]) -> None:
         """Take the newest entries, all of one stream and all with an index, as `offer_last` takes one."""

@@ -288,7 +288,7 @@ class Ledger:
         sequence, self._sequence = self._sequence, self._sequence + 1
         header = Header(self._node, self._epoch, sequence, mark, 0, [], msgspec.Raw(b"[]"), items)
         body, attributes = _encode(header, columns)
-        records = len(columns.who) + len(items)
+        records = columns.count + len(items)
         self._sealed.append(Sealed(sequence, body, attributes, records))
         self._sealed_records += records
         self._drop_over_limit()
@@ -311,28 +311,36 @@ class Ledger:
 
 
 class _Columns:
-    """Rows turned into columns: who is named in them, and who in which row."""
+    """Rows turned into columns: who is named in them, and who in which row.
 
-    __slots__ = ("names", "rows", "who")
+    Everything here is part of each delivery's cost. A fan-out gives one event after the other to the same wires, so a
+    row that names whom the row before it named, found by comparing pointers, is not looked at again.
+    """
+
+    __slots__ = ("_lists", "_which", "count", "encoded_names", "names", "rows")
 
     def __init__(self, rows: list[_Row]) -> None:
-        # Everything here is one pass in C over all deliveries: it is part of each delivery's cost.
         self.rows = rows
-        self.who = list(chain.from_iterable([row.who for row in rows]))
-        self.names = dict.fromkeys(self.who)
-
-    def encoded_names(self) -> bytes:
-        return b"[" + b",".join([who.encoded for who in self.names]) + b"]"
+        self.count = sum([len(row.who) for row in rows])
+        self._lists: list[list[Recipient]] = []  # unlike their neighbours
+        self._which: list[int] = []  # of them, for each row
+        for row in rows:
+            if not self._lists or row.who != self._lists[-1]:
+                self._lists.append(row.who)
+            self._which.append(len(self._lists) - 1)
+        self.names = dict.fromkeys(chain.from_iterable(self._lists))
+        self.encoded_names = b"[" + b",".join([who.encoded for who in self.names]) + b"]"
 
     def encoded_who(self) -> bytes:
-        numbers = dict(zip(self.names, range(len(self.names)), strict=True))
-        return _little_endian(array("I", map(numbers.__getitem__, self.who))).tobytes()
+        number = dict(zip(self.names, range(len(self.names)), strict=True)).__getitem__
+        columns = [_little_endian(array("I", map(number, who))).tobytes() for who in self._lists]
+        return b"".join([columns[which] for which in self._which])
 
 
 def _fitting(rows: list[_Row]) -> Iterator[_Columns]:
     """Cut rows into batches that fit into one entry each, by halves."""
     columns = _Columns(rows)
-    if 100 * len(rows) + 4 * len(columns.who) + len(columns.encoded_names()) <= LEDGER_BATCH_BYTES:
+    if 100 * len(rows) + 4 * columns.count + len(columns.encoded_names) <= LEDGER_BATCH_BYTES:
         yield columns
         return
     for half in _halves(rows) if len(rows) > 1 else _halves_of_row(rows[0]):
@@ -355,7 +363,7 @@ def _encode(header: Header, columns: _Columns) -> tuple[bytes, str]:
     """The body and the attributes of one batch."""
     rows = columns.rows
     header.rows = [(r.ms, r.state, r.reason, r.stream, r.first, r.last, len(r.who)) for r in rows]
-    header.who = msgspec.Raw(columns.encoded_names())
+    header.who = msgspec.Raw(columns.encoded_names)
     attributes = {"node": header.node, "epoch": str(header.epoch), "sequence": str(header.sequence)}
     if rows:
         attributes["min"] = str(min(row.first for row in rows))

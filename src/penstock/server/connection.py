@@ -150,6 +150,8 @@ class Connection(Answering, asyncio.BaseProtocol):
 
     def pause_writing(self) -> None:
         self.stuck = True
+        if self.tap is not None:
+            self.tap.clear = None
         self._mark = self.transport.get_write_buffer_size()
         self._service.wheel.arm(self, self._service.settings.stall_timeout)
 

@@ -81,11 +81,15 @@ class Listening(Protocol):
 class Tap:
     """What stands at the end of a pipe while an answer is live: an outlet or a WebSocket."""
 
-    __slots__ = ("_awaited", "_pipe", "_watch", "notify", "plain")
+    __slots__ = ("_awaited", "_pipe", "_watch", "clear", "notify", "plain", "wrote")
 
     owner: Listening
 
     def __init__(self, pipe: Pipe | None, watch: bool) -> None:
+        # The socket, while nothing is in the way of writing to it at once. A fan-out looks at no more than this: what
+        # else it would have to ask the pipe is somewhere else in memory, and has to be fetched for each connection.
+        self.clear: socket.SocketType | None = None
+        self.wrote = cast("Flusher", pipe and pipe.flusher)  # where such a write is counted
         self._pipe = pipe  # None once it is closed or lost
         self._watch = watch
         self._awaited = False  # somebody saw it full
@@ -132,6 +136,7 @@ class Tap:
         out = pipe.out
         if out is None:
             pipe.out = data
+            self.clear = None
             flusher = pipe.flusher
             if not flusher.ready:
                 flusher.book()
@@ -147,17 +152,24 @@ class Tap:
 
         True means that the kernel has taken it, all else is written, and the owner is not told: it knows.
         """
-        pipe = self._pipe
-        if pipe is None or not self.plain or pipe.out is not None or pipe.stuck:
+        sock = self.clear
+        if sock is None:
             self.put(data)
             return False
-        sock, flusher = pipe.sock, pipe.flusher
-        sent = _try_send(sock, data) if sock is not None and flusher.prompt else 0
-        flusher.bytes_out += sent
+        try:
+            sent = sock.send(data)
+        except OSError:
+            sent = 0  # there is no room, or no peer: a flush will see
+        self.wrote.bytes_out += sent
         if sent < len(data):
             self.put(data[sent:])
             return False
         return True
+
+    def _shut(self) -> None:
+        """Nothing goes out any more."""
+        self._pipe = self.clear = None
+        self.plain = False
 
     def emptied(self) -> None:
         """All that was queued is written: tell those who wanted to know."""
@@ -193,14 +205,6 @@ class Tap:
             self._pipe.step_aside()
 
 
-def _try_send(sock: socket.SocketType, data: bytes) -> int:
-    """How much of it the kernel takes now. Nothing may also mean that there is no peer: a flush will see."""
-    try:
-        return sock.send(data)
-    except OSError:
-        return 0
-
-
 class Outlet(Tap):
     """A live answer: bytes go out, framed by the caller, until one side ends it."""
 
@@ -222,15 +226,14 @@ class Outlet(Tap):
         if pipe is not None:
             if self.chunked:
                 self.put(LAST_CHUNK)
-            self._pipe = None
-            self.plain = False
+            self._shut()
             if hang_up:
                 pipe.no_more_requests()
             pipe.tap_closed()
 
     def broken(self) -> None:
         if self._pipe is not None:
-            self._pipe = None
+            self._shut()
             self.owner.lost()
 
     def draining(self) -> None:
@@ -276,6 +279,8 @@ class Pipe(Timed):
         if out is None:
             self.out = data
             self.flusher.add(self)
+            if self.tap is not None:
+                self.tap.clear = None
         elif isinstance(out, bytes):
             self.out = [out, data]
         else:
@@ -318,6 +323,8 @@ class Pipe(Timed):
                         tap.owner.flushed()  # type: ignore[attr-defined]  # the path of a fan-out
                     else:
                         self._emptied(tap)
+                    if tap.plain and self.out is None and self.flusher.prompt:
+                        tap.clear = self.sock
                 if self.ending and self.out is None:
                     self.ended()
                 return
@@ -374,6 +381,8 @@ class Pipe(Timed):
         if self.sock is not None:
             self.sock.detach()
             self.sock = None
+            if self.tap is not None:
+                self.tap.clear = None
 
     def tap_closed(self) -> None:
         """The live answer was ended properly by its owner."""

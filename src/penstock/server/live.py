@@ -44,13 +44,17 @@ class LiveWire:
         self.tap.put(self._encode(entries))
         self._unflushed(entries)
 
-    def deliver_last(self, entries: Sequence[Entry]) -> None:
+    def deliver_last(self, entries: Sequence[Entry]) -> bool:
         """Write one entry at once. This is the path of a fan-out."""
-        if self.tap.put_last(self._encode(entries)):
+        tap = self.tap
+        if tap.clear is None and tap.full:
+            return False
+        if tap.put_last(self._encode(entries)):
             entry = entries[0]
             self._ledger.sent(self.who, entry.stream, entry.id, entry.id)
         else:
             self._unflushed(entries)
+        return True
 
     def _unflushed(self, entries: Sequence[Entry]) -> None:
         if len(entries) == 1 and not self._last:

@@ -112,8 +112,7 @@ class WebSocket(Tap):
             raise ValueError(f"{code} is no close code: {error}") from None
         self._code, self._deaf = code, True
         self._send_waiting(reader)
-        self._pipe = None
-        self.plain = False
+        self._shut()
         self._line.closing()
 
     # ── for the connection ────────────────────────────────────────────────────────────────────
@@ -143,7 +142,8 @@ class WebSocket(Tap):
 
     def broken(self) -> None:
         if self._line is not None:
-            self._pipe = self._line = None
+            self._shut()
+            self._line = None
             received = self._reader.close_rcvd if self._reader else None
             self.owner.lost(received.code if received else self._code)
 
@@ -173,8 +173,7 @@ class WebSocket(Tap):
                 self.put(data)
             elif self._line is not None:
                 self._note_failure(reader)
-                self._pipe = None
-                self.plain = False
+                self._shut()
                 self._line.hang_up()
 
     def _note_failure(self, reader: ServerProtocol) -> None:

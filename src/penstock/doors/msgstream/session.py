@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.core.feed import Feed
+from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import recipient
 from penstock.core.names import is_exact
 from penstock.doors.msgstream import records
@@ -196,7 +196,7 @@ class Session:
         self._entries = [*self._entries, *entries] if self._entries else entries
         self.wake()
 
-    deliver_last = deliver
+    deliver_last = take_if_room
 
     def gap(self, after: int, upto: int) -> None:
         """What was trimmed cannot be followed any more."""

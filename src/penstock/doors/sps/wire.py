@@ -137,13 +137,15 @@ class Wire(Timed):
             if not self._untold:
                 self._untold = run.first.id
 
-    def deliver_last(self, entries: Sequence[Entry]) -> None:
+    def deliver_last(self, entries: Sequence[Entry]) -> bool:
         # The feed has no check of its own: nearly every entry needs none, and this is the path of a fan-out.
-        entry, frames = entries[0], self.frames
+        tap, entry, frames = self.tap, entries[0], self.frames
+        if tap.clear is None and tap.full:
+            return False
         if not self._plain or (entry.id != frames.newest and not frames.single(entry)):
             self.deliver(entries)
-            return
-        taken = self.tap.put_last(frames.framed)
+            return True
+        taken = tap.put_last(frames.framed)
         self.written = frames.at
         mark = frames.mark
         if mark.before is self._mark:
@@ -154,6 +156,7 @@ class Wire(Timed):
             self._home.ledger.sent(self.who, entry.stream, entry.id, entry.id)
         elif not self._untold:
             self._untold = entry.id
+        return True
 
     def _remember(self, first: Entry, end: Mark) -> None:
         """Keep in mind what was sent, from *first* to *end*, until the device confirms it."""

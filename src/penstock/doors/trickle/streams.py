@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.core.feed import Feed
+from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Ledger, Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.channels import Channels
@@ -162,7 +162,7 @@ class Following(Timed, Held):
             except PenstockError as error:  # its token has ended, or has too many open
                 self._request.answer(error_response(error))
 
-    deliver_last = deliver
+    deliver_last = take_if_room
 
     def gap(self, after: int, upto: int) -> None:
         """It was trimmed before it could be read."""

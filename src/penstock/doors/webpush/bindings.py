@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.core.feed import Feed
+from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.names import is_system
 from penstock.doors.webpush.courier import Courier
@@ -161,7 +161,7 @@ class Binding(Timed):
         if self.has_work:
             self.service.enqueue(self)
 
-    deliver_last = deliver
+    deliver_last = take_if_room
 
     def gap(self, after: int, upto: int) -> None:
         """What was trimmed cannot be sent any more."""

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.feed import Feed
+from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient, recipient
 from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
@@ -120,7 +120,7 @@ class Proofs:
                 continue  # erased, or expired
             self._hear(_digest(outcome.message), outcome.status)
 
-    deliver_last = deliver
+    deliver_last = take_if_room
 
     def gap(self, after: int, upto: int) -> None:
         """What was trimmed is not known any more: those messages stay `sent`."""
