@@ -42,6 +42,28 @@ def test_everything_recorded_is_read_back(told: list[tuple[Recipient, tuple[str,
     asyncio.run(scenario())
 
 
+groups = st.sampled_from([people, people[::-1], people[:2], people[2:], [people[0], people[0]]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(groups, max_size=8))
+def test_one_event_after_the_other_for_the_same_or_other_recipients(rounds: list[list[Recipient]]) -> None:
+    async def scenario() -> None:
+        async with MemoryEngine() as engine:
+            ledger = Ledger(engine.log, ManualClock(), node="n1")
+            await ledger.open(engine.registry)
+            for id, group in enumerate(rounds, 1):
+                for who in group:
+                    ledger.sent(who, "/a", id, id)
+            await ledger.flush()
+
+            events = [(event.first, event.recipient) for _, _, events in await _batches(engine) for event in events]
+
+            assert events == [(id, who.name) for id, group in enumerate(rounds, 1) for who in group]
+
+    asyncio.run(scenario())
+
+
 async def test_batches_of_an_epoch_are_numbered_without_a_gap_between_open_and_close() -> None:
     async with MemoryEngine() as engine:
         for _ in range(2):
