@@ -67,7 +67,7 @@ KEEP_LEAST_SECONDS: Final = 1
 """Youngest age for `log.keep`: nothing, or less than that, is a slip that empties the log. Under it: refused."""
 
 KEEP_LEAST_BYTES: Final = 1024
-"""Smallest size for `log.keep`, for the same reason."""
+"""Smallest size for `log.keep`, for the same reason. Under it: refused."""
 
 ERASE_IDS: Final = 1_000
 """Ids of one request to erase: each is looked up, and all are one entry of `/_erased`. Over it: 413."""

@@ -10,7 +10,7 @@ from penstock.server.exchange import Request, Response
 from penstock.server.routing import STREAM, WHOLE, Route
 from penstock.testing import wait_until_async
 from penstock.wire.http import chunk
-from tests.server.wires import Site, Wire, live_route, on_uvloop, request, site
+from tests.server.wires import Site, Wire, live_route, on_uvloop, request, site, slow_route
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
@@ -103,12 +103,7 @@ async def test_a_streamed_body_may_have_a_time_of_its_own_or_none() -> None:
 @on_uvloop
 async def test_a_future_has_a_deadline_and_is_left_alone_after_it() -> None:
     futures: list[asyncio.Future[Response]] = []
-
-    def slow(request: Request) -> asyncio.Future[Response]:
-        futures.append(asyncio.get_running_loop().create_future())
-        return futures[-1]
-
-    async with site([Route("GET", "/slow", slow)], manual=True, request_timeout=30) as place:
+    async with site([slow_route(futures)], manual=True, request_timeout=30) as place:
         assert place.timer is not None
         peer = await place.connect()
         peer.send(request("GET", "/slow") + request("GET", "/hello"))
@@ -127,12 +122,7 @@ async def test_a_future_has_a_deadline_and_is_left_alone_after_it() -> None:
 @on_uvloop
 async def test_a_future_that_comes_before_its_requests_body_has_a_deadline_too() -> None:
     futures: list[asyncio.Future[Response]] = []
-
-    def slow(request: Request) -> asyncio.Future[Response]:
-        futures.append(asyncio.get_running_loop().create_future())
-        return futures[-1]
-
-    async with site([Route("POST", "/slow", slow, STREAM(100))], manual=True, request_timeout=30) as place:
+    async with site([slow_route(futures, "POST", STREAM(100))], manual=True, request_timeout=30) as place:
         assert place.timer is not None
         peer = await place.connect()
         peer.send(request("POST", "/slow", "Content-Length: 3"))

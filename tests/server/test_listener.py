@@ -22,7 +22,7 @@ from penstock.testing import wait_until_async
 from penstock.wire.http import chunk
 from tests.server.certificates import make_certificate, trusting
 from tests.server.test_websocket import Echo, echo_route
-from tests.server.wires import Wire, live_route, on_uvloop, request, site
+from tests.server.wires import Wire, live_route, on_uvloop, request, site, slow_route
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound to it here
 
@@ -283,12 +283,7 @@ async def test_a_drain_finishes_what_was_begun() -> None:
     wait: list[asyncio.Future[Response]] = []
     wires: list[Wire] = []
     owners: list[Echo] = []
-
-    def slow(request: Request) -> asyncio.Future[Response]:
-        wait.append(asyncio.get_running_loop().create_future())
-        return wait[0]
-
-    routes = [Route("GET", "/slow", slow), live_route(wires), echo_route(owners)]
+    routes = [slow_route(wait), live_route(wires), echo_route(owners)]
     async with site(routes) as place:
         idle, busy, live = [await place.connect() for _ in range(3)]
         assert (await idle.get("/hello")).status == 200

@@ -14,7 +14,7 @@ from penstock.limits import PIPELINED_BYTES, UNREAD_BODY_BYTES
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import NONE, STREAM, WHOLE, Route
 from penstock.testing import wait_until_async
-from tests.server.wires import on_uvloop, request, site
+from tests.server.wires import on_uvloop, request, site, slow_route
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
@@ -134,12 +134,7 @@ async def test_answers_come_in_the_order_of_the_requests() -> None:
 @on_uvloop
 async def test_a_peer_that_has_said_all_still_gets_its_answers() -> None:
     done: list[asyncio.Future[Response]] = []
-
-    def slow(request: Request) -> asyncio.Future[Response]:
-        done.append(asyncio.get_running_loop().create_future())
-        return done[-1]
-
-    async with site([Route("GET", "/slow", slow)]) as place:
+    async with site([slow_route(done)]) as place:
         peer = await place.connect()
         peer.send(request("GET", "/slow") + request("GET", "/hello"))
         peer.writer.write_eof()
@@ -276,7 +271,6 @@ def test_how_the_bytes_are_cut_does_not_matter(paths: list[str], bodies: list[by
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.only_plain("TLS has no half-close")
 @given(st.binary(min_size=1, max_size=400))
 @settings(max_examples=60)
 def test_garbage_gets_an_answer_or_the_door(garbage: bytes) -> None:
@@ -286,7 +280,7 @@ def test_garbage_gets_an_answer_or_the_door(garbage: bytes) -> None:
             for raw in (garbage, b"POST /seen/a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + garbage):
                 peer = await place.connect()
                 peer.send(raw)
-                peer.writer.write_eof()
+                peer.finish()
                 told = await peer.rest()
                 assert not told or told.startswith(b"HTTP/1.1 ")
                 assert b"HTTP/1.1 500" not in told
@@ -378,7 +372,6 @@ async def test_a_streamed_body_comes_as_it_is_sent() -> None:
         assert [(await peer.answer()).body for _ in range(2)] == [b"onetwothree", b'{"hello":"world"}']
 
 
-@pytest.mark.only_plain("the client's TLS layer takes everything at once")
 @on_uvloop
 async def test_a_slow_reader_of_a_body_stops_its_sender() -> None:
     # Given a handler that reads nothing until it is told to
@@ -398,6 +391,7 @@ async def test_a_slow_reader_of_a_body_stops_its_sender() -> None:
         counters = place.listener.counters
         # When a large body is sent
         peer.send(request("POST", "/upload", f"Content-Length: {size}") + b"x" * size)
+        await place.connections_are(1)
         connection = next(iter(place.listener._service.connections))
         await wait_until_async(lambda: connection._paused)
         # Then the server stops taking it in

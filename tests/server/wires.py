@@ -15,7 +15,7 @@ import uvloop
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.flush import Outlet
 from penstock.server.listener import Listener
-from penstock.server.routing import Route, Router
+from penstock.server.routing import NONE, Body, Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.wheel import Wheel
 from penstock.testing import wait_until_async
@@ -135,6 +135,13 @@ class Peer:
         self.send(request("GET", path, *headers))
         return await self.answer()
 
+    def finish(self) -> None:
+        """Say that no more comes. TLS has no half-close: there it is to leave, after what was sent."""
+        if self.writer.can_write_eof():
+            self.writer.write_eof()
+        else:
+            self.writer.close()
+
     def leave(self) -> None:
         """Close the connection, as a client that ends does."""
         self.writer.transport.abort()
@@ -228,3 +235,13 @@ def live_route(wires: list[Wire], *, watch: bool = False, path: str = "/live") -
         return LIVE
 
     return Route("GET", path, live)
+
+
+def slow_route(futures: list[asyncio.Future[Response]], method: str = "GET", body: Body = NONE) -> Route:
+    """A route whose answers are futures that it adds to the list."""
+
+    def slow(request: Request) -> asyncio.Future[Response]:
+        futures.append(asyncio.get_running_loop().create_future())
+        return futures[-1]
+
+    return Route(method, "/slow", slow, body)
