@@ -40,6 +40,7 @@ class Group:
 GROUPS = (
     Group("fast", 2, processes=2),
     Group("doors", 6, processes=2),
+    Group("bystander", 4),
     Group("faults", 6, (("strace", "strace"), ("nginx", "nginx"))),
     Group("cluster", 4),
     Group("spark", 8, (("java", "openjdk-17-jre-headless"),)),
