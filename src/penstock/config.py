@@ -52,11 +52,13 @@ class ServerSettings:
     )
     request_timeout: float = setting(30.0, "From a request's head to the beginning of its answer.", unit="s")
     head_timeout: float = setting(
-        10.0, "For a request's head to arrive: a slower peer is holding a slot open.", unit="s"
+        10.0, "For a request's head, from its first byte: a slower peer is holding a slot open.", unit="s"
     )
     body_timeout: float = setting(30.0, "In each such span 1 KiB of a body must come.", unit="s")
     idle_timeout: float = setting(
-        75.0, "Keep-alive without a request. Above the 60 s of common proxies, so that they close first.", unit="s"
+        75.0,
+        "Without a byte of a request, also before the first. Above the 60 s of common proxies: they close first.",
+        unit="s",
     )
     stall_timeout: float = setting(
         30.0, "A subscriber that takes no byte for so long is cut; it resumes at its cursor.", unit="s"

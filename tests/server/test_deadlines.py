@@ -43,15 +43,34 @@ async def test_who_says_nothing_is_let_go() -> None:
         silent, idle = await place.connect(), await place.connect()
         await idle.get("/hello")
         await place.connections_are(2)
-        place.timer.advance(11)
+        place.timer.advance(71)
+        assert (await idle.get("/hello")).status == 200
+        place.timer.advance(5)
         assert await silent.rest() == b""
         await place.connections_are(1)
-        place.timer.advance(60)
-        assert (await idle.get("/hello")).status == 200
-        place.timer.advance(70)
+        place.timer.advance(65)
         assert place.connections == 1
         place.timer.advance(6)
         assert await idle.rest() == b""
+
+
+@on_uvloop
+async def test_the_time_of_a_head_counts_from_its_first_byte() -> None:
+    """A client that connects ahead may be silent for longer than a head may take."""
+    async with site(manual=True, head_timeout=10, idle_timeout=75) as place:
+        assert place.timer is not None
+        ahead, slow = await place.connect(), await place.connect()
+        await place.connections_are(2)
+        place.timer.advance(60)
+        assert (await ahead.get("/hello")).status == 200
+        counters = place.listener.counters
+        before = counters.bytes_in
+        slow.send(b"GET")
+        await wait_until_async(lambda: counters.bytes_in == before + 3)
+        place.timer.advance(9)
+        assert place.connections == 2
+        place.timer.advance(2)
+        assert (await slow.answer()).status == 408
 
 
 @on_uvloop

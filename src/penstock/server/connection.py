@@ -38,14 +38,13 @@ _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Pha
 class Connection(Answering, asyncio.BaseProtocol):
     """One peer."""
 
-    __slots__ = ("_address", "_asked", "_looked", "_mark", "_paused", "_peer", "_trusted")
+    __slots__ = ("_address", "_looked", "_mark", "_paused", "_peer", "_trusted")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._address: str | None = None  # under which it is counted; None while it is not
         self._peer = ""
         self._trusted = False
-        self._asked = False  # a request was here: its silence is idle, not slow
         self._looked = 0  # bytes of the buffer that were searched for the end of a head
         self._paused = False
         self._mark = 0  # bytes received or pending when the wheel was armed: has anything moved since?
@@ -75,8 +74,8 @@ class Connection(Answering, asyncio.BaseProtocol):
         if not secure:
             self.borrow()
         self.phase = _PROXY if service.settings.proxy_protocol and self._trusted else _IDLE
-        # A connection that never says anything is as slow as a slow head.
-        service.wheel.arm(self, service.settings.head_timeout)
+        # A client may connect ahead of what it will ask: until its first byte it is idle, not slow.
+        self._arm_for_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:
         live = self.phase is _LIVE or self.phase is _SOCKET
@@ -223,6 +222,7 @@ class Connection(Answering, asyncio.BaseProtocol):
             return False
         self._buffer = self._buffer[header.size :]
         self.phase = _IDLE
+        self._arm_for_phase()  # the proxy has spoken, its client may be ahead of what it will ask
         if header.address:
             return self._stand_for(header.address)
         return True
@@ -397,7 +397,7 @@ class Connection(Answering, asyncio.BaseProtocol):
 
     def _ready_for_next(self) -> None:
         self.phase = _IDLE
-        self._keep_alive = self._asked = True
+        self._keep_alive = True
         if self.stuck:
             self._arm_for_phase()
         else:
@@ -445,7 +445,7 @@ class Connection(Answering, asyncio.BaseProtocol):
             self._mark = self._intake.received
             return self._intake.timeout
         if self.phase is _IDLE:
-            return settings.idle_timeout if self._asked else settings.head_timeout
+            return settings.idle_timeout
         if self.phase is _SOCKET:
             return self._socket_deadline(cast("WebSocket", self.tap))
         if self._request is not None:
