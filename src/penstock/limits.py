@@ -286,3 +286,7 @@ CONTENT_TYPE_BYTES: Final = 256
 
 CHANGES_SEGMENTS: Final = 1_000
 """Messages of `_changes` that are kept: a burst of channels must not outrun who reads it. Over it: the oldest go."""
+
+SEGMENTS_AHEAD: Final = 5
+"""Numbers beyond the head that a Trickle publisher may connect to: as many as the original keeps at all. Whoever cuts
+segments has a few on their way, and one that was lost must not cost the next. Over it: 409 `seq_gap`."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
 from penstock.testing import RunningServer, require_program, start_server, wait_until, wait_until_async
 from tests.doors.trickle_client import delete, get, made, new_channel, path, post, readers
+from tests.server.api import ask
 
 GET_BODY = b"\x00\x01binary\xff" * 1000
 
@@ -56,6 +59,12 @@ def test_http_client_publishes_in_chunks_and_reads_on_one_connection(server: Run
         answer = connection.getresponse()
         assert (answer.status, answer.read()) == (200, b"one-two-%d" % seq)
     connection.close()
+
+
+def connections(server: RunningServer) -> float:
+    """How many the server has, with the one that asks."""
+    lines = ask(server, "GET", "/metrics").body.decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("penstock_connections "))
 
 
 class Feed:
@@ -108,6 +117,41 @@ async def test_aiohttp_in_the_ways_of_pytrickle(server: RunningServer) -> None:
             assert delete(server, channel).status == 200
             await reading
     assert got == [b"first", b"piece-1", b"piece-2", "end 200"]
+
+
+async def test_aiohttp_that_connects_ahead_and_is_silent_loses_nothing(tmp_path: Path) -> None:
+    """Since 3.12 it holds the head back until there is a first byte: all the server sees is a connection."""
+    with start_server(tmp_path / "data", trickle_autocreate=True, server_head_timeout=0.5) as server:
+        channel, feed = new_channel(), Feed()
+        headers = {"Authorization": f"Bearer {server.admin_token}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            opened = connections(server)
+            posting = asyncio.create_task(session.post(server.url + path(channel, 0), data=feed).__aenter__())
+            await wait_until_async(lambda: connections(server) > opened)
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as slow:
+                slow.sendall(b"GET")  # begins a head after the other connected, and does not end it
+                assert await asyncio.to_thread(slow.recv, 12) == b"HTTP/1.1 408"
+            for piece in (b"first, ", b"second", None):
+                await feed.pieces.put(piece)
+            answer = await posting
+            assert answer.status == 200
+            answer.release()
+        assert get(server, channel, 0).body == b"first, second"
+
+
+@pytest.mark.parametrize("stop", ["gracefully", "with kill -9"])
+async def test_a_publisher_that_counts_on_is_taken_after_a_restart(tmp_path: Path, stop: str) -> None:
+    with start_server(tmp_path / "data", trickle_autocreate=True) as server:
+        channel = new_channel()
+        for seq in range(3):
+            assert post(server, channel, seq, b"%d" % seq).status == 200
+        if stop == "with kill -9":
+            server.kill()
+        server.restart()
+
+        for seq in (3, 4, 5):
+            assert post(server, channel, seq, b"%d" % seq).status == 200
+        assert [get(server, channel, seq).body for seq in (3, 4, 5, -2)] == [b"3", b"4", b"5", b"5"]
 
 
 async def test_aiohttp_jumps_to_the_live_edge_after_470(server: RunningServer) -> None:

@@ -15,7 +15,9 @@ from penstock.testing import RunningServer, start_server, wait_until
 from tests.doors.trickle_client import (
     Get,
     Post,
+    Raw,
     create,
+    cut_off,
     delete,
     get,
     head_of,
@@ -271,9 +273,34 @@ def test_an_older_seq_never_moves_the_head_back(server: RunningServer) -> None:
 
 def test_numbers_must_not_be_left_out(server: RunningServer) -> None:
     channel = made(server)
+    post(server, channel, 0, b"x")
 
-    assert post(server, channel, 2, b"x").code == "seq_gap"
-    assert head_of(server, channel) == 0
+    assert [post(server, channel, seq, body).code for seq in (3, 6, 7) for body in (b"x", b"")] == ["seq_gap"] * 6
+    assert head_of(server, channel) == 1
+    assert get(server, channel, 6).status == 470  # nothing is left of what was refused
+
+
+def test_publishers_connect_ahead_and_a_lost_segment_costs_no_other(server: RunningServer) -> None:
+    channel = made(server)
+    post(server, channel, 0, b"x")
+    with Post(server, channel, 2) as second, Post(server, channel, 3) as third:  # 1 was lost
+        second.send(b"two")
+        assert second.end().status == 200
+        third.send(b"three")
+        assert third.end().status == 200
+    assert post(server, channel, 4, b"four").status == 200
+    assert [get(server, channel, seq).body for seq in (2, 3, 4)] == [b"two", b"three", b"four"]
+
+
+def test_a_channel_without_history_takes_the_number_that_comes(server: RunningServer) -> None:
+    channel = made(server)
+    newest, first = waiting(server, channel, -2, 0)
+    with newest, first:
+        assert post(server, channel, 37, b"live").headers[SEQ] == "37"
+        assert (newest.head(), newest.headers[SEQ], newest.rest()) == (200, "37", b"live")
+        assert (first.head(), first.headers[LATEST]) == (470, "37")
+    assert head_of(server, channel) == 38
+    assert post(server, made(server, record="true"), 37, b"live").code == "seq_gap"
 
 
 def test_a_second_writer_gets_409_while_the_first_is_active_and_may_reset(server: RunningServer) -> None:
@@ -305,8 +332,38 @@ def test_a_request_that_is_refused_makes_no_channel(server: RunningServer) -> No
     channel = new_channel()
 
     assert post(server, channel, "x", b"x").status == 400
+    assert post(server, channel, -2, b"x").body == b"Invalid idx\n"
     assert post(server, channel, 0, b"x", Content_Type="x" * 300).status == 400
+    assert post(server, channel, 0, b"x", Lp_Trickle_Offset="7").code == "offset_beyond"
+    too_large = {"Content-Length": "99999999"}
+    with Raw(server, request(server, "POST", path(channel, 0), too_large)) as large:
+        assert large.head() == 413
     assert get(server, channel, "next").status == 404
+
+
+def test_a_segment_without_a_byte_that_fails_makes_no_channel_either(server: RunningServer) -> None:
+    broken, lost, late = new_channel(), new_channel(), new_channel()
+    with Post(server, broken, 0) as posting:
+        posting.socket.sendall(b"zz\r\n")
+        assert posting.head() == 400
+    with Post(server, lost, 0):
+        wait_until(lambda: get(server, lost, "next").status == 200)
+    with Post(server, late, 0) as posting:
+        assert posting.head() == 408
+    for channel in (broken, lost, late):
+        wait_until(lambda channel=channel: get(server, channel, "next").status == 404)  # type: ignore[misc]
+
+
+def test_unknown_parameters_are_passed_over(server: RunningServer) -> None:
+    channel = new_channel()
+
+    assert create(server, channel, new="1").status == 200
+    assert ask(server, "POST", path(channel, 0), b"x", token_in_url="?").status == 200
+    assert get(server, channel, 0, rand="0.1").body == b"x"
+    assert get(server, channel, "next", rand="0.1").body == b"1"
+    assert ask(server, "DELETE", path(channel, 0), None, x="y").status == 200
+    assert ask(server, "DELETE", path(channel), None, x="y").status == 200
+    assert create(server, channel, segments="many").status == 400
 
 
 def test_negative_numbers_never_hang_or_crash(server: RunningServer) -> None:
@@ -347,8 +404,11 @@ def test_a_segment_over_its_limit_is_413_and_ends(server: RunningServer) -> None
     assert post(server, channel, 0, b"x" * 1001).status == 413
     with Post(server, channel, 0, b"x" * 600, b"y" * 600) as posting, reader:
         assert posting.head() == 413
-        assert (reader.head(), reader.rest()) == (200, b"x" * 600)
+        assert cut_off(reader)
     assert post(server, channel, 0, b"x").code == "segment_closed"
+    late = get(server, channel, 0)
+    assert (late.status, late.headers[SEQ], late.headers[LATEST]) == (470, "0", "1")
+    assert post(server, channel, 1, b"next").status == 200
 
 
 def test_too_many_channels_and_readers_are_503(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -396,8 +456,18 @@ def test_a_segment_whose_publisher_is_gone_ends(hasty: RunningServer) -> None:
     [reader] = waiting(hasty, channel, 0)
     with reader:
         with Post(hasty, channel, 0, b"half"):
-            assert reader.head() == 200
-        assert reader.rest() == b"half"
+            assert (reader.head(), reader.chunk()) == (200, b"half")
+        assert cut_off(reader)
+    late = get(hasty, channel, 0)
+    assert (late.status, late.headers[LATEST], late.headers["lp-trickle-oldest"]) == (470, "1", "1")
+
+
+def test_a_number_that_was_given_up_is_missing_for_who_waited(hasty: RunningServer) -> None:
+    channel = made(hasty)
+    post(hasty, channel, 0, b"zero")
+    post(hasty, channel, 2, b"two")
+    with waiting(hasty, channel, 1)[0] as reader:
+        assert (reader.head(), reader.headers[SEQ], reader.headers[LATEST]) == (470, "1", "2")
 
 
 def test_the_idle_sweep_counts_every_byte(hasty: RunningServer) -> None:
@@ -414,124 +484,6 @@ def test_the_idle_sweep_counts_every_byte(hasty: RunningServer) -> None:
         assert posting.end().status == 200
 
 
-# ── ends ───────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_deleting_a_segment_that_is_only_connected_to(server: RunningServer) -> None:
-    channel = made(server)
-    [reader] = waiting(server, channel, 0)
-    with Post(server, channel, 0) as posting, reader:
-        assert wait_until(lambda: delete(server, channel, 0).status == 200)
-        assert (posting.head(), posting.headers[SEQ], posting.headers["connection"]) == (200, "0", "close")
-        assert (reader.head(), reader.headers["content-length"], reader.headers[SEQ]) == (200, "0", "0")
-    assert head_of(server, channel) == 1
-
-
-def test_deleting_a_segment_in_the_middle_tells_its_publisher(server: RunningServer) -> None:
-    """In the original the publisher goes on and is told that all went well."""
-    channel = made(server)
-    with Post(server, channel, 0, b"half") as posting:
-        with Get(server, channel, 0).opened() as reader:
-            assert reader.chunk() == b"half"
-            assert delete(server, channel, 0).status == 200
-            assert reader.chunk() == b""
-        assert posting.head() == 409
-    assert delete(server, channel, 0).status == 200
-    assert delete(server, channel, 7).body == b"Nonexistent segment\n"
-    assert get(server, channel, 0).body == b"half"
-
-
-def test_closing_a_channel_reaches_everybody(server: RunningServer) -> None:
-    channel = made(server)
-    with (
-        Post(server, channel, 0, b"half") as mid,
-        Get(server, channel, 0).opened() as middle,
-        Post(server, channel, 1) as ahead,
-        waiting(server, channel, 1)[0] as edge,
-    ):
-        assert middle.chunk() == b"half"
-
-        assert delete(server, channel).status == 200
-
-        assert middle.chunk() == b""
-        assert (edge.head(), edge.headers[CLOSED], edge.headers[SEQ]) == (200, "terminated", "1")
-        assert (ahead.head(), ahead.headers[CLOSED], ahead.headers["connection"]) == (200, "terminated", "close")
-        assert (mid.head(), mid.headers[CLOSED]) == (409, "terminated")
-    assert get(server, channel, "next").status == 404
-    assert get(server, channel, 1).status == 404
-    assert delete(server, channel).status == 400
-
-
-def test_a_reader_that_was_one_behind_at_the_close_gets_the_tail(server: RunningServer) -> None:
-    """In the original the tail is lost."""
-    channel = made(server)
-    post(server, channel, 0, b"tail")
-    delete(server, channel)
-
-    assert get(server, channel, 0).body == b"tail"
-    assert get(server, channel, 1).status == 404
-
-
-def test_a_segment_without_a_byte_is_not_the_end_of_a_closed_channel(server: RunningServer) -> None:
-    channel = made(server)
-    for body in (b"zero", b"", b"two"):
-        post(server, channel, -1, body)
-    delete(server, channel)
-
-    empty = get(server, channel, 1)
-    assert (empty.status, empty.body, empty.headers[SEQ], CLOSED in empty.headers) == (200, b"", "1", False)
-    assert get(server, channel, 2).body == b"two"
-    assert get(server, channel, 3).status == 404
-
-
-def test_a_reader_of_a_number_that_was_left_out_is_not_told_that_the_channel_ends_there(server: RunningServer) -> None:
-    channel = made(server)
-    post(server, channel, 0, b"zero")
-    post(server, channel, 2, b"two")
-    with waiting(server, channel, 1)[0] as reader:
-        delete(server, channel)
-
-        assert (reader.head(), reader.headers[SEQ], CLOSED in reader.headers) == (200, "1", False)
-    assert get(server, channel, 2).body == b"two"
-
-
-def test_a_channel_made_anew_begins_anew(server: RunningServer) -> None:
-    channel = made(server)
-    post(server, channel, 0, b"old")
-    delete(server, channel)
-
-    create(server, channel)
-
-    assert head_of(server, channel) == 0
-    post(server, channel, 0, b"new")
-    assert get(server, channel, 0).body == b"new"
-
-
-def test_reset_frees_the_readers_of_a_dead_publisher(server: RunningServer) -> None:
-    channel = made(server)
-    with Post(server, channel, 0, b"Hello") as old, Get(server, channel, 0).opened() as reader:
-        assert reader.chunk() == b"Hello"
-
-        answer = post(server, channel, -1, b"after-reset", Lp_Trickle_Reset="1")
-
-        assert (answer.status, answer.headers[SEQ]) == (200, "1")
-        assert reader.chunk() == b""
-        assert old.head() == 409
-    assert [get(server, channel, seq).body for seq in (0, 1)] == [b"Hello", b"after-reset"]
-
-
-def test_a_slot_that_is_reused_frees_the_readers_of_the_old_one(server: RunningServer) -> None:
-    """In the original they hang for ever, past the end of the channel."""
-    channel = made(server)
-    with Post(server, channel, 0, b"half"):
-        reader = Get(server, channel, 0).opened()
-        assert reader.chunk() == b"half"
-    with reader:
-        for seq in range(1, 7):
-            post(server, channel, seq, b"x")
-        assert reader.chunk() == b""
-
-
 # ── HTTP ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -543,6 +495,16 @@ def test_http_1_0_gets_raw_bytes_and_the_end_of_the_connection(server: RunningSe
         assert reader.head() == 200
         assert "transfer-encoding" not in reader.headers
         assert reader.rest() == b"raw"
+
+
+def test_a_cut_shows_also_where_the_end_of_the_connection_is_the_end_of_the_body(hasty: RunningServer) -> None:
+    channel = made(hasty)
+    with Get(hasty, channel, 0, version="1.0") as reader:
+        wait_until(lambda: readers(hasty, channel) == 1)
+        with Post(hasty, channel, 0, b"half"):
+            assert (reader.head(), reader.file.read(4)) == (200, b"half")
+        with pytest.raises(ConnectionResetError):
+            reader.file.read()
 
 
 def test_head_waits_and_answers_like_get_without_a_body(server: RunningServer) -> None:

@@ -86,6 +86,11 @@ def test_a_number_that_was_given_up_is_an_empty_entry_with_the_reason(server: Ru
         (0, "half", {"end": "abandoned"}),
         (1, "whole", None),
     ]
+    delete(server, channel)  # from now on it is read from the log
+    late = get(server, channel, 0)
+    assert (late.status, late.headers[LATEST]) == (470, "1")
+    assert get(server, stream_of(channel), 0).status == 470
+    assert get(server, channel, 1).body == b"whole"
 
 
 def test_a_large_segment_is_one_index_and_every_byte_of_it_comes_back(server: RunningServer) -> None:
@@ -135,7 +140,7 @@ def test_epochs_are_counted_on_by_channels_that_are_not_recorded(server: Running
     delete(server, channel)
     assert create(server, channel).headers["lp-trickle-epoch"] == "2"
     delete(server, channel)
-    assert get(server, channel, 0).status == 404
+    assert get(server, channel, 0).headers[CLOSED] == "terminated"
 
     assert create(server, channel, record="true").headers["lp-trickle-epoch"] == "3"
 

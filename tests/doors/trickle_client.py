@@ -174,6 +174,14 @@ class Get(Raw):
         return self
 
 
+def cut_off(reader: Raw) -> bool:
+    """The connection ends, and the body does not."""
+    try:
+        return b"0\r\n\r\n" not in reader.file.read()
+    except ConnectionResetError:
+        return True
+
+
 def waiting(server: RunningServer, channel: str, *seqs: object) -> list[Get]:
     """Readers that wait, each for its segment."""
     before = readers(server, channel)

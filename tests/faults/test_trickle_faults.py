@@ -402,6 +402,41 @@ async def test_a_channel_has_one_owner_and_every_node_knows_it(tmp_path: Path, d
     await expect(a_channel_has_one_owner_and_every_node_knows_it(tmp_path, door), holds)
 
 
+class PoliteReading(Reading):
+    """Ends a segment that was cut as any other."""
+
+    def moved(self) -> None:
+        end, self._segment.end = self._segment.end, self._segment.end and "complete"
+        super().moved()
+        self._segment.end = end
+
+
+async def what_was_cut_looks_cut_through_every_node(tmp_path: Path, door: Door) -> None:
+    async with two_nodes(tmp_path, door) as (one, two, _):
+        assert await one.ask("POST", "ch") == 200
+        posting = await two.post("ch", 0, b"half")
+        readers = [await node.get("ch", 0) for node in (one, two)]
+        for reader in readers:
+            assert await reader.head() == 200
+            assert await reader.reader.readexactly(9) == b"4\r\nhalf\r\n"
+        posting.cut()
+        channel = one.door.channels.get("ch")
+        assert channel is not None
+        await wait_until_async(lambda: not any(segment.writer for segment in channel))
+        one.advance(12)
+        for reader in readers:
+            rest = await asyncio.gather(reader.rest(), return_exceptions=True)
+            assert isinstance(rest[0], ConnectionError | asyncio.IncompleteReadError), rest
+        for node in (one, two):
+            late = await node.get("ch", 0)
+            assert (await late.head(), late.headers["lp-trickle-latest"]) == (470, "1")
+
+
+@pytest.mark.parametrize(("door", "holds"), [(Trickle, True), (door_with(reading=PoliteReading), False)])
+async def test_what_was_cut_looks_cut_through_every_node(tmp_path: Path, door: Door, holds: bool) -> None:
+    await expect(what_was_cut_looks_cut_through_every_node(tmp_path, door), holds)
+
+
 class ExpectingNothing(Recorder):
     def _batch(self, segment: Segment) -> Batch:
         return msgspec.structs.replace(super()._batch(segment), expect=None)

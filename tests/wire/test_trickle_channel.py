@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.wire.trickle import SeqInvalid
-from penstock.wire.trickle_channel import TOO_SLOW, Channel, Keep, Segment, WriteRefused, content
+from penstock.wire.trickle_channel import ABANDONED, TOO_SLOW, Channel, Keep, Segment, WriteRefused, content
 
 ROOMY = Keep(5, 10_000, 0)
 
@@ -30,7 +30,7 @@ class Eye:
 
     def __init__(self, channel: Channel, segment: Segment, *, blocked: bool = False) -> None:
         self.channel, self.segment, self.blocked = channel, segment, blocked
-        self.got, self.at, self.ended, self.reason = b"", 0, False, ""
+        self.got, self.at, self.ended, self.cut, self.reason = b"", 0, False, False, ""
         segment.readers[self] = None
         self.moved()
 
@@ -41,11 +41,15 @@ class Eye:
             framed, self.at = self.segment.piece(self.at)
             self.got += content(framed)
         if self.segment.end:
-            self.ended = True
+            self.ended, self.cut = True, self.segment.cut
             self.channel.release(self.segment, self)
 
     def dropped(self, reason: str) -> None:
         self.reason = reason
+
+    def renumbered(self, segment: Segment) -> None:
+        self.segment = segment
+        segment.readers[self] = None
 
 
 def channel_at(head: int = 0, keep: Keep = ROOMY, **options: bool) -> Channel:
@@ -55,9 +59,13 @@ def channel_at(head: int = 0, keep: Keep = ROOMY, **options: bool) -> Channel:
 def publish(channel: Channel, body: bytes = b"x", seq: int = -1, now: float = 0.0) -> int:
     pen = Pen()
     segment = channel.take(seq, pen, now)
-    if body:
-        channel.write(segment, body, now)
-    channel.finish(segment, now)
+    try:
+        if body:
+            channel.write(segment, body, now)
+        channel.finish(segment, now)
+    except WriteRefused:
+        channel.leave(segment, pen, now)
+        raise
     return segment.seq
 
 
@@ -142,8 +150,102 @@ def test_numbers_are_not_left_out() -> None:
     channel = channel_at(3)
 
     assert refusal(lambda: publish(channel, seq=5)) == "seq_gap"
+    assert refusal(lambda: publish(channel, b"", seq=5)) == "seq_gap"
     assert refusal(lambda: publish(channel, seq=10**12)) == "seq_gap"
+    assert channel.head == 3
     assert publish(channel_at(3, gaps=True), seq=10**12) == 10**12
+
+
+def test_publishers_may_connect_ahead_and_one_lost_segment_costs_no_other() -> None:
+    channel, pens = channel_at(3), [Pen() for _ in range(5)]
+    ahead = [channel.take(seq, pen, 0) for seq, pen in zip(range(4, 9), pens, strict=True)]
+    assert refusal(lambda: channel.take(9, Pen(), 0)) == "seq_gap"
+
+    for segment in ahead[:3]:  # 3 was lost
+        channel.write(segment, b"x", 0)
+    publish(channel, b"late", 3)  # and may still come
+    for segment in ahead[3:]:
+        channel.write(segment, b"x", 0)
+
+    assert channel.head == 9
+    assert not any(pen.reasons for pen in pens)
+
+
+def test_only_the_byte_that_would_make_a_gap_is_refused_and_changes_nothing() -> None:
+    channel, pen = channel_at(3), Pen()
+    ahead = channel.take(6, pen, 0)
+
+    assert refusal(lambda: channel.write(ahead, b"x", 0)) == "seq_gap"
+    assert refusal(lambda: channel.finish(ahead, 0)) == "seq_gap"
+    assert (channel.head, channel.size, ahead.begun) == (3, 0, False)
+
+    between = [channel.take(seq, Pen(), 0) for seq in (4, 5)]  # who is connected will come: 3 alone is left out
+    channel.write(ahead, b"x", 0)
+    channel.write(between[1], b"y", 0)
+    assert channel.head == 7
+
+
+def test_numbers_that_were_connected_to_and_left_are_forgotten() -> None:
+    channel = channel_at()
+    for seq in range(1000):
+        pen = Pen()
+        channel.leave(channel.take(seq * 10**9, pen, 0), pen, 0)
+
+    assert list(channel) == []
+
+
+def test_few_numbers_of_a_channel_without_history_can_be_connected_to_at_once() -> None:
+    channel = channel_at()
+    for seq in range(6):
+        channel.take(seq * 100, Pen(), 0)
+
+    assert refusal(lambda: channel.take(600, Pen(), 0)) == "seq_gap"
+
+
+def test_deleting_or_resetting_what_is_far_ahead_makes_no_gap() -> None:
+    channel, first, second = channel_at(3), Pen(), Pen()
+    channel.take(7, first, 0)
+    channel.take(6, second, 0)
+
+    assert channel.delete(7, 0)
+    channel.take(8, Pen(), 0, reset=True)
+
+    assert (channel.head, first.reasons, second.reasons) == (3, ["deleted"], ["reset"])
+
+
+# ── a channel without history ──────────────────────────────────────────────────────────────────
+
+
+def test_a_channel_without_history_takes_the_number_that_comes() -> None:
+    channel = channel_at()
+
+    assert publish(channel, b"x", 37) == 37
+    assert publish(channel, b"x") == 38
+    assert refusal(lambda: publish(channel, b"x", 36)) == "segment_closed"
+    assert refusal(lambda: publish(channel, b"x", 41)) == "seq_gap"
+    assert refusal(lambda: publish(channel_at(anywhere=False), b"x", 37)) == "seq_gap"
+
+
+def test_who_waits_for_the_first_segment_hears_which_one_it_is() -> None:
+    channel = channel_at()
+    first, second = read(channel, 0), read(channel, -1)
+    assert first is not None
+    assert second is not None
+
+    publish(channel, b"thirty-seven", 37)
+
+    assert (first.got, second.got, first.segment.seq) == (b"thirty-seven", b"thirty-seven", 37)
+    assert [segment.seq for segment in channel] == [37]
+
+
+def test_publishers_that_come_back_in_the_wrong_order_lose_nothing() -> None:
+    channel = channel_at()
+    early, late = channel.take(7, Pen(), 0), channel.take(8, Pen(), 0)
+
+    channel.write(late, b"8", 0)
+    channel.write(early, b"7", 0)
+
+    assert (channel.head, [segment.body() for segment in channel]) == (9, [b"7", b"8"])
 
 
 @pytest.mark.parametrize("asked", [-2, -5, -(2**62)])
@@ -255,9 +357,38 @@ def test_a_segment_nobody_writes_ends_after_a_while_but_the_next_one_waits() -> 
     assert not eye.ended
     channel.sweep(16, 10)
 
-    assert eye.ended
+    assert (eye.ended, eye.cut) == (True, True)
     assert edge is not None
     assert not edge.ended
+
+
+@pytest.mark.parametrize(
+    ("end", "cut"),
+    [
+        ("complete", False), ("deleted", False), ("reset", False), ("closed", False),
+        ("abandoned", True), ("evicted", True), ("oversized", True),
+    ],
+)  # fmt: skip
+def test_what_ended_by_nobodys_wish_is_cut(end: str, cut: bool) -> None:
+    channel = channel_at()
+    segment = channel.take(0, Pen(), 0)
+    channel.write(segment, b"half", 0)
+
+    channel.finish(segment, 0, end)
+
+    assert segment.cut is cut
+
+
+def test_a_channel_that_is_closed_without_anybodys_word_cuts_what_was_begun() -> None:
+    channel = channel_at()
+    channel.write(channel.take(0, Pen(), 0), b"half", 0)
+    begun, edge = read(channel, 0), read(channel, 1)
+    assert begun is not None
+    assert edge is not None
+
+    channel.close(0, ABANDONED)
+
+    assert (begun.cut, edge.ended, edge.cut) == (True, True, False)
 
 
 # ── the window ─────────────────────────────────────────────────────────────────────────────────
@@ -271,7 +402,7 @@ def test_the_window_is_bounded_by_count_and_a_segment_that_leaves_it_ends() -> N
     for _ in range(5):
         publish(channel)
 
-    assert (eye.ended, dead.reasons) == (True, ["evicted"])
+    assert (eye.ended, eye.cut, dead.reasons) == (True, True, ["evicted"])
     assert read(channel, 0) is None
     assert [eye.got for seq in range(1, 6) if (eye := read(channel, seq))] == [b"x"] * 5
     assert channel.size == 5
@@ -368,8 +499,17 @@ class Against(RuleBasedStateMachine):
         self.open: dict[int, tuple[Segment, Pen]] = {}
         self.eyes: list[Eye] = []
         self.head = 0
+        self.passed = False  # something was written
 
-    @rule(asked=st.integers(-3, 8))
+    @property
+    def blank(self) -> bool:
+        return not self.passed
+
+    def left_out(self, seq: int) -> int:
+        """Numbers from the head to *seq* that nobody is connected to."""
+        return len(set(range(self.channel.head, seq)) - set(self.open))
+
+    @rule(asked=st.integers(-3, 30))
     def take(self, asked: int) -> None:
         pen = Pen()
         seq = self.channel.head if asked == -1 else asked
@@ -385,59 +525,73 @@ class Against(RuleBasedStateMachine):
             code = ""
             assert segment.seq == seq
             self.open[seq] = (segment, pen)
-        right = {
-            "segment_busy": busy,
-            "seq_gap": seq > self.channel.head + 1,
-            "segment_closed": seq < self.channel.head,
-        }
-        assert right.get(code, seq <= self.channel.head + 1 and not busy)
+        far = len(self.open) > 5 if self.blank else seq > self.channel.head + 5
+        right = {"segment_busy": busy, "seq_gap": far, "segment_closed": seq < self.channel.head}
+        assert right[code] if code else not (busy or (far and not self.blank))
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), body=st.binary(min_size=1, max_size=5))
+    @rule(data=st.data(), body=st.binary(max_size=5))
     def write(self, data: st.DataObject, body: bytes) -> None:
+        """Bytes, or without any the end."""
         seq = data.draw(st.sampled_from(sorted(self.open)))
-        self.channel.write(self.open[seq][0], body, 0)
-        self.written[seq] = self.written.get(seq, b"") + body
+        segment, gap = self.open[seq][0], not self.blank and self.left_out(seq) > 1
+        code = ""
+        try:
+            if body:
+                self.channel.write(segment, body, 0)
+            else:
+                self.channel.finish(segment, 0)
+                del self.open[seq]
+        except WriteRefused as error:
+            code = error.code
+        assert code == ("seq_gap" if gap and seq >= self.channel.head else "")
+        if not code:
+            self.passed = True
+            self.written[seq] = self.written.get(seq, b"") + body
         self._forget_cut()
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), crash=st.booleans())
-    def stop(self, data: st.DataObject, crash: bool) -> None:
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(sorted(self.open)))
         segment, pen = self.open.pop(seq)
-        if crash:
-            self.channel.leave(segment, pen, 0)
-        else:
-            self.channel.finish(segment, 0)
-            self.written.setdefault(seq, b"")
-        self._forget_cut()
+        self.channel.leave(segment, pen, 0)
 
-    @rule(asked=st.integers(-4, 9))
+    @rule(asked=st.integers(-4, 30))
     def join(self, asked: int) -> None:
         if eye := read(self.channel, asked):
             self.eyes.append(eye)
 
-    @rule(seq=st.integers(-1, 9))
+    @rule(seq=st.integers(-1, 30))
     def delete(self, seq: int) -> None:
+        before = self.channel.head
         self.channel.delete(seq, 0)
+        self.passed = self.passed or self.channel.head > before
         self._forget_cut()
+
+    @rule(patience=st.sampled_from([-1, 1]))
+    def sweep(self, patience: int) -> None:
+        self.channel.sweep(0, patience)
 
     def _forget_cut(self) -> None:
         for seq, (segment, pen) in list(self.open.items()):
             if pen.reasons:
-                assert segment.end
+                assert segment.end or not segment.begun
                 del self.open[seq]
 
     @invariant()
     def readers_have_exactly_what_was_written(self) -> None:
         for eye in self.eyes:
             assert eye.got == self.written.get(eye.segment.seq, b"")
+            assert eye.cut == (eye.segment.end in ("abandoned", "evicted", "oversized"))
 
     @invariant()
     def the_head_only_rises_and_the_window_is_bounded(self) -> None:
         assert self.channel.head >= self.head
         self.head = self.channel.head
-        assert sum(segment.begun for segment in self.channel) <= 4
+        begun = [segment.seq for segment in self.channel if segment.seq < self.head]
+        assert len(begun) <= 4
+        assert all(segment.writer or segment.readers or segment.seq < self.head for segment in self.channel)
         assert self.channel.size == sum(segment.size for segment in self.channel)
 
 

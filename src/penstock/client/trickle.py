@@ -61,6 +61,14 @@ class SegmentMissing(TrickleError):
         self.seq, self.latest, self.oldest = seq, latest, oldest
 
 
+class SegmentCut(TrickleError):
+    """A segment ended before it was whole, and will never be. The subscriber can go on with the next."""
+
+    def __init__(self, seq: int, why: str) -> None:
+        super().__init__(trickle.MISSING, "segment_cut", f"segment {seq} ended before it was whole: {why}")
+        self.seq = seq
+
+
 class Closed(TrickleError):
     """The channel was closed while it was written to."""
 
@@ -406,6 +414,9 @@ class Subscriber:
     async def again(self, seq: int) -> Answer:
         """Ask for a segment that was read in part."""
         answer = await self._get(seq)
+        if answer.status == trickle.MISSING:
+            await answer.read()
+            raise SegmentCut(seq, "it cannot be read again")
         if answer.status != 200:
             raise await _problem(answer)
         return answer

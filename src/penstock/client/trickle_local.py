@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Self
 
-from penstock.client.trickle import FAIL, LIVE, ChannelMissing, Closed, SegmentMissing
+from penstock.client.trickle import FAIL, LIVE, ChannelMissing, Closed, SegmentCut, SegmentMissing
 from penstock.errors import PenstockError
 from penstock.wire import trickle_channel
 from penstock.wire.trickle_channel import DELETED, Channel, Keep, Segment, content
@@ -143,6 +143,11 @@ class LocalReader:
         self._dropped = reason
         self._event.set()
 
+    def renumbered(self, segment: Segment) -> None:
+        """The channel begins with that one."""
+        self._segment, self.seq = segment, segment.seq
+        segment.readers[self] = None
+
     async def begun(self) -> bool:
         """Wait for a first byte, or the end; False if there is nothing and will not be."""
         while not self._segment.begun:
@@ -157,6 +162,8 @@ class LocalReader:
                 while self._at < self._segment.size:
                     framed, self._at = self._segment.piece(self._at)
                     yield content(framed)
+                if self._segment.cut:
+                    raise SegmentCut(self.seq, self._segment.end)
                 if self._segment.end:
                     return
                 await self._event.wait()
@@ -206,7 +213,7 @@ class LocalSubscriber:
             if not await reader.begun():
                 reader.release()
                 return None
-            self._position = seq + 1
+            self._position = reader.seq + 1
             return reader
 
     def seek(self, seq: int) -> None:

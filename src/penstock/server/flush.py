@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -124,8 +125,10 @@ class Tap:
         return self._pipe is None
 
     def abort(self) -> None:
-        """Cut the connection at once; what is pending is dropped."""
+        """Cut the connection at once; what is pending is dropped. It never looks like the end of the answer."""
         if self._pipe is not None:
+            if not self.chunked:
+                self._pipe.reset_at_close()
             self._pipe.cut()
 
     def put(self, data: bytes) -> None:
@@ -370,6 +373,10 @@ class Pipe(Timed):
         """Close the connection now."""
         self.let_go()
         self.transport.abort()
+
+    def reset_at_close(self) -> None:
+        """Let the peer see an error instead of an end: there the end of the connection is that of the answer."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def borrow(self) -> None:
         """Write straight to the transport's socket from now on."""

@@ -45,6 +45,7 @@ NO_SEGMENT: Final = b"Nonexistent segment\n"
 NO_CHANNEL: Final = b"Invalid stream\n"
 NO_ENTRY: Final = b"Entry not found"
 MISSING: Final = 470
+CHANNELS: Final = "/channels/"  # what is recorded is below it
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 # What the name of a stream must not hold (core/names.py), and the percent sign with which it is escaped.
@@ -76,7 +77,7 @@ def level_of(name: str) -> str:
 
 def stream_of(name: str, epoch: int | None = None) -> str:
     """The stream that records a channel's epoch; without one, the name that grants speak of."""
-    return f"/channels/{level_of(name)}" + ("" if epoch is None else f"/{epoch}")
+    return CHANNELS + level_of(name) + ("" if epoch is None else f"/{epoch}")
 
 
 def changed(added: Collection[str] = (), removed: Collection[str] = ()) -> bytes:

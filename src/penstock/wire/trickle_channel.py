@@ -1,16 +1,21 @@
 """A Trickle channel without sockets: which segments there are, who may write them, how they end.
 
-    seq   …  7   8   9   10  11          head = 10: the lowest number that nothing was written to yet
-             └─window─┘  │   └ may be asked for ahead by a publisher, never further (no gaps)
+    seq   …  7   8   9   10  11 … 15     head = 10: the lowest number that nothing was written to yet
+             └─window─┘  │   └───────┴ publishers may connect ahead, so far
                          └ readers wait here; `-1` is this one, `-2` the newest, `-N` is head - N + 1
+
+Connecting moves nothing, the first byte moves the head past its segment. That byte is refused if it left more than
+one number behind that nobody is connected to; a lone one may still come, or is given up. A channel without history
+begins at the number that comes: its publisher may be older than the server.
 
 A segment is open until it ends, for one of the reasons below; what has ended never changes. It may lose its
 writer and get another: what that one sends is appended. The head never moves back.
 
-    complete     its publisher said so                     deleted    somebody asked for its end
-    reset        a publisher began anew behind it          abandoned  its writer left and nobody took over
-    evicted      the window has moved past it              closed     the whole channel was closed
-    oversized    its publisher sent more than one may hold
+    whole, or ended on somebody's word                     cut: nobody meant it to end there
+    complete     its publisher said so                     abandoned  its writer left and nobody took over
+    deleted      somebody asked for its end                evicted    the window has moved past it
+    reset        a publisher began anew behind it          oversized  its publisher sent more than one may hold
+    closed       the whole channel was closed
 
 Bytes are kept once, framed as chunks of HTTP, whoever reads them: a reader is a position. Times come in as
 arguments, in seconds of any steady clock.
@@ -24,11 +29,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from penstock.errors import Conflict
+from penstock.limits import SEGMENTS_AHEAD
 from penstock.wire.http import chunk
 from penstock.wire.trickle import SeqInvalid
 
 COMPLETE, DELETED, RESET = "complete", "deleted", "reset"
 ABANDONED, EVICTED, CLOSED, OVERSIZED = "abandoned", "evicted", "closed", "oversized"
+CUT: Final = frozenset({ABANDONED, EVICTED, OVERSIZED})
+"""Ends that must not look like one: what was sent of such a segment is not all there should have been."""
 TOO_SLOW: Final = "too slow for the window"
 
 SILENT_SECONDS: Final = 2.0
@@ -65,6 +73,10 @@ class Watcher(Protocol):
         """It cannot be read to its end any more."""
         ...
 
+    def renumbered(self, segment: Segment) -> None:
+        """What was waited for will not come: the channel begins with *segment*, whose first byte is about to."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -95,6 +107,11 @@ class Segment:
     def begun(self) -> bool:
         """It has bytes, or has ended without any: the head is past it."""
         return self.size > 0 or bool(self.end)
+
+    @property
+    def cut(self) -> bool:
+        """It has ended, and is not whole."""
+        return self.end in CUT
 
     def append(self, data: bytes) -> None:
         """Add bytes and wake the readers."""
@@ -140,14 +157,17 @@ class Channel:
     """The segments of one channel."""
 
     def __init__(
-        self, name: str, keep: Keep, now: float, *, epoch: int = 1, mime: str = "", head: int = 0, gaps: bool = False
-    ) -> None:
+        self, name: str, keep: Keep, now: float, *, epoch: int = 1, mime: str = "", head: int = 0,
+        gaps: bool = False, anywhere: bool = True,
+    ) -> None:  # fmt: skip
         self.name, self.keep, self.epoch, self.mime = name, keep, epoch, mime
         self.head = head
+        self._blank = anywhere and not head  # nothing was ever written: it begins at the number that comes
         self.touched = now  # when the last byte came
         self.closed = False
         self._gaps = gaps
         self._segments: dict[int, Segment] = {}
+        self._ahead: set[int] = set()  # those of them that the head is not past: connected to, or waited for
         self._leaving: dict[Segment, None] = {}  # out of the window, with readers who have not finished
         self.size = 0  # bytes of both
         self.slow = 0  # readers that were dropped
@@ -166,8 +186,14 @@ class Channel:
         found = self._segments.get(seq)
         # The second is grace for two publishers' connections that arrive in the wrong order at the start.
         if found is None and not self.closed and (seq == self.head or (self.head == 0 and seq == 1)):
-            found = self._segments[seq] = Segment(seq, now)
+            found = self._make(seq, now)
         return found
+
+    def _make(self, seq: int, now: float) -> Segment:
+        made = self._segments[seq] = Segment(seq, now)
+        if seq >= self.head:
+            self._ahead.add(seq)
+        return made
 
     @property
     def oldest(self) -> int:
@@ -185,6 +211,12 @@ class Channel:
         if segment.evicted and not segment.readers and segment in self._leaving:
             del self._leaving[segment]
             self.size -= segment.size
+        self._drop_unused(segment)
+
+    @property
+    def unused(self) -> bool:
+        """Nothing was ever written to it, and nobody is connected."""
+        return self._blank and not self._segments
 
     def is_over(self, segment: Segment) -> bool:
         """The channel was closed before this one had a byte, and none comes after it."""
@@ -199,10 +231,10 @@ class Channel:
         seq = self.head if asked == -1 else asked
         found = self._segments.get(seq)
         self._check_writable(seq, found, now, reset)
-        segment = found or self._segments.setdefault(seq, Segment(seq, now))
+        segment = found or self._make(seq, now)
         if reset:
             for older in [one for one in self if one.seq < seq and not one.end]:
-                self.finish(older, now, RESET)
+                self._give_up(older, now, RESET, keep=self._blank)
         before, segment.writer, segment.touched = segment.writer, writer, now
         if before is not None:
             before.cut("replaced")
@@ -212,12 +244,8 @@ class Channel:
         if found is None:
             if seq < self.head:
                 raise self._ended(seq)
-            if seq > self.head + 1 and not self._gaps:
-                raise WriteRefused(
-                    "seq_gap",
-                    f"segment {seq} is beyond {self.head + 1}: numbers rise by one",
-                    f"Go on with {self.head}, or set trickle.gaps.",
-                )
+            if not (self._gaps or self._is_near(seq)):
+                raise self._gap(seq)
         elif found.end:
             raise self._ended(seq)
         elif found.writer is not None and not reset and now - found.touched < SILENT_SECONDS:
@@ -228,13 +256,29 @@ class Channel:
                 int(SILENT_SECONDS),
             )
 
+    def _is_near(self, seq: int) -> bool:
+        """A publisher may connect to it."""
+        if self._blank:  # to any, as long as they are few
+            return sum(self._segments[one].writer is not None for one in self._ahead) <= SEGMENTS_AHEAD
+        return seq <= self.head + SEGMENTS_AHEAD
+
+    def _gap(self, seq: int) -> WriteRefused:
+        why = f"numbers from {self.head} on would be left out before segment {seq}: they rise by one"
+        return WriteRefused("seq_gap", why, f"Go on with {self.head}, or set trickle.gaps.")
+
+    def _left_out(self, seq: int) -> int:
+        """How many numbers before *seq* have no byte and nobody who is connected to them."""
+        connected = sum(one < seq and self._segments[one].writer is not None for one in self._ahead)
+        return seq - self.head - connected
+
     def _ended(self, seq: int) -> WriteRefused:
         why = f"segment {seq} has ended; the next is {self.head}"
         return WriteRefused("segment_closed", why, f"Go on with {self.head}; GET next tells the number.")
 
     def write(self, segment: Segment, data: bytes, now: float) -> None:
-        """Bytes of a segment that is open came from its writer."""
+        """Bytes of a segment that is open came from its writer. Raises `WriteRefused`, and nothing has changed."""
         if not segment.size:
+            self._admit(segment)
             self._pass(segment.seq, now)
         segment.touched = self.touched = now
         self.size += len(data)
@@ -245,12 +289,48 @@ class Channel:
         """The writer is gone without saying that the segment is complete: another may go on."""
         if segment.writer is writer:
             segment.writer, segment.touched = None, now
+            self._drop_unused(segment)
 
     def finish(self, segment: Segment, now: float, reason: str = COMPLETE) -> None:
-        """End a segment, if it is open."""
+        """End a segment, if it is open. Raises `WriteRefused` if it is empty and would make a gap."""
         if not segment.end:
+            if reason == COMPLETE and not segment.size:
+                self._admit(segment)
             self._end(segment, now, reason)
             self._evict(now)
+
+    def _admit(self, segment: Segment) -> None:
+        """Let a segment begin, unless that would make a gap; a channel without history begins there."""
+        if self._gaps or self._left_out(segment.seq) <= 1:
+            return
+        if not self._blank:
+            raise self._gap(segment.seq)
+        self.head = segment.seq
+        for before in [self._segments[seq] for seq in sorted(self._ahead) if seq < self.head]:
+            if before.writer is None:
+                self._forget(before)
+                for reader in list(before.readers):
+                    reader.renumbered(segment)
+
+    def _give_up(self, segment: Segment, now: float, reason: str, *, keep: bool = False) -> None:
+        """End a segment on somebody's word; one whose end would make a gap is only taken from its writer."""
+        if segment.end or segment.size or not (keep or self._left_out(segment.seq) > 1):
+            self.finish(segment, now, reason)
+            return
+        writer, segment.writer = segment.writer, None
+        if writer is not None:
+            writer.cut(reason)
+        self._drop_unused(segment)
+
+    def _drop_unused(self, segment: Segment) -> None:
+        """Forget a segment ahead that nobody is connected to any more: there is no end of numbers to ask for."""
+        if segment.seq >= self.head and not (segment.begun or segment.writer or segment.readers):
+            self._forget(segment)
+
+    def _forget(self, segment: Segment) -> None:
+        if self._segments.get(segment.seq) is segment:
+            del self._segments[segment.seq]
+            self._ahead.discard(segment.seq)
 
     def _end(self, segment: Segment, now: float, reason: str) -> None:
         if not segment.size and reason != CLOSED:
@@ -271,15 +351,15 @@ class Channel:
         found = self._segments.get(seq)
         if found is None:
             return False
-        self.finish(found, now, DELETED)
+        self._give_up(found, now, DELETED)
         return True
 
-    def close(self, now: float) -> None:
-        """End everything."""
+    def close(self, now: float, reason: str = CLOSED) -> None:
+        """End everything; *reason* is why what was begun ends, if nobody asked for it."""
         self.closed = True
         for segment in self:
             if not segment.end:
-                self._end(segment, now, CLOSED)
+                self._end(segment, now, reason if segment.size else CLOSED)
 
     # ── what time does ────────────────────────────────────────────────────────────────────────
 
@@ -294,18 +374,20 @@ class Channel:
 
     def _pass(self, seq: int, now: float) -> None:
         """The head moves past *seq*. A number that was left out may still come, so it can be waited for."""
-        if seq == self.head + 1 and self.head not in self._segments:
-            self._segments[self.head] = Segment(self.head, now)
+        if not self._gaps or seq == self.head + 1:
+            for left_out in range(self.head, seq):
+                self._segments.setdefault(left_out, Segment(left_out, now))
         self.head = max(self.head, seq + 1)
+        self._ahead = {one for one in self._ahead if one >= self.head}
+        self._blank = False
 
     def _evict(self, now: float) -> None:
         """Keep the window within its bounds; the newest segment always stays."""
-        if len(self._segments) <= self.keep.segments and self.size <= self.keep.bytes:
-            return
-        self._make_room()
-        begun = [segment for segment in self if segment.seq < self.head]
-        while len(begun) > 1 and (len(begun) > self.keep.segments or self.size > self.keep.bytes):
-            self._let_go(begun.pop(0), now)
+        while (begun := len(self._segments) - len(self._ahead)) > self.keep.segments or self.size > self.keep.bytes:
+            self._make_room()
+            if begun <= 1 or (begun <= self.keep.segments and self.size <= self.keep.bytes):
+                return
+            self._let_go(self._segments[self.oldest], now)
             self._make_room()
 
     def _make_room(self) -> None:
@@ -315,7 +397,7 @@ class Channel:
 
     def _let_go(self, segment: Segment, now: float) -> None:
         """A segment leaves the window. Its readers may finish as long as there is room."""
-        del self._segments[segment.seq]
+        self._forget(segment)
         segment.evicted = True
         if not segment.end:
             self._end(segment, now, EVICTED)

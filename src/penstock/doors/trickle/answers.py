@@ -37,6 +37,11 @@ def missing(status: int, asked: int, head: int, oldest: int = 0) -> Response:
     return text(status, trickle.NO_ENTRY, headers)
 
 
+def cut_off(status: int, asked: int, seq: int) -> Response:
+    """That segment ended before it was whole. Clients go on with the number that a 470 names: here the very next."""
+    return missing(status, asked, seq + 1, seq + 1)
+
+
 def nothing_more(seq: int, head: int) -> Response:
     """The channel is closed, and this is beyond its end."""
     ended = (trickle.CLOSED, trickle.TERMINATED)

@@ -21,7 +21,7 @@ from penstock.limits import BATCH_BYTES
 from penstock.server.context import Context
 from penstock.server.wheel import Timed
 from penstock.wire.trickle import stream_of
-from penstock.wire.trickle_channel import Channel, Keep, Segment
+from penstock.wire.trickle_channel import ABANDONED, CLOSED, Channel, Keep, Segment
 
 log = logging.getLogger("penstock.trickle")
 
@@ -40,9 +40,11 @@ class LiveChannel(Channel):
             mime=record.mime,
             head=head,
             gaps=gaps and not record.record,
+            anywhere=not record.record,  # there the seq is the index of the log
         )
         self.record = record
         self.recorder: Recorder | None = None
+        self.passing = False  # made by a segment, which may yet be refused
         self.closed_at = 0.0
 
     def ended(self, segment: Segment) -> None:
@@ -157,8 +159,11 @@ class Channels(Timed):
                 return channel
         return channel
 
-    async def create(self, record: ChannelRecord) -> LiveChannel | Found:
-        """Open a channel as *record* wants it, unless there is one. Raises `Busy` when there are too many."""
+    async def create(self, record: ChannelRecord, *, passing: bool = False) -> LiveChannel | Found:
+        """Open a channel as *record* wants it, unless there is one. Raises `Busy` when there are too many.
+
+        *passing* says that it is gone again if nothing is ever written to it.
+        """
         while True:
             found = await self.find(record.name)
             if isinstance(found, LiveChannel) or found.state is State.ELSEWHERE:
@@ -174,7 +179,9 @@ class Channels(Timed):
             finally:
                 self._making -= 1
             if claimed:
-                return self._open.get(record.name) or self._add(self.kind(wanted, self.time(), gaps=self.settings.gaps))
+                made = self.kind(wanted, self.time(), gaps=self.settings.gaps)
+                made.passing = passing
+                return self._open.get(record.name) or self._add(made)
 
     async def _resume(self, found: Found) -> LiveChannel | None:
         """Go on with a recorded channel where the log ends; None if somebody else does."""
@@ -208,12 +215,18 @@ class Channels(Timed):
 
     # ── closing ───────────────────────────────────────────────────────────────────────────────
 
-    def close(self, channel: LiveChannel) -> asyncio.Task[None]:
+    def drop_unused(self, channel: LiveChannel) -> None:
+        """A segment was refused, or its publisher left: a channel that it made and nobody uses goes with it."""
+        if channel.passing and channel.unused:
+            self.close(channel)
+
+    def close(self, channel: LiveChannel, reason: str = CLOSED) -> asyncio.Task[None]:
         """Close a channel for good, whoever waits for it: in the end all of it is in the log, and its record says so.
 
-        Until then nobody can open it again: two recorders of one epoch would get in each other's way.
+        Until then nobody can open it again: two recorders of one epoch would get in each other's way. *reason* is
+        why a segment that was begun ends.
         """
-        self._forget(channel)
+        self._forget(channel, reason)
         task = self._closing.get(channel.name)
         if task is None:
             task = self._closing[channel.name] = asyncio.create_task(self._finish(channel))
@@ -231,22 +244,23 @@ class Channels(Timed):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("trickle.not_closed", extra={"channel": name, "error": str(error)})
 
-    def _forget(self, channel: LiveChannel) -> None:
+    def _forget(self, channel: LiveChannel, reason: str) -> None:
         if self._open.get(channel.name) is not channel:
             return
         del self._open[channel.name]
         channel.closed_at = self.time()
-        channel.close(channel.closed_at)
+        unused = channel.passing and channel.unused
+        channel.close(channel.closed_at, reason)
         self._slow += channel.slow
         channel.slow = 0
-        if self.settings.linger:
+        if self.settings.linger and not unused:
             self._left[channel.name] = channel
         self.changed((), (channel.name,))
 
     def _taken(self, channel: LiveChannel) -> None:
         """Another node has written this epoch on: here it is over."""
         log.error("trickle.lost_channel", extra={"channel": channel.name, "epoch": channel.epoch})
-        self._forget(channel)
+        self._forget(channel, ABANDONED)
 
     # ── what time does ────────────────────────────────────────────────────────────────────────
 
@@ -257,7 +271,7 @@ class Channels(Timed):
             channel.sweep(now, settings.abandon)
             if settings.idle and now - channel.touched > settings.idle and not channel.name.startswith("_"):
                 log.info("trickle.idle", extra={"epoch": channel.epoch, "head": channel.head})
-                self.close(channel)
+                self.close(channel, ABANDONED)
         for channel in [one for one in self._left.values() if now - one.closed_at > settings.linger]:
             del self._left[channel.name]
         self.held = sum(channel.size for channel in (*self._open.values(), *self._left.values()))

@@ -31,6 +31,7 @@ from penstock.server.problems import error_response
 from penstock.server.routing import STREAM, WHOLE, Route
 from penstock.wire import trickle
 from penstock.wire.trickle import SeqInvalid, parse_seq
+from penstock.wire.trickle_channel import Segment
 
 DOOR: Final = "trickle"
 LONGEST_TTL: Final = 10 * 366 * 24 * 3600
@@ -112,7 +113,6 @@ class Trickle:
     async def create(self, request: Request) -> Response | Held:
         """Make a channel, if there is none."""
         asked = self._gate.check(request, request.captures[0], PUBLISH)
-        only(request, "record", "segments", "bytes", "seconds")
         mime = _content_type(request.header(trickle.EXPECT_CONTENT))
         wanted = self._record(asked, request, mime)
         if not asked.trusted and not self._settings.autocreate:
@@ -138,7 +138,6 @@ class Trickle:
     async def close(self, request: Request) -> Response | Held:
         """Close a channel."""
         asked = self._gate.check(request, request.captures[0], DELETE)
-        only(request)
         found = await self.channels.find(asked.name)
         if isinstance(found, LiveChannel):
             await asyncio.shield(self.channels.close(found))
@@ -150,7 +149,6 @@ class Trickle:
     async def end_segment(self, request: Request) -> Response | Held:
         """Close one segment: its publisher drops it."""
         asked = self._gate.check(request, request.captures[0], DELETE)
-        only(request)
         found = await self.channels.find(asked.name)
         if not isinstance(found, LiveChannel):
             return await self._not_here(request, found)
@@ -178,7 +176,6 @@ class Trickle:
             if not self._context.members.holds:
                 raise Busy("certainty that this node is still one of the cluster", 0)
             asked = self._gate.check(request, request.captures[0], PUBLISH)
-            only(request)
             number = parse_seq(request.captures[1])
             channel = self.channels.get(asked.name)
             if channel is None:
@@ -192,20 +189,30 @@ class Trickle:
     async def _publish_new(self, request: Request, asked: Asked, number: int) -> Response | Held | None:
         """The channel is not open here: open it again, or make it, if that is allowed."""
         try:
-            if self._settings.autocreate:
-                mime = _content_type(request.header(b"content-type"))
-                found = await self.channels.create(self._record(asked, None, mime))
-            else:
-                found = await self.channels.find(asked.name)
+            found = await self.channels.find(asked.name)
+            if self._settings.autocreate and not isinstance(found, LiveChannel) and found.state is not State.ELSEWHERE:
+                found = await self._make_passing(request, asked, number)
             if isinstance(found, LiveChannel):
-                return self._post(request, found, number)
+                answer = self._post(request, found, number)
+                self.channels.drop_unused(found)
+                return answer
             if found.state is State.ELSEWHERE and found.record is not None:
                 answer = await forward(request, found.record, body=True)
                 return answer if isinstance(answer, Held) else _refuse(request, answer)
             _refuse(request, answers.no_stream())
+        except SeqInvalid:
+            _refuse(request, answers.no_seq())
         except PenstockError as error:
             _refuse(request, error_response(error))
         return None
+
+    async def _make_passing(self, request: Request, asked: Asked, number: int) -> LiveChannel | Found:
+        """Make the channel of a segment, unless that would be refused."""
+        record = self._record(asked, None, _content_type(request.header(b"content-type")))
+        new = self.channels.kind(record, 0.0)
+        self._check_room(request, new)
+        self.posting(self.channels, new, request).check(number)
+        return await self.channels.create(record, passing=True)
 
     def _post(self, request: Request, channel: LiveChannel, number: int) -> Response | Held:
         posting = self.posting(self.channels, channel, request)
@@ -230,7 +237,6 @@ class Trickle:
     def subscribe(self, request: Request) -> Response | Held | Coroutine[Any, Any, Response | Held | None]:
         """Give a segment out, as far as it is there, and the rest as it comes."""
         asked = self._gate.check(request, request.captures[0], SUBSCRIBE)
-        only(request, "consumer")
         if asked.stream:
             return self._read_stream(request, asked, request.captures[1])
         channel = self.channels.get(asked.name)
@@ -255,7 +261,14 @@ class Trickle:
                 return self._streams.serve(request, channel.recorder.stream, seq, who, wait=wait)
             oldest = channel.oldest if channel.recorder is None else 0
             return answers.missing(self._settings.missing_status, number, channel.head, oldest)
-        reading = self.reading(self.channels, channel, request, segment, who)
+        return self._read(request, channel, segment, who, number, wait)
+
+    def _read(
+        self, request: Request, channel: LiveChannel, segment: Segment, who: Recipient, number: int, wait: float
+    ) -> Response | Held:
+        if segment.cut:
+            return answers.cut_off(self._settings.missing_status, number, segment.seq)
+        reading = self.reading(self.channels, channel, request, segment, who, number)
         reading.begin(wait)
         return reading
 
@@ -269,9 +282,9 @@ class Trickle:
         if found.state is State.CLOSED and found.record is not None:
             return await self._read_closed(request, asked, found.record)
         left = self.channels.left(asked.name)
-        if left is None or text == "next" or found.state is State.ELSEWHERE:
+        if left is None or found.state is State.ELSEWHERE:
             return await self._not_here(request, found)
-        return self._read_left(request, left, asked)
+        return _next(left.head, closed=True) if text == "next" else self._read_left(request, left, asked)
 
     async def _read_closed(self, request: Request, asked: Asked, record: ChannelRecord) -> Response | Held | None:
         """A recorded channel that is closed: all of it is in the log."""
@@ -286,24 +299,24 @@ class Trickle:
         return await self._streams.serve(request, stream, number, who, wait=wait, closed=True)
 
     def _read_left(self, request: Request, channel: LiveChannel, asked: Asked) -> Response | Held:
-        """A channel that was closed a moment ago: a reader that was one behind gets its tail."""
+        """A channel that was closed a moment ago: a reader that was behind gets its tail, then hears of the end."""
         try:
             number = parse_seq(request.captures[1])
         except SeqInvalid:
             return answers.no_seq()
         who, _ = self._reader(request, asked)
-        segment = channel.find(channel.position(number), self.channels.time())
-        if segment is None or channel.is_over(segment):
-            return answers.no_stream()
-        reading = self.reading(self.channels, channel, request, segment, who)
-        reading.begin(0)
-        return reading
+        seq = channel.position(number)
+        segment = channel.find(seq, self.channels.time())
+        if segment is not None and not channel.is_over(segment):
+            return self._read(request, channel, segment, who, number, 0)
+        if seq < channel.head:
+            return answers.missing(self._settings.missing_status, number, channel.head, channel.oldest)
+        return answers.nothing_more(seq, channel.head)
 
     def read_stream(self, request: Request) -> Coroutine[Any, Any, Response | Held | None]:
         """A stream of the log, named with its slashes: `BASE~/orders/eu/17`."""
         name, _, text = request.captures[0].rpartition("/")
         asked = self._gate.check(request, f"/{name}", SUBSCRIBE)
-        only(request, "consumer")
         return self._read_stream(request, asked, text)
 
     async def _read_stream(self, request: Request, asked: Asked, text: str) -> Response | Held | None:

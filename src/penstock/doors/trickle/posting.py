@@ -15,7 +15,7 @@ from penstock.server.exchange import Held, Request, Response
 from penstock.server.problems import problem
 from penstock.server.wheel import Timed
 from penstock.wire import trickle
-from penstock.wire.trickle import parse_seq
+from penstock.wire.trickle import SeqInvalid, parse_seq
 from penstock.wire.trickle_channel import OVERSIZED, Segment, WriteRefused
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ class Posting(Timed, Held):
         self._received = self._skip = 0  # bytes that came, and that are to be passed over
         self._began = home.time()
         self.seq = 0
+
+    def check(self, asked: int) -> None:
+        """Raise what `begin` would raise for a channel that is yet to be made."""
+        if asked < -1:
+            raise SeqInvalid(str(asked))
+        self._offset(asked)
 
     def begin(self, asked: int) -> None:
         """Take the segment and let the body come. Raises what `Channel.take` raises."""
@@ -83,25 +89,32 @@ class Posting(Timed, Held):
         if self._segment.size + len(piece) > self._limit:
             self.end(TooLarge("segment bytes", self._segment.size + len(piece), self._limit))
             return
+        try:
+            self._channel.write(self._segment, piece, self._home.time())
+        except WriteRefused as error:
+            self.end(error)
+            return
         self._received += len(piece)
         self._home.relayed += len(piece)
-        self._channel.write(self._segment, piece, self._home.time())
 
     def end(self, error: PenstockError | None) -> None:
         segment, now = self._segment, self._home.time()
         if segment is None:
             return
-        if error is None:
-            self._segment = None
-            self._home.wheel.forget(self)
-            self._channel.finish(segment, now)
-            self._channel.confirm(self)
-            return
         self._forget()
+        if error is None:
+            try:
+                self._channel.finish(segment, now)
+            except WriteRefused as refused:
+                error = refused
+            else:
+                self._channel.confirm(self)
+                return
         self._channel.leave(segment, self, now)
-        if isinstance(error, TooLarge):
+        if isinstance(error, TooLarge) and segment.size:
             self._channel.finish(segment, now, OVERSIZED)
         self._answer(answers.refused(error, self._channel, segment.seq))
+        self._home.drop_unused(self._channel)
 
     def want_more(self) -> None:
         """The log has caught up."""
@@ -161,6 +174,7 @@ class Posting(Timed, Held):
         if segment is not None:
             self._forget()
             self._channel.leave(segment, self, self._home.time())
+            self._home.drop_unused(self._channel)
 
     def _forget(self) -> None:
         self._segment = None

@@ -27,14 +27,16 @@ class Reading(Timed, Held):
     """One reader of one segment."""
 
     __slots__ = (
-        "_at", "_channel", "_done", "_home", "_latest", "_outlet", "_present", "_request", "_segment", "_wait", "_who",
+        "_asked", "_at", "_channel", "_done", "_home", "_latest", "_outlet", "_present", "_request", "_segment",
+        "_wait", "_who",
     )  # fmt: skip
 
     def __init__(
-        self, home: Channels, channel: LiveChannel, request: Request, segment: Segment, who: Recipient
+        self, home: Channels, channel: LiveChannel, request: Request, segment: Segment, who: Recipient, asked: int
     ) -> None:
         super().__init__()
         self._home, self._channel, self._segment, self._who = home, channel, segment, who
+        self._asked = asked  # the number as it was given: a negative one means whatever comes
         self._request: Request | None = request  # until it is answered
         self._outlet: Outlet | None = None
         self._latest, self._present = channel.head, segment.size  # as they are now, when it came
@@ -58,6 +60,9 @@ class Reading(Timed, Held):
     # ── as the watcher of the segment ─────────────────────────────────────────────────────────
 
     def moved(self) -> None:
+        if self._segment.cut:
+            self._end_cut()
+            return
         if self._outlet is None:
             if not self._segment.size:
                 self._answer_empty()
@@ -72,6 +77,25 @@ class Reading(Timed, Held):
         self._home.log_dropped(self._channel.name, self._segment.seq, self._at, reason)
         if self._outlet is not None:
             self._outlet.abort()
+
+    def renumbered(self, segment: Segment) -> None:
+        """The channel begins at another number. Who asked for the newest gets that one, any other hears of it."""
+        request = self._request
+        if self._asked < 0:
+            self._segment, self._latest = segment, segment.seq
+            segment.readers[self] = None
+        elif request is not None:
+            self.lost()
+            request.answer(answers.missing(self._home.settings.missing_status, self._asked, segment.seq, segment.seq))
+
+    def _end_cut(self) -> None:
+        """The segment will never be whole: who has bytes of it is cut off, who has none can still be told."""
+        request, segment = self._request, self._segment
+        if request is None:
+            self.dropped(f"the segment was {segment.end}")
+        else:
+            self.lost()
+            request.answer(answers.cut_off(self._home.settings.missing_status, self._asked, segment.seq))
 
     def _open(self) -> None:
         channel, segment, request = self._channel, self._segment, self._request

@@ -24,6 +24,7 @@ from penstock.server.wheel import Timed
 from penstock.values import Entry, Kind
 from penstock.wire import trickle
 from penstock.wire.http import chunk
+from penstock.wire.trickle_channel import CUT
 
 
 class About(msgspec.Struct):
@@ -31,11 +32,17 @@ class About(msgspec.Struct):
 
     content_type: str = msgspec.field(default="", name="content-type")
     parts: str = "0"
+    end: str = ""
 
 
 def about(entry: Entry) -> About:
     """The attributes that matter here; others are somebody else's."""
     return msgspec.json.decode(entry.attributes, type=About) if entry.attributes else About()
+
+
+def is_cut(entry: Entry) -> bool:
+    """It is a segment that was recorded although it never was whole."""
+    return entry.stream.startswith(trickle.CHANNELS) and about(entry).end in CUT
 
 
 class Streams:
@@ -68,7 +75,7 @@ class Streams:
             return answers.missing(self._home.settings.missing_status, asked, next_index)
         return self._follow(request, stream, seq, head.last_id, who, wait)
 
-    async def _send(self, request: Request, stream: str, seq: int, head: int, who: Recipient) -> Held | None:
+    async def _send(self, request: Request, stream: str, seq: int, head: int, who: Recipient) -> Response | Held | None:
         """Send the entry, if the log still has it."""
         try:
             page = await self._context.log.read_index(stream, seq, limit=1)
@@ -76,6 +83,8 @@ class Streams:
             return None
         if not page.entries or page.entries[0].index != seq:
             return None
+        if is_cut(page.entries[0]):
+            return answers.cut_off(self._home.settings.missing_status, seq, seq)
         sending = Sending(self._context.ledger, who)
         sending.begin(request, page.entries, head)
         return sending
@@ -157,6 +166,9 @@ class Following(Timed, Held):
                 self._entries.append(entry)
         if self._entries and len(self._entries) > int(about(self._entries[0]).parts) and not self._done:
             self._stop()
+            if is_cut(self._entries[0]):
+                self._request.answer(answers.cut_off(self._home.settings.missing_status, self._seq, self._seq))
+                return
             try:
                 Sending(self._ledger, self.who).begin(self._request, self._entries, self._seq)
             except PenstockError as error:  # its token has ended, or has too many open
