@@ -126,6 +126,74 @@ async def test_confirm_frames_keep_a_session_alive(tmp_path: Path) -> None:
             await wait_until_async(lambda: session.expires_ms == here.clock.now_ms() + 600_000)
 
 
+async def hold(here: Place, key: str) -> asyncio.Task[Any]:
+    """A long poll that waits."""
+    poll = asyncio.create_task(here.poll(key, transport="longpolling"))
+    await wait_until_async(lambda: here.door.sessions.connected == 1)
+    return poll
+
+
+async def live_on(here: Place, actor: str, seconds: int, steps: int) -> None:
+    """Let much more time pass than the session lives without a sign of life."""
+    session = here.door.sessions.known[actor]
+    for _ in range(steps):
+        here.clock.advance(seconds * 0.9)
+        await wait_until_async(lambda: session.expires_ms == here.clock.now_ms() + seconds * 1000)
+        await here.door.sessions.sweep()
+
+
+@pytest.mark.parametrize("heartbeat", [60, 0])
+async def test_a_held_poll_keeps_its_session_alive(tmp_path: Path, heartbeat: float) -> None:
+    async with place(tmp_path, heartbeat=heartbeat) as here:
+        key = await here.login("alice", ttl=1)
+        poll = await hold(here, key)
+        await live_on(here, "alice", 1, 5)
+        assert here.door.sessions.connected == 1
+
+        await here.emit("alice", ["there"])
+
+        assert (await poll).json == {"1": [["there"]]}
+        here.clock.advance(1.2)
+        assert (await here.poll(key)).json == UNSET["noSession"]
+
+
+async def test_a_held_poll_ends_with_its_own_heartbeat_however_short_its_sessions_life(tmp_path: Path) -> None:
+    async with place(tmp_path, heartbeat=0.5) as here:
+        key = await here.login("alice", ttl=1)
+
+        assert (await here.poll(key, transport="longpolling")).status == 204
+
+
+async def test_a_session_that_a_poll_kept_alive_ends_in_time_after_a_crash(tmp_path: Path) -> None:
+    async with place(tmp_path) as here:
+        key = await here.login("alice", ttl=1)
+        poll = await hold(here, key)
+        await live_on(here, "alice", 1, 3)
+        await here.crash()
+        await poll
+        assert (await here.poll(key)).status == 204
+
+        await here.crash()
+        here.clock.advance(1.2)
+
+        assert (await here.poll(key)).json == UNSET["noSession"]
+
+
+async def test_other_nodes_see_that_a_held_poll_keeps_its_session_alive_and_when_it_ends(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path) as (one, two, _):
+        key = await one.login("alice", ttl=1)
+        poll = await hold(one, key)
+        await live_on(one, "alice", 1, 3)
+        await two.door.sessions.sweep()
+        assert (await two.emit("alice", ["there"])).json == {"packs": {"alice": 1}}
+        assert (await poll).json == {"1": [["there"]]}
+
+        one.clock.advance(1.2)
+        await two.door.sessions.sweep()
+
+        assert (await two.emit("alice")).json["offline"] == ["alice"]
+
+
 # ── months ─────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -125,10 +125,8 @@ class Tap:
         return self._pipe is None
 
     def abort(self) -> None:
-        """Cut the connection at once; what is pending is dropped. It never looks like the end of the answer."""
+        """Cut the connection at once; what is pending is dropped."""
         if self._pipe is not None:
-            if not self.chunked:
-                self._pipe.reset_at_close()
             self._pipe.cut()
 
     def put(self, data: bytes) -> None:
@@ -222,6 +220,12 @@ class Outlet(Tap):
 
     send = Tap.put
     """Queue bytes that are framed already (`wire.http.chunk` if `chunked`), shared with other outlets."""
+
+    def abort(self) -> None:
+        """Cut the connection at once, so that it does not look like the end of the answer."""
+        if self._pipe is not None and not self.chunked:
+            self._pipe.reset_at_close()
+        super().abort()
 
     def close(self, *, hang_up: bool = False) -> None:
         """End the answer properly; the connection goes on with its next request, or ends (*hang_up*)."""

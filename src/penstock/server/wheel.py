@@ -51,6 +51,10 @@ class Wheel:
         """How many things it holds: for tests and metrics."""
         return sum(map(len, self._places.values()))
 
+    def time(self) -> float:
+        """Seconds of the clock that it goes by."""
+        return self._timer.time()
+
     def arm(self, timed: Timed, seconds: float) -> None:
         """Call *timed* back in so many seconds, instead of at any earlier agreement."""
         self.arm_ticks(timed, self.ticks(seconds))

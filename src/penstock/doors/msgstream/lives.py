@@ -94,14 +94,15 @@ class Live(Protocol):
 class Poll(Held, Timed):
     """A poll. It is answered once, and not before what it confirms is durable."""
 
-    __slots__ = ("_answer", "_request", "_waits", "patience", "sent", "session")
+    __slots__ = ("_answer", "_request", "_waits", "deadline", "patience", "sent", "session")
 
     session: Session
 
     def __init__(self, request: Request, patience: float | None, *, confirming: bool) -> None:
         Timed.__init__(self)
         self._request: Request | None = request
-        self.patience = patience  # seconds; None is none: a short poll
+        self.patience = patience  # seconds, 0 for ever; None is none: a short poll
+        self.deadline = 0.0  # when it ends, by the wheel's clock; 0 until it waits
         self.sent = 0
         self._waits = confirming  # for what it confirms to be durable, whatever happens until then
         self._answer: Response | None = None
@@ -181,7 +182,7 @@ class Poll(Held, Timed):
         self.finish(EMPTY)
 
     def expired(self) -> None:
-        """The heartbeat."""
+        """The heartbeat, of its own or of its session's life."""
         self.session.home.poll_due(self)
 
     def _leave(self) -> None:

@@ -37,6 +37,7 @@ log = logging.getLogger("penstock.msgstream")
 
 TOPIC = "msgstream"
 _NEWS, _CHANGE, _END = b"+", b"!", b"-"  # something was put into a mailbox; a record was changed; it is over
+FOREVER = float("inf")
 _TRIES = 5
 
 
@@ -80,13 +81,19 @@ class Sessions:
     # ── timers of connections ─────────────────────────────────────────────────────────────────
 
     def arm_poll(self, poll: Poll) -> None:
-        """Begin to count a long poll's patience."""
-        if poll.patience:
-            self.context.wheel.arm(poll, poll.patience)
+        """Count a long poll's patience, and see to it before its session's life is over."""
+        wheel, life = self.context.wheel, poll.session.kept.ttl / 3
+        if not poll.deadline:
+            poll.deadline = wheel.time() + poll.patience if poll.patience else FOREVER
+        wheel.arm(poll, min(life, poll.deadline - wheel.time()))
 
     def poll_due(self, poll: Poll) -> None:
-        """A long poll has waited long enough."""
-        poll.displaced()
+        """A long poll has waited long enough, or is a sign of its client's life: who waits is there."""
+        if self.context.wheel.time() >= poll.deadline:
+            poll.displaced()
+        else:
+            self.arm_poll(poll)
+            poll.session.touch()
 
     def arm_socket(self, socket: Socket) -> None:
         """Ping a WebSocket after a while, and before its session's life is over."""
