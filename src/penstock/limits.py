@@ -290,3 +290,11 @@ CHANGES_SEGMENTS: Final = 1_000
 SEGMENTS_AHEAD: Final = 5
 """Numbers beyond the head that a Trickle publisher may connect to: as many as the original keeps at all. Whoever cuts
 segments has a few on their way, and one that was lost must not cost the next. Over it: 409 `seq_gap`."""
+
+TOPIC_CHANGES: Final = 64
+"""Changes of topics that an sps wire which is behind is still in for: what came before each is matched against it.
+Over it: 503 `wire_behind` until the device has read on."""
+
+FORMER_TOPICS: Final = 256
+"""Topics, with those of such changes, that a wire reads under: each is looked up on a read.
+Over it: as TOPIC_CHANGES."""

@@ -17,7 +17,7 @@ from penstock.core.names import is_exact
 from penstock.doors.sps.asking import check_topics, check_user
 from penstock.doors.sps.presence import STREAM
 from penstock.doors.sps.topics import check_count, chosen, shown
-from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.wire import Wire, WireBehind
 from penstock.doors.sps.wires import Wires
 from penstock.errors import Forbidden, InputInvalid, NotFound, TooLarge
 from penstock.limits import PATTERNS
@@ -193,6 +193,8 @@ class Rooms:
             raise _offline(asked.uid, asked.hid)
         if told.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise TooLarge("topics", msgspec.json.decode(told.body, type=int), PATTERNS)
+        if told.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise WireBehind
         return Response(told.status, bytes(told.body)) if told.status == HTTPStatus.OK else Response(told.status)
 
     async def _tell(self, member: str, asked: Asked) -> Told | None:
@@ -209,6 +211,8 @@ class Rooms:
             return _encode(Told(404))
         except TooLarge as error:
             return _encode(Told(413, msgspec.Raw(_encode(error.size))))
+        except WireBehind:
+            return _encode(Told(503))
 
     async def _do(self, asked: Asked) -> Told:
         if asked.verb == "counts":

@@ -15,6 +15,8 @@ from penstock.core.names import matches
 from penstock.doors.sps.frames import Frames
 from penstock.doors.sps.spans import NO_MARK, Mark, Span, put_aside, take_up
 from penstock.doors.sps.topics import ALL, ROOMS, first_room, patterns_for
+from penstock.errors import Busy
+from penstock.limits import FORMER_TOPICS, TOPIC_CHANGES
 from penstock.server.flush import Outlet
 from penstock.server.wheel import Timed
 from penstock.values import Entry
@@ -23,8 +25,19 @@ if TYPE_CHECKING:
     from penstock.doors.sps.wires import Wires
 
 Narrow = Callable[[str], bool]
+Change = tuple[int, tuple[str, ...]]
 NEVER = float("inf")
 _SLACK = 0.001  # seconds by which sums of floats may be off
+
+
+class WireBehind(Busy):
+    """A wire has too much to read under former topics to get others. Nothing has changed."""
+
+    code = "wire_behind"
+
+    def __init__(self) -> None:
+        super().__init__("changes of topics of a wire that is behind", TOPIC_CHANGES)
+        self.remedy = "Read what waits on the wire, then change its topics."
 
 
 class Wire(Timed):
@@ -48,7 +61,7 @@ class Wire(Timed):
         self.opened = self.written = self.alive = home.time()  # seconds of the loop, as all times here
         self.anti_idle = self.patience = 0.0  # silence to break, silence to bear; 0 is never and for ever
         self._narrow: Narrow | None = None  # which streams of a wide pattern its token covers
-        self._changes: list[tuple[int, tuple[str, ...]]] | None = None  # topics up to an id, while it is behind
+        self._changes: list[Change] | None = None  # topics up to an id, while it is behind
         self._plain = True  # neither of the two
         # Sent and not confirmed: the span in use, from `_first` to `_mark`, and others.
         self._first, self._mark = 0, NO_MARK
@@ -93,14 +106,28 @@ class Wire(Timed):
         return self.topics
 
     def change(self, topics: tuple[str, ...], narrow: Narrow | None) -> None:
-        """Have other topics from the log's end on: a wire that is behind still gets what it was in for."""
+        """Have other topics from the log's end on: a wire that is behind still gets what it was in for.
+
+        Raises `WireBehind`, and nothing has changed, if that would be too much to keep in mind.
+        """
         wanted = topics
         if self.feed.behind:
-            self._changes = [*(self._changes or ()), (self._home.hub.position, self.topics)]
-            wanted = tuple(dict.fromkeys([*topics, *(old for _, before in self._changes for old in before)]))
+            changes = self._changes_now()
+            wanted = tuple(dict.fromkeys([*topics, *(old for _, before in changes for old in before)]))
+            if len(changes) > TOPIC_CHANGES or len(wanted) > FORMER_TOPICS:
+                raise WireBehind
+            self._changes = changes
         self.topics = topics
         self.narrow(narrow or self._narrow)
         self.feed.change(patterns_for(self.own, wanted))
+
+    def _changes_now(self) -> list[Change]:
+        """What it still has to read under former topics, if it has others from now on."""
+        changes = [change for change in self._changes or () if change[0] > self.feed.position]
+        upto = self._home.hub.position
+        if not changes or changes[-1][0] < upto:  # else nothing came under the topics that it has
+            changes.append((upto, self.topics))
+        return changes
 
     def narrow(self, narrow: Narrow | None) -> None:
         """Let only streams through which the token covers, where a topic is wider than that."""
