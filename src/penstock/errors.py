@@ -17,6 +17,7 @@
     │   ├── Trimmed               that part of the log is no longer here
     │   ├── Unauthenticated       we do not know who is asking
     │   └── Forbidden             we know, and the answer is no
+    │       └── SystemStream          … to everybody: the stream is the server's own
     ├── Busy                  a limit was reached: the same call may succeed later
     └── OperatorError         somebody must look after this server
         ├── DiskFull
@@ -220,6 +221,19 @@ class Forbidden(CallerError):
                 self.remedy = "Ask whoever runs the server for that right."
         super().__init__(f"{subject!r} {said}")
         self.subject, self.grant, self.target = subject, grant, target
+
+
+class SystemStream(Forbidden):
+    """A stream of the server's own: nobody else writes there, not even the admin.
+
+    What stands in it is read back as the server's own word: the ledger, what was erased, who was there.
+    """
+
+    code = "system_stream"
+
+    def __init__(self, subject: str, stream: str) -> None:
+        super().__init__(subject, "publish", stream)
+        self.remedy = f"Nobody writes to {stream} but the server itself: use a name that does not begin with /_."
 
 
 class Busy(PenstockError):

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, NameInvalid, Unauthenticated
+from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, NameInvalid, SystemStream, Unauthenticated
 from penstock.server.auth import ALGORITHMS, Caller, Gate, Keys, make_key, open_admin_token, open_keys
 
 
@@ -149,15 +149,24 @@ def test_a_token_with_nonsense_for_grants_is_refused(keys: Keys, grants: dict[st
 def test_a_grant_allows_what_it_says(grant: str, stream: str, allowed: bool) -> None:
     caller = Caller("alice", publish=(grant,), subscribe=(grant,))
     if allowed:
-        caller.check_publish(stream)
+        caller.check_covered(stream)
         caller.check_subscribe(stream)
         assert caller.may_read(stream)
     else:
         with pytest.raises(Forbidden):
-            caller.check_publish(stream)
+            caller.check_covered(stream)
         with pytest.raises(Forbidden):
             caller.check_subscribe(stream)
         assert not caller.may_read(stream)
+
+
+def test_no_grant_lets_anybody_publish_into_a_stream_of_the_system() -> None:
+    for caller in (Caller("alice", publish=("/_ledger", "/_ledger/>")), Caller("admin", admin=True)):
+        for stream in ("/_ledger", "/_ledger/x"):
+            with pytest.raises(SystemStream):
+                caller.check_publish(stream)
+        if caller.admin:
+            caller.check_publish("/a/_ledger")
 
 
 @pytest.mark.parametrize("subject", [">", "*", "7/phone", "", ".."])

@@ -29,8 +29,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.names import check_pattern, covers, is_level
-from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, Unauthenticated
+from penstock.core.names import check_pattern, covers, is_level, is_system
+from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, SystemStream, Unauthenticated
 from penstock.limits import ADMIN_TOKEN_CHARACTERS, SECRET_BYTES, SUBJECT_BYTES
 
 ALGORITHMS = ("HS256", "ES256", "EdDSA")
@@ -51,7 +51,16 @@ class Caller(msgspec.Struct, frozen=True):
     expires: float = float("inf")  # seconds since 1970
 
     def check_publish(self, stream: str) -> None:
-        """Raise `Forbidden` unless this caller may publish to *stream*."""
+        """Raise `Forbidden` unless this caller may publish to *stream*; nobody may to a stream of the system."""
+        if is_system(stream):
+            raise SystemStream(self.subject, stream)
+        self.check_covered(stream)
+
+    def check_covered(self, stream: str) -> None:
+        """Raise `Forbidden` unless the grants for publishing cover *stream*, of the system or not.
+
+        Right for what the server writes by itself when it is asked to: subscriptions are made by name.
+        """
         if not self.admin and not any(self._covers(grant, stream) for grant in self.publish):
             raise Forbidden(self.subject, "publish", stream)
 

@@ -59,8 +59,9 @@ class Writer:
     async def create_stream(self, request: Request) -> Response:
         """Make a stream whose parent exists; the parent hears of it in the same batch."""
         asked = decode(request.body, CreateStream)
-        name = check_name(asked.name)
-        self._context.caller(request).check_publish(name)
+        name, caller = check_name(asked.name), self._context.caller(request)
+        # A subscription's stream is made by its app, and then written to by the server alone.
+        caller.check_covered(name) if name.startswith(SUBSCRIPTIONS) else caller.check_publish(name)
         await self._log.append(Batch(create=name))
         return _json(201, {"Name": name})
 
@@ -127,7 +128,7 @@ class Writer:
         caller = self._context.caller(request)
         caller.check_subscribe(asked.stream)
         # The subscription's stream will be written to, and whoever reads it learns of this one.
-        caller.check_publish(asked.subscription_id)
+        caller.check_covered(asked.subscription_id)
         return asked
 
     async def _head(self, stream: str) -> Head:
