@@ -145,3 +145,32 @@ async def test_messages_are_found_by_their_ids(tmp_path: Path) -> None:
         assert (await world.why.item("m7", "bob")).verdict == "expired"
         with pytest.raises(NotFound):
             await world.why.item("m3", "alice")
+
+
+async def test_batches_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        span = f'{{"min":"1","max":"{2**40}","items":"1"}}'
+        for attributes in (span, "nonsense", '{"min":"x"}', '{"min":[]}'):
+            for body in (
+                b"garbage",
+                b'{"node":"n","epoch":1,"sequence":0,"rows":[[1,"sent","","/a",1,9,1]]}\n\x01\0\0\0',
+            ):
+                await world.log.append(Batch((Draft("/_ledger", body, attributes=attributes),)))
+        world.ledger.record(ALICE, "acked", "/a", entry, entry)
+        world.ledger.record_item(BOB, "expired", "m7", "2026_11", 7)
+
+        assert (await world.why.entry(entry, "alice")).verdict == "acked"
+        assert (await world.why.item("m7", "bob")).verdict == "expired"
+
+
+async def test_what_lies_beyond_the_watermark_is_not_told(tmp_path: Path) -> None:
+    """A log that was restored from a backup gives the ids again that a newer lake speaks of."""
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        done = await world.fold([row(ALICE, entry, entry)])
+        write_deliveries(tmp_path, done, done + 50, [row(ALICE, entry, entry, state="acked")])
+
+        assert (await world.why.entry(entry, "alice")).verdict == "sent"

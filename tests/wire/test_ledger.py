@@ -10,17 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.ledger import Header, _Columns, _encode, _Row, decode, recipient
-from penstock.wire.ledger import decode_batch
+from penstock.wire.ledger import LATEST_MS, decode_batch
 
 text = st.text(max_size=12)
 ids = st.integers(0, 2**62)
+milliseconds = st.integers(0, LATEST_MS)
 who = st.builds(recipient, text, text)
-items = st.lists(st.tuples(ids, text, text, text, text, text, text, ids, st.none() | ids), max_size=4)
+items = st.lists(st.tuples(milliseconds, text, text, text, text, text, text, ids, st.none() | milliseconds), max_size=4)
 
 
 @st.composite
 def rows(draw: st.DrawFn) -> _Row:
-    row = _Row(draw(ids), draw(text), draw(text), draw(text), draw(ids), draw(ids))
+    row = _Row(draw(milliseconds), draw(text), draw(text), draw(text), draw(ids), draw(ids))
     row.who = draw(st.lists(who, max_size=5))
     return row
 
@@ -39,7 +40,37 @@ def test_both_readers_see_the_same(
     assert [astuple(record) for record in records] == [msgspec.structs.astuple(event) for event in events]
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]\n", b"null", b"not json", b'{"node":"n"}\n', b"\xff\n"])
+def batch(**said: object) -> bytes:
+    return msgspec.json.encode({"node": "n", "epoch": 1, "sequence": 0, **said}) + b"\n"
+
+
+ROW = [1, "sent", "", "/a", 1, 2, 1]
+ITEM = [1, "sent", "", "d", "r", "k", "2026_11", 1, None]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{}", b"[]\n", b"null", b"not json", b'{"node":"n"}\n', b"\xff\n", b"[" * 100_000,
+        batch(node=7), batch(epoch="1"), batch(sequence=-1), batch(lost=None), batch(mark=[]),
+        batch() + b"\0", batch() + b"\0\0\0\0", batch(rows=[ROW]), batch(rows=[ROW], who=[["d", "r"]]),
+        batch(rows=[ROW]) + b"\0\0\0\0", batch(rows=[ROW], who=[["d", "r"]]) + b"\1\0\0\0",
+        batch(rows=[ROW], who=[["d", 7]]) + b"\0\0\0\0", batch(rows=[[*ROW[:6], -1]]), batch(rows=7),
+        batch(rows=[[LATEST_MS + 1, *ROW[1:]]], who=[["d", "r"]]) + b"\0\0\0\0", batch(items=[ITEM[:8]]),
+        batch(items=[[*ITEM[:8], "soon"]]), batch(items=[[*ITEM[:7], 2**64, None]]), batch(items={"a": 1}),
+        batch(items=[[True, *ITEM[1:]]]), batch(node="x").replace(b'"x"', b'"\\ud800"'),
+    ],
+)  # fmt: skip
 def test_what_is_no_batch_is_an_error_of_one_kind(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode_batch(body)
+
+
+@given(st.binary(max_size=200), st.integers(0, 400), st.binary(max_size=8))
+def test_garbage_is_a_batch_or_an_error_of_one_kind(garbage: bytes, place: int, other: bytes) -> None:
+    whole = batch(rows=[ROW], who=[["d", "r"]], items=[ITEM]) + b"\0\0\0\0"
+    for body in (garbage, whole[:place] + other + whole[place + len(other) :]):
+        try:
+            list(decode_batch(body)[1])
+        except ValueError:
+            continue

@@ -26,9 +26,25 @@ _RANK = ("acked", "dead", "dropped", "expired", "lost", "unknown", "retried", "s
 class Span(msgspec.Struct):
     """The ids that a ledger batch speaks of, and its items, from its entry's attributes."""
 
-    min: str = "0"
-    max: str = "0"
-    items: str = ""
+    min: int = 0
+    max: int = 0
+    items: int = 0
+
+
+def span_of(attributes: str) -> Span:
+    """What a batch's attributes say it speaks of; nothing if they are none of a batch."""
+    try:
+        return msgspec.json.decode(attributes or "{}", type=Span, strict=False)
+    except msgspec.MsgspecError:
+        return Span()
+
+
+def events_in(body: bytes) -> list[Event]:
+    """What a batch says happened; nothing if it cannot be read: one that is garbled hides no other."""
+    try:
+        return decode(body)[1]
+    except (msgspec.MsgspecError, ValueError, IndexError):
+        return []
 
 
 class Answer(msgspec.Struct):
@@ -98,8 +114,8 @@ class Why:
         after = max(entry.id, await self._flushed())  # only batches after an entry can speak of it
         found = await self._folded.of_entry(entry.stream, entry.id, recipient) if self._folded else []
         async for span, body in self._batches(after):
-            if int(span.min) <= entry.id <= int(span.max):
-                found += [event for event in decode(body)[1] if _is_about(event, entry, recipient)]
+            if span.min <= entry.id <= span.max:
+                found += [event for event in events_in(body) if _is_about(event, entry, recipient)]
         return sorted(found, key=_ms)
 
     async def _of_item(self, key: str, recipient: str) -> list[Event]:
@@ -107,7 +123,7 @@ class Why:
         found = await self._folded.of_item(key, recipient) if self._folded else []
         async for span, body in self._batches(after):
             if span.items:
-                found += [event for event in decode(body)[1] if (event.key, event.recipient) == (key, recipient)]
+                found += [event for event in events_in(body) if (event.key, event.recipient) == (key, recipient)]
         return sorted(found, key=_ms)
 
     async def _flushed(self) -> int:
@@ -121,7 +137,7 @@ class Why:
         while more:
             page = await self._log.read_after((STREAM,), after)
             for batch in page.entries:
-                yield msgspec.json.decode(batch.attributes or "{}", type=Span), batch.body
+                yield span_of(batch.attributes), batch.body
             after, more = page.upto, page.more
 
 

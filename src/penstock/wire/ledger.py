@@ -16,6 +16,9 @@ from typing import Final
 CLOSED: Final = ("acked", "dead", "dropped", "expired", "lost", "moved")
 """States after which nothing more happens to an item. One that moved waits in another month, under another number."""
 
+LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: what reads tables has no later times."""
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerBatch:
@@ -49,15 +52,53 @@ class LedgerRecord:
 def decode_batch(body: bytes) -> tuple[LedgerBatch, Iterator[LedgerRecord]]:
     """Read a batch: what it says about itself, and its records one by one.
 
-    Raises `ValueError` for anything else than a batch.
+    Raises `ValueError` for anything else than a batch, before it gives the first record: of a batch that is garbled
+    somewhere, nothing is believed.
     """
     line, _, column = body.partition(b"\n")
     try:
         said = json.loads(line)
+        if b"\\u" in line:  # half a character can be escaped, and stands in no table
+            json.dumps(said, ensure_ascii=False).encode()
         batch = LedgerBatch(said["node"], said["epoch"], said["sequence"], said.get("mark", ""), said.get("lost", 0))
-        return batch, _records(said, _numbers(column))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no ledger batch: {error}") from error
+        _demand(all(isinstance(text, str) for text in (batch.node, batch.mark)), "its node or mark is no text")
+        _demand(all(map(_is_number, (batch.epoch, batch.sequence, batch.lost))), "its numbers are none")
+        numbers = _numbers(column)
+        _check_records(said, numbers)
+        return batch, _records(said, numbers)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no ledger batch: {type(error).__name__} {error}") from error
+
+
+def _check_records(said: dict[str, list[list[object]]], numbers: array[int]) -> None:
+    """Whether every record can be made: so many recipients as the rows say, and each of them known."""
+    who, rows, items = (said.get(name, []) for name in ("who", "rows", "items"))
+    for ms, state, reason, stream, first, last, count in rows:
+        _demand(_is_time(ms), "the time of a row is none")
+        _demand(all(isinstance(text, str) for text in (state, reason, stream)), "a row has something else than text")
+        _demand(all(map(_is_number, (first, last, count))), "a row has something else than numbers")
+    _demand(sum(row[6] for row in rows) == len(numbers), "its rows and its column do not fit")  # type: ignore[misc]
+    _demand(max(numbers, default=-1) < len(who), "a recipient is not among those that it names")
+    for door, recipient in who:
+        _demand(isinstance(door, str) and isinstance(recipient, str), "a recipient is no text")
+    for ms, state, reason, door, recipient, key, month, number, expires in items:
+        texts = (state, reason, door, recipient, key, month)
+        _demand(_is_time(ms) and (expires is None or _is_time(expires)), "the time of an item is none")
+        _demand(all(isinstance(text, str) for text in texts), "an item has something else than text")
+        _demand(_is_number(number), "the number of an item is none")
+
+
+def _demand(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(f"no ledger batch: {otherwise}")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LATEST_MS
 
 
 def _numbers(column: bytes) -> array[int]:

@@ -41,14 +41,16 @@ class Deliveries:
         return msgspec.json.decode(record.value, type=_Watermark).done if record else 0
 
     async def of_entry(self, stream: str, id: int, recipient: str) -> list[Event]:
-        return await self._lake.run(lambda: list(self._find_entry(stream, id, recipient)))
+        upto = await self.folded_upto()
+        return await self._lake.run(lambda: list(self._find_entry(stream, id, recipient, upto)))
 
     async def of_item(self, key: str, recipient: str) -> list[Event]:
-        return await self._lake.run(lambda: list(self._find_item(key, recipient)))
+        upto = await self.folded_upto()
+        return await self._lake.run(lambda: list(self._find_item(key, recipient, upto)))
 
     # ── in the lake's threads ─────────────────────────────────────────────────────────────────
 
-    def _find_entry(self, stream: str, id: int, recipient: str) -> Iterator[Event]:
+    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[Event]:
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 
         def chosen(rows: Any) -> Any:
@@ -57,29 +59,32 @@ class Deliveries:
             return pc.and_(inside, whose)
 
         reader = self._reader()
-        for footer in self._footers(id):
+        for footer in self._footers(id, upto):
             for group in range(footer.metadata.num_row_groups):
                 first, last = reader.bounds(footer, group, "first"), reader.bounds(footer, group, "last")
                 if (first is None or first[0] <= id) and (last is None or last[1] >= id):
                     yield from self._events(footer, group, chosen)
 
-    def _find_item(self, key: str, recipient: str) -> Iterator[Event]:
+    def _find_item(self, key: str, recipient: str, upto: int) -> Iterator[Event]:
         import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
             return pc.and_(pc.equal(rows.column("key"), key), pc.equal(rows.column("recipient"), recipient))
 
         reader = self._reader()
-        for footer in self._footers(0):
+        for footer in self._footers(0, upto):
             for group in range(footer.metadata.num_row_groups):
                 keys = reader.bounds(footer, group, "key")
                 if keys is None or keys[0] <= key <= keys[1]:
                     yield from self._events(footer, group, chosen)
 
-    def _footers(self, after: int) -> Iterator[Any]:
-        """The footers of all files that were folded from batches after an id."""
+    def _footers(self, after: int, upto: int) -> Iterator[Any]:
+        """The footers of all files that were folded from batches after an id, up to the watermark.
+
+        What lies beyond that may be of a history that this log has not had: it was restored from a backup.
+        """
         self._files.refresh()
-        for file in self._files.overlapping(after, 2**63):
+        for file in self._files.overlapping(after, upto):
             yield self._reader().footer(self._files.path(file))
 
     def _reader(self) -> Any:
