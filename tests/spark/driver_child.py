@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from penstock.pipeline.binding import bind
 from penstock.pipeline.client import Client
-from penstock.pipeline.commit import Faults, bind
+from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.pipeline.session import open_session
 from penstock.pipeline.tables import open_lake

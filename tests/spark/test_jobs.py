@@ -10,8 +10,9 @@ import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.pipeline.binding import LakeMismatch, bind
 from penstock.pipeline.client import RecordChanged
-from penstock.pipeline.commit import Faults, Intent, LakeMismatch, Slice, Turn, bind, watermark
+from penstock.pipeline.commit import Faults, Intent, Slice, Turn, watermark
 from penstock.pipeline.jobs import Workplace, archive, compact, ledger, rollup
 from penstock.pipeline.tables import exchange, open_lake
 from penstock.testing import RunningServer, start_server, wait_until

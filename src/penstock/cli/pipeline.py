@@ -129,7 +129,7 @@ def _run(client: Client, job: str, options: dict[str, str], lake: str, master: s
 
     if not own and not master and tasks.warm_driver(client, lake):
         return tasks.hand_over(client, job, options)
-    from penstock.pipeline.commit import bind
+    from penstock.pipeline.binding import bind
     from penstock.pipeline.jobs import Outcome, Workplace
     from penstock.pipeline.loop import PERIOD_SECONDS, Heart, Loop
     from penstock.pipeline.session import LOCAL, open_session

@@ -109,7 +109,7 @@ class Client:
             # Asked once: an answer that was lost leaves us not knowing, and the caller must look.
             answer = self.call("PUT", path, {"expect": expect}, body, patience=0)
         except ServerRefused as error:
-            if error.status == 409:
+            if error.code == RecordChanged.code:
                 raise RecordChanged(str(error)) from None
             raise
         return Kept(answer["version"], dict(value))

@@ -2,7 +2,7 @@
 
 The record `lake/<table>` at the server = {fence, done, intent} is the only truth. A turn on a table is
 
-    take       fence + 1, by compare-and-set: whoever had it before can finish nothing any more
+    take       when it is free (`leasing.py`): fence + 1, by compare-and-set; whoever had it can finish nothing any more
     intend     write down (after = done, upto, slices) — unless an intent is there: then exactly that is redone,
                whatever today's options say
     stage      write the files of the slices to <lake>/_staging/<table>/<fence>/
@@ -16,18 +16,18 @@ rows a moment before `done` says so, but never a row twice, and never half a fil
 
 from __future__ import annotations
 
-import json
 import shutil
+import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import ConfigInvalid, OperatorError
+from penstock.errors import OperatorError
 from penstock.pipeline.client import Client, RecordChanged
-from penstock.pipeline.tables import Lake, sync
+from penstock.pipeline.leasing import Patience, keep_alive, own_name, wait_for
+from penstock.pipeline.tables import Lake
 from penstock.wire.lake import LakeFile
 
 AFTER_INTENT: Final = "after the intent"
@@ -44,12 +44,6 @@ class Faults:
 
     def at(self, point: str) -> None:
         """The driver is at *point*."""
-
-
-class LakeMismatch(ConfigInvalid):
-    """The lake and the server do not belong together."""
-
-    code = "lake_mismatch"
 
 
 class StagedWrong(OperatorError):
@@ -89,16 +83,20 @@ class Staged:
 class Turn:
     """One driver's turn on one table's record."""
 
-    def __init__(self, client: Client, lake: Lake, name: str, faults: Faults | None = None) -> None:
+    def __init__(
+        self, client: Client, lake: Lake, name: str, faults: Faults | None = None, patience: Patience | None = None
+    ) -> None:
         self._client, self._lake, self._key, self._faults = client, lake, f"lake/{name}", faults or Faults()
         self.name = name
-        kept = client.get(self._key)
+        kept = wait_for(client, self._key, patience)
         self.fence = int(kept.value.get("fence", 0)) + 1
         self.done = int(kept.value.get("done", 0))
         self.intent = _intent(kept.value.get("intent"))
+        self.memory: Mapping[str, Any] = kept.value.get("memory", {})
         self._done_ms = int(kept.value.get("done_ms", 0))
-        self._version = kept.version
+        self._version, self._holder, self._lock = kept.version, own_name(), threading.Lock()
         self._store()
+        self._end_beating = keep_alive(self)
 
     @property
     def staging(self) -> Path:
@@ -113,15 +111,15 @@ class Turn:
         self._store()
         self._faults.at(AFTER_INTENT)
 
-    def publish(self, staged: Sequence[Staged]) -> None:
-        """Give the files their names, then move `done`. All of the intent, or it will be redone."""
+    def publish(self, staged: Sequence[Staged], memory: Mapping[str, Any] | None = None) -> None:
+        """Give the files their names, then move `done`, and *memory* with it. All of it, or it will be redone."""
         intent = self.intent
         if intent is None:
             raise ValueError("there is no intent to publish")
         self._faults.at(AFTER_STAGING)
         with self._lake.locked():
             self._check_fence()
-            self._in_order(lambda: self._name(staged), lambda: self._finish(intent))
+            self._in_order(lambda: self._name(staged), lambda: self._finish(intent, memory))
         self._faults.at(AFTER_WATERMARK)
         self.drop_staging()
 
@@ -143,19 +141,32 @@ class Turn:
             if not number:
                 self._faults.at(AFTER_FIRST_NAME)
 
-    def _finish(self, intent: Intent) -> None:
+    def _finish(self, intent: Intent, memory: Mapping[str, Any] | None) -> None:
         self._faults.at(BEFORE_WATERMARK)
+        self._end_beating()
         self.done, self.intent, self._done_ms = intent.upto, None, int(time.time() * 1000)
+        self.memory = self.memory if memory is None else memory
+        self._holder = ""
         self._store()
 
     def _check_fence(self) -> None:
-        if self._client.get(self._key).version != self._version:
-            raise RecordChanged(f"another driver has taken over {self._key} since fence {self.fence}")
+        """By a change, not by a look: a log that was restored meanwhile refuses it, whatever its versions are."""
+        try:
+            self._store()
+        except RecordChanged:
+            raise RecordChanged(f"another driver has taken over {self._key} since fence {self.fence}") from None
+
+    def beat(self) -> None:
+        """Say that this turn goes on."""
+        if self._holder:
+            self._store()
 
     def _store(self) -> None:
-        value: dict[str, Any] = {"fence": self.fence, "done": self.done, "done_ms": self._done_ms}
-        value["intent"] = asdict(self.intent) if self.intent else None
-        self._version = self._client.put(self._key, value, expect=self._version).version
+        with self._lock:
+            value: dict[str, Any] = {"fence": self.fence, "done": self.done, "done_ms": self._done_ms}
+            value |= {"intent": asdict(self.intent) if self.intent else None, "memory": self.memory}
+            value |= {"epoch": self._lake.epoch, "holder": self._holder}
+            self._version = self._client.put(self._key, value, expect=self._version).version
 
 
 def _intent(kept: Any) -> Intent | None:
@@ -167,27 +178,3 @@ def _intent(kept: Any) -> Intent | None:
 def watermark(client: Client, name: str) -> int:
     """The id up to which everything is in the lake, durably."""
     return int(client.get(f"lake/{name}").value.get("done", 0))
-
-
-def bind(client: Client, lake: Lake) -> None:
-    """Make sure that *lake* is the one the server's watermarks speak of; the first lake becomes it."""
-    mark, record = lake.root / "lake.json", client.get("lake/id")
-    here = json.loads(mark.read_text())["id"] if mark.exists() else ""
-    there = record.value.get("id", "")
-    if not here and not there:
-        here = there = uuid.uuid4().hex
-        client.put("lake/id", {"id": there, "path": str(lake.root)}, expect=record.version)
-    elif not here and record.value["path"] == str(lake.root) and not watermark(client, "events"):
-        here = there  # the first start was cut off between the two
-    if here != there:
-        raise LakeMismatch(
-            "lake",
-            f"{lake.root} is not the lake that this server's log is archived in",
-            remedy=f"Give the lake at {record.value['path']}, or an empty folder to a server that has none."
-            if there
-            else "It belongs to another server: give an empty folder.",
-        )
-    if not mark.exists():
-        mark.write_text(json.dumps({"id": here}))
-        sync(mark)
-        sync(mark.parent)

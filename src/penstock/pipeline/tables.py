@@ -5,6 +5,7 @@
     deliveries     the ledger folded: what became of it, for whom
     rollup_hourly  sums per hour, in columns that may be added up
     activity       when each recipient was last heard of
+    unreadable     entries of the system that cannot be read, and why
 
 `wire/lake.py` has the names of files.
 """
@@ -22,7 +23,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigInvalid, OperatorError
-from penstock.wire.lake import LETTERS, STAGING, LakeFile, parse_folder, parse_name
+from penstock.wire.lake import LETTERS, STAGING, LakeFile, first_hole, parse_folder, parse_name
 
 EVENTS: Final = (
     "id BIGINT, stream STRING, index BIGINT, chunk BIGINT, offset BIGINT, size BIGINT, kind STRING, type STRING, "
@@ -48,12 +49,16 @@ ROLLUP_HOURLY: Final = (
     # latency_ms is the upper end of a class that doubles: 1, 2, 4, 8 … Null where it is not known.
     "hour TIMESTAMP, stream STRING, door STRING, state STRING, latency_ms BIGINT, count BIGINT, bytes BIGINT"
 )
+UNREADABLE: Final = "entry BIGINT, stream STRING, reason STRING, bytes BIGINT"
+"""What an entry holds all the same is in `events`, under its id."""
+
 SCHEMAS: Final = {
     "events": EVENTS,
     "ledger": LEDGER,
     "deliveries": DELIVERIES,
     "rollup_hourly": ROLLUP_HOURLY,
     "activity": ACTIVITY,
+    "unreadable": UNREADABLE,
 }
 RANKS: Final = ("acked", "dead", "dropped", "expired", "lost", "unknown", "retried", "sent")
 """States, the one that counts first: when several were recorded for one delivery, the leftmost is its state."""
@@ -72,11 +77,23 @@ class ExchangeMissing(OperatorError):
     remedy = "Keep the lake on ext4, xfs, btrfs or tmpfs; all else works without, compaction and erasing do not."
 
 
+class LakeHole(OperatorError):
+    """Files of the lake are gone. Nothing was done: no file is not the same as no rows."""
+
+    code = "lake_hole"
+    remedy = "Put the file back, from a backup of the lake; the job goes on by itself then."
+
+    def __init__(self, table: str, lo: int, hi: int) -> None:
+        super().__init__(f"no file of {table} has the ids {lo + 1:,} to {hi:,}")
+        self.table, self.lo, self.hi = table, lo, hi
+
+
 class Lake:
     """A lake's folder. Everything in it that is visible is complete."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.epoch = ""  # of the log that its files speak of; `binding.bind` finds it out
 
     def files(self, table: str) -> list[LakeFile]:
         """Every published file of *table*, in order of ids."""
@@ -87,6 +104,20 @@ class Lake:
         """The published files of one day, in order of ids."""
         names = _names(self.root / table / f"day={day}")
         return sorted(file for name in names if (file := parse_name(table, day, name)))
+
+    def covering(self, table: str, after: int, upto: int) -> list[LakeFile]:
+        """The files that have the ids in (after, upto], in order; `LakeHole` if some of those are in none.
+
+        Days are listed from the newest on, and no more of them than it takes: years of files cost a turn nothing.
+        """
+        found: list[LakeFile] = []
+        if after >= upto:
+            return found
+        for day in reversed(self.days(table)):
+            found += (file for file in self.files_of_day(table, day) if file.overlaps(after, upto))
+            if found and first_hole(found, after, upto) is None:
+                return sorted(found)
+        raise LakeHole(table, *(first_hole(found, after, upto) or (after, upto)))
 
     def days(self, table: str) -> list[str]:
         """The days that *table* has a folder for, in order."""

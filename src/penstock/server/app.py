@@ -19,6 +19,7 @@ import uvloop
 from penstock.config import ServerSettings, Settings
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock, WallClock
+from penstock.core.epoch import open_epoch
 from penstock.core.export import Export
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
@@ -196,6 +197,7 @@ class Node:
             pace=self._pace,
         )
         await self._ledger.open(engine.registry)
+        await open_epoch(engine.registry, secrets.token_hex(8))
         self._stack.push_async_callback(self._close_ledger)
         await self._start_housekeeping(clock)
         auth = settings.auth

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from penstock.core.epoch import KEY as EPOCH
+from penstock.core.epoch import Epoch
 from penstock.core.log import Log
 from penstock.core.registry import Registry
 from penstock.storage.lake import Lake
@@ -26,6 +28,13 @@ class Watermark(msgspec.Struct):
 
     done: int = 0
     done_ms: int = 0
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Which lake it is, and of which epoch of the log it speaks."""
+
+    id: str = ""
+    epoch: str = ""
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -69,22 +78,26 @@ class Trimming:
 
     async def _why_another_lake(self, lake: Lake) -> str:
         """Why the open lake is not the one that the watermarks speak of; empty if it is."""
-        record = await self._registry.get("lake/id")
-        there = _id(record.value) if record else ""
+        record, known = await self._registry.get("lake/id"), await self._registry.get(EPOCH)
+        there = _mark(record.value) if record else Mark()
         here = await asyncio.to_thread(_mark_of, lake.directory)
-        return "" if here == there else f"{lake.directory} is not the lake that this log is archived in"
+        if here.id != there.id:
+            return f"{lake.directory} is not the lake that this log is archived in"
+        epoch = msgspec.json.decode(known.value, type=Epoch) if known else Epoch("")
+        if epoch.is_own(here.epoch) and epoch.is_own(there.epoch):
+            return ""
+        return f"{lake.directory} speaks of another history of this log, which was restored from a backup"
 
 
-def _mark_of(directory: Path) -> str:
+def _mark_of(directory: Path) -> Mark:
     try:
-        return _id((directory / "lake.json").read_bytes())
+        return _mark((directory / "lake.json").read_bytes())
     except OSError:
-        return ""
+        return Mark()
 
 
-def _id(text: bytes) -> str:
+def _mark(text: bytes) -> Mark:
     try:
-        value: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(text, type=Mark)
     except msgspec.MsgspecError:
-        return ""
-    return str(value.get("id", ""))
+        return Mark()

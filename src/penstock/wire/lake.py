@@ -11,11 +11,18 @@ This module knows names, nothing else: the server, the pipeline and Spark's work
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-LETTERS: Final = {"events": "e", "ledger": "l", "deliveries": "d", "rollup_hourly": "r", "activity": "a"}
+LETTERS: Final = {
+    "events": "e",
+    "ledger": "l",
+    "deliveries": "d",
+    "rollup_hourly": "r",
+    "activity": "a",
+    "unreadable": "u",
+}
 """The tables, each with the letter that its files begin with."""
 
 STAGING: Final = "_staging"
@@ -68,6 +75,27 @@ def parse_name(table: str, day: str, name: str) -> LakeFile | None:
     if not found or found[1] != LETTERS[table]:
         return None
     return LakeFile(int(found[2]), int(found[3]), day, table, int(found[4] or 0))
+
+
+def is_own_epoch(log: str, restored: bool, other: str) -> bool:
+    """Whether what carries the epoch *other* (empty: none) speaks of the ids of a log in the epoch *log*.
+
+    A log that was never restored takes what has no epoch for its own: it was written before there were any.
+    """
+    return other == log or (not other and not restored)
+
+
+def first_hole(files: Sequence[LakeFile], after: int, upto: int) -> tuple[int, int] | None:
+    """The first ids in (after, upto] that no file has: (lo, hi], or None if all of them are covered."""
+    position = after
+    for file in sorted(files):
+        if file.lo > position or position >= upto:
+            break
+        position = max(position, file.hi)
+    if position >= upto:
+        return None
+    following = min((file.lo for file in files if file.lo > position), default=upto)
+    return position, min(following, upto)
 
 
 def first_overlap(files: Iterable[LakeFile]) -> tuple[LakeFile, LakeFile] | None:

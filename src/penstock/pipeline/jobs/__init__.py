@@ -21,6 +21,9 @@ from penstock.pipeline.tables import Lake
 
 JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase")
 
+BEGIN: Final = "pipeline/begin"
+"""The record of where the lake begins, if that is not the log's first entry."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workplace:

@@ -12,14 +12,11 @@ from penstock.pipeline import register
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Intent, Slice, Staged, Turn
 from penstock.pipeline.copying import copy_slices
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import BEGIN, Outcome, Workplace
 from penstock.pipeline.offsets import COLUMNS
 from penstock.pipeline.staging import stage_slices, staged_slices
 
 OPTIONS: Mapping[str, str] = {}
-
-BEGIN: Final = "pipeline/begin"
-"""The record of where the lake begins, if that is not the log's first entry."""
 
 TURN_ROWS: Final = 2_000_000
 """Rows of one turn: some ten seconds of work, which a crash repeats at most."""

@@ -18,8 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.core.epoch import KEY as EPOCH
+from penstock.core.epoch import Epoch
 from penstock.core.registry import NEW
-from penstock.errors import InputInvalid, TooLarge, VersionMismatch
+from penstock.errors import Conflict, InputInvalid, TooLarge, VersionMismatch
 from penstock.limits import LEVEL_BYTES, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.server.context import Context, integer, only
 from penstock.server.exchange import Held, Request, Response
@@ -37,6 +39,16 @@ ANYBODY: Final = ("pipeline/consumers/", "pipeline/sinks/")
 """Records that a token with `export` may change."""
 
 _encode = msgspec.json.Encoder().encode
+
+
+class EpochPassed(Conflict):
+    """The log was restored from a backup since the lake's driver was started."""
+
+    code = "epoch_passed"
+    remedy = "Start the driver again: it says whether its lake belongs to the log as it is now."
+
+    def __init__(self, key: str, epoch: str) -> None:
+        super().__init__(f"{key} speaks of another history of the log, which is in epoch {epoch} now")
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,7 +149,7 @@ class Pipeline:
         key = self._changeable(request)
         only(request, "expect")
         expect = integer(request, "expect", None)
-        _decode(request.body, dict)
+        await self._check_epoch(key, _decode(request.body, dict))
         stored = await self._registry.put(key, request.body, expect=expect)
         if key.startswith("pipeline/tasks/"):
             self._news.wake_all()  # the driver waits there
@@ -147,6 +159,16 @@ class Pipeline:
         """Remove one record."""
         await self._registry.delete(self._changeable(request))
         return Response(204)
+
+    async def _check_epoch(self, key: str, value: dict[str, Any]) -> None:
+        """Refuse what a driver has made of another history of this log: its ids stand for other entries now."""
+        epoch = await self._epoch()
+        if key.startswith("lake/") and not epoch.is_own(str(value.get("epoch", ""))):
+            raise EpochPassed(key, epoch.epoch)
+
+    async def _epoch(self) -> Epoch:
+        record = await self._registry.get(EPOCH)
+        return msgspec.json.decode(record.value, type=Epoch) if record else Epoch("")
 
     def _changeable(self, request: Request) -> str:
         caller, key = self._context.caller(request), _checked_key(request.captures[0])
@@ -169,6 +191,7 @@ class Pipeline:
         shown = {
             "newest": newest,
             "trimmed": self._log.trimmed_upto,
+            "epoch": await self._epoch(),
             "tables": {one.key.removeprefix("lake/"): _table(one, newest) for one in records if one.key != "lake/id"},
             "lake": (await self._record("lake/id")).get("path", ""),
             "driver": {**driver, "alive": alive} if driver else None,

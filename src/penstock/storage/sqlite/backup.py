@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -18,9 +19,10 @@ from typing import Final
 
 import msgspec
 
+from penstock.core.epoch import KEY, Epoch
 from penstock.errors import DataCorrupt, DiskFull, InputInvalid
 from penstock.storage.sqlite.connection import open_reader, translated
-from penstock.storage.sqlite.schema import FILE_NAME, check_file, last_id
+from penstock.storage.sqlite.schema import FILE_NAME, check_file, fact, last_id, set_fact
 
 MANIFEST: Final = "manifest.json"
 STEP_PAGES: Final = 2_048
@@ -73,7 +75,7 @@ def restore(source: Path, target: Path, progress: Progress | None = None) -> Man
         _make_empty(target)
         with (source / FILE_NAME).open("rb") as file:
             blocks = iter(lambda: file.read(_BLOCK), b"")
-            _write_durably(target / FILE_NAME, _counted(blocks, manifest.bytes, progress))
+            _write_durably(target / FILE_NAME, _counted(blocks, manifest.bytes, progress), _begin_epoch)
     return manifest
 
 
@@ -174,14 +176,25 @@ def _counted(blocks: Iterable[bytes], total: int, progress: Progress | None) -> 
             progress(done, total)
 
 
-def _write_durably(path: Path, blocks: Iterable[bytes]) -> None:
-    """Make a file that is there whole or not at all, whenever the machine stops."""
+def _begin_epoch(path: Path) -> None:
+    """Give a restored log an epoch of its own: from here on its ids stand for other entries than before."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        version = fact(connection, "version") + 1
+        set_fact(connection, "version", version)
+        epoch = Epoch(secrets.token_hex(8), restored=True).encoded()
+        connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, NULL)", (KEY, epoch, version))
+
+
+def _write_durably(path: Path, blocks: Iterable[bytes], finish: Callable[[Path], None] | None = None) -> None:
+    """Make a file that is there whole or not at all, whenever the machine stops; *finish* may still change it."""
     part = path.with_name(path.name + ".part")
     with open(part, "wb", opener=_private) as file:
         for block in blocks:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
+    if finish:
+        finish(part)
     part.rename(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -1,0 +1,43 @@
+"""The epoch of a log: a name for one history of ids.
+
+An id means one entry, until a backup is restored: from there on the same ids are given to other entries. So a restored
+log has another epoch, and whoever keeps something by id elsewhere (the lake) keeps the epoch beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.core.registry import NEW, Registry
+from penstock.errors import VersionMismatch
+from penstock.wire.lake import is_own_epoch
+
+KEY: Final = "log/epoch"
+"""Where the registry has it."""
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """The log's epoch, as the registry has it."""
+
+    epoch: str
+    restored: bool = False  # the log was put back from a backup, and others may know more of its ids than it does
+
+    def is_own(self, other: str) -> bool:
+        """Whether what carries the epoch *other* (empty: none) speaks of this log's ids."""
+        return is_own_epoch(self.epoch, self.restored, other)
+
+    def encoded(self) -> bytes:
+        """As the registry has it."""
+        return msgspec.json.encode(self)
+
+
+async def open_epoch(registry: Registry, fresh: str) -> Epoch:
+    """The log's epoch; *fresh* if it has none yet."""
+    if (record := await registry.get(KEY)) is None:
+        try:
+            record = await registry.put(KEY, Epoch(fresh).encoded(), expect=NEW)
+        except VersionMismatch:  # another node was first
+            return await open_epoch(registry, fresh)
+    return msgspec.json.decode(record.value, type=Epoch)

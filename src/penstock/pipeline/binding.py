@@ -1,0 +1,131 @@
+"""Makes sure that a lake and a server belong together: the same lake, and the same history of the log's ids.
+
+`lake.json` in the lake and the record `lake/id` at the server hold the same mark, and the epoch of the log that the
+files speak of. A log that was restored from a backup has another epoch: it gives ids again that the lake may have
+already, with other rows. Such a lake is taken over only if it holds nothing beyond what the restored log knows of.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import ConfigInvalid
+from penstock.pipeline.client import Client, Kept
+from penstock.pipeline.jobs import BEGIN
+from penstock.pipeline.tables import Lake, sync
+from penstock.wire.lake import is_own_epoch
+
+MARK: Final = "lake.json"
+RECORD: Final = "lake/id"
+RECORDS: Final = {
+    "events": ("events",),
+    "ledger": ("ledger", "deliveries", "unreadable"),
+    "rollup": ("rollup_hourly", "activity"),
+}
+"""The tables under each record's watermark."""
+
+
+class LakeMismatch(ConfigInvalid):
+    """The lake and the server do not belong together."""
+
+    code = "lake_mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The epoch of the server's log."""
+
+    epoch: str
+    restored: bool
+
+    def is_own(self, other: str) -> bool:
+        """Whether what carries the epoch *other* speaks of this log's ids."""
+        return is_own_epoch(self.epoch, self.restored, other)
+
+
+def bind(client: Client, lake: Lake) -> None:
+    """Make sure that *lake* is the one the server's watermarks speak of; the first lake becomes it."""
+    epoch = Epoch(**client.call("GET", "/v1/pipeline")["epoch"])
+    mark, record = _read_mark(lake), client.get(RECORD)
+    if not mark and _may_begin(client, lake, record, epoch):
+        _begin(client, lake, record, epoch)
+    elif mark.get("id", "") != record.value.get("id", ""):
+        raise _another(lake, record)
+    else:
+        _check_history(client, lake, mark, record, epoch)
+    lake.epoch = epoch.epoch
+
+
+def _may_begin(client: Client, lake: Lake, record: Kept, epoch: Epoch) -> bool:
+    """Whether an empty folder may become the lake."""
+    if not record.version:
+        return True
+    if not epoch.is_own(record.value.get("epoch", "")):
+        return not any(lake.files(table) for tables in RECORDS.values() for table in tables)
+    # The first start was cut off between the two.
+    return bool(record.value["path"] == str(lake.root) and not client.get("lake/events").value.get("done", 0))
+
+
+def _begin(client: Client, lake: Lake, record: Kept, epoch: Epoch) -> None:
+    id = record.value.get("id") if epoch.is_own(record.value.get("epoch", "")) else None
+    if record.version and id is None:  # a lake of another history: its watermarks say nothing of this one
+        for key in (*(f"lake/{name}" for name in (*RECORDS, "erase")), BEGIN):
+            client.delete(key)
+    value = {"id": id or uuid.uuid4().hex, "path": str(lake.root), "epoch": epoch.epoch}
+    client.put(RECORD, value, expect=record.version)
+    _write_mark(lake, value["id"], epoch.epoch)
+
+
+def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: Kept, epoch: Epoch) -> None:
+    """Refuse a lake that has ids which the log has given to nobody, or to others."""
+    for name, tables in RECORDS.items():
+        known = client.get(f"lake/{name}").value
+        upto = max(known.get("done", 0), (known.get("intent") or {}).get("upto", 0))
+        beyond = max((file.hi for table in tables for file in lake.files(table)), default=0)
+        if beyond > upto:
+            raise _newer(lake, name, beyond, upto, epoch)
+    if (mark.get("epoch"), record.value.get("epoch")) != (epoch.epoch, epoch.epoch):
+        client.put(RECORD, {**record.value, "epoch": epoch.epoch}, expect=record.version)
+        _write_mark(lake, mark["id"], epoch.epoch)
+
+
+def _another(lake: Lake, record: Kept) -> LakeMismatch:
+    remedy = "It belongs to another server: give an empty folder."
+    if record.version:
+        remedy = f"Give the lake at {record.value['path']}, or an empty folder to a server that has none."
+    return LakeMismatch("lake", f"{lake.root} is not the lake that this server's log is archived in", remedy=remedy)
+
+
+def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: Epoch) -> LakeMismatch:
+    how = "was restored from a backup" if epoch.restored else "is older than it"
+    said = f"{lake.root} has {name} up to id {beyond:,}, this log, which {how}, knows of {upto:,} only"
+    remedy = "The ids in between stand for other entries now. Start the newer server on it, or give an empty folder."
+    return LakeMismatch("lake", said, remedy=remedy + " Keep the old lake: it has what was trimmed, and what was lost.")
+
+
+def _read_mark(lake: Lake) -> dict[str, Any]:
+    try:
+        text = (lake.root / MARK).read_text()
+    except FileNotFoundError:
+        return {}
+    try:
+        mark = json.loads(text)
+        return {"id": str(mark["id"]), "epoch": str(mark.get("epoch", ""))}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise LakeMismatch(
+            "lake", f"{lake.root / MARK} cannot be read", remedy='Put it back: {"id": …} as in the record lake/id.'
+        ) from None
+
+
+def _write_mark(lake: Lake, id: str, epoch: str) -> None:
+    """In one step: it is there whole, as it was or as it is to be, whenever the machine stops."""
+    path = lake.root / MARK
+    fresh = path.with_name(f"{MARK}.{uuid.uuid4().hex}")
+    fresh.write_text(json.dumps({"id": id, "epoch": epoch}))
+    sync(fresh)
+    fresh.rename(path)
+    sync(Path(path.parent))

@@ -1,0 +1,152 @@
+"""A lake and a log belong together by the same mark and the same history of ids. No JVM is needed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline import binding
+from penstock.pipeline.binding import LakeMismatch, bind
+from penstock.pipeline.client import Client, ServerRefused
+from penstock.pipeline.commit import watermark
+from penstock.pipeline.tables import open_lake
+from penstock.storage.sqlite import backup as backups
+from penstock.testing import RunningServer, start_server
+from tests.pipeline.by_hand import archive_turn, archived, logged
+from tests.server.api import publish
+from tests.server.lake_rig import trim
+
+
+@contextmanager
+def serving(folder: Path, name: str) -> Iterator[tuple[RunningServer, Client]]:
+    with start_server(folder / name, lake_url=folder / "lake") as server:
+        yield server, Client(server.url, server.admin_token)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two folders, each with a server's data, its lake and a backup: in `newer` the lake has what came after that."""
+    folder = tmp_path_factory.mktemp("binding")
+    lake = open_lake(folder / "same" / "lake")
+    with serving(folder / "same", "first") as (server, client):
+        bind(client, lake)
+        for number in range(4):
+            publish(server, "/orders", b"before %d" % number)
+        archive_turn(client, lake)
+        backups.backup(folder / "same" / "first" / "penstock.db", folder / "same" / "backup")
+        server.stop()
+        shutil.copytree(folder / "same", folder / "newer")
+    with serving(folder / "newer", "first") as (server, client):
+        lake = open_lake(folder / "newer" / "lake")
+        bind(client, lake)
+        for number in range(4):
+            publish(server, "/orders", b"lost %d" % number)
+        archive_turn(client, lake)
+    return folder
+
+
+@pytest.fixture
+def newer(made: Path, tmp_path: Path) -> Path:
+    """A lake that is newer than the backup."""
+    return Path(shutil.copytree(made / "newer", tmp_path / "newer"))
+
+
+@pytest.fixture
+def same(made: Path, tmp_path: Path) -> Path:
+    """A lake that has what the backup has."""
+    return Path(shutil.copytree(made / "same", tmp_path / "same"))
+
+
+def goes_on(folder: Path, server: RunningServer, client: Client) -> bool:
+    """Whether the lake is still the log, after the restored server took events and archived them."""
+    for number in range(6):
+        publish(server, "/orders", b"after %d" % number)
+    lake = open_lake(folder / "lake")
+    bind(client, lake)
+    archive_turn(client, lake)
+    return archived(lake) == logged(client)
+
+
+def test_a_restored_server_does_not_take_the_files_of_a_lost_future_for_its_own(newer: Path) -> None:
+    backups.restore(newer / "backup", newer / "second")
+    with serving(newer, "second") as (server, client):
+        before = watermark(client, "events")
+
+        with pytest.raises(LakeMismatch, match="restored from a backup"):
+            goes_on(newer, server, client)
+
+        assert watermark(client, "events") == before
+        reply = trim(server, upto=before, apply=True)
+        assert (reply.status, reply.code) == (409, "trim_refused")
+        assert "another history" in reply.json["error"]["message"]
+        # Then an empty folder becomes its lake, and has everything that the log has
+        shutil.move(newer / "lake", newer / "old lake")
+        assert goes_on(newer, server, client)
+        assert trim(server, upto=before, apply=True).status == 200
+
+
+def test_without_epoch_and_check_the_same_test_finds_the_loss(newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "_begin_epoch", lambda path: None)
+    monkeypatch.setattr(binding, "_check_history", lambda *given: None)
+    backups.restore(newer / "backup", newer / "second")
+
+    with serving(newer, "second") as (server, client):
+        assert not goes_on(newer, server, client)
+        assert watermark(client, "events") == client.newest(), "and all of it may be trimmed"
+
+
+def test_a_lake_that_is_not_newer_is_taken_over(same: Path) -> None:
+    lake = open_lake(same / "lake")
+    backups.restore(same / "backup", same / "second")
+    with serving(same, "second") as (server, client):
+        assert goes_on(same, server, client)
+        assert trim(server, upto=3, apply=True).status == 200
+    # Then the server that was backed up has no lake any more: two would write the same names
+    with serving(same, "first") as (_, client), pytest.raises(LakeMismatch):
+        bind(client, open_lake(lake.root))
+
+
+def test_a_driver_that_outlives_its_server_is_refused_by_the_restored_one(same: Path) -> None:
+    lake = open_lake(same / "lake")
+    backups.restore(same / "backup", same / "second")
+    with serving(same, "second") as (server, client):
+        publish(server, "/orders", b"after")
+        lake.epoch = json.loads((lake.root / "lake.json").read_text())["epoch"]  # as the driver has found it
+
+        with pytest.raises(ServerRefused) as refused:
+            archive_turn(client, lake)
+
+        assert (refused.value.status, refused.value.code) == (409, "epoch_passed")
+
+
+def test_a_log_that_was_copied_by_hand_is_found_by_what_the_lake_has(newer: Path) -> None:
+    (newer / "second").mkdir()
+    shutil.copy(newer / "backup" / "penstock.db", newer / "second" / "penstock.db")
+    with serving(newer, "second") as (server, client), pytest.raises(LakeMismatch, match="is older than it"):
+        goes_on(newer, server, client)
+
+
+def test_a_lake_and_records_from_before_there_were_epochs_go_on(same: Path) -> None:
+    lake = open_lake(same / "lake")
+    with serving(same, "first") as (server, client):
+        for key in ("lake/id", "lake/events", "lake/ledger"):
+            kept = client.get(key)
+            client.put(key, {name: one for name, one in kept.value.items() if name != "epoch"}, expect=kept.version)
+        mark = lake.root / "lake.json"
+        mark.write_text(json.dumps({"id": json.loads(mark.read_text())["id"]}))
+
+        assert goes_on(same, server, client)
+        assert json.loads(mark.read_text())["epoch"] == client.call("GET", "/v1/pipeline")["epoch"]["epoch"]
+
+
+def test_a_mark_that_cannot_be_read_is_said_and_nothing_is_left_beside_a_whole_one(same: Path) -> None:
+    lake = open_lake(same / "lake")
+    assert sorted(path.name for path in lake.root.iterdir() if path.is_file()) == ["lake.json"]
+    (lake.root / "lake.json").write_text('{"id"')
+    with serving(same, "first") as (_, client), pytest.raises(LakeMismatch, match="cannot be read"):
+        bind(client, lake)
