@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import InputInvalid
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import AFTER_STAGING, BEFORE_WATERMARK, Faults, Turn
-from penstock.pipeline.exchanging import BEFORE_EXCHANGE, exchange_files
+from penstock.pipeline.exchanging import BEFORE_EXCHANGE, COMPACTING, exchange_files, workshop
 from penstock.pipeline.jobs import Workplace, erase
 from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer
@@ -87,16 +87,47 @@ def test_an_erased_event_is_gone_from_log_and_lake_alike(world: World) -> None:
     assert world.run()["files"] == 0, "a second time there is nothing to do"
 
 
-def test_what_a_compaction_has_left_behind_goes_as_well(world: World) -> None:
-    left = world.place.lake.root / STAGING / "compact-cut-off"
-    left.mkdir()
-    world.run()
-    assert left.exists(), "nothing was erased: it may be under way"
+def leftover(world: World) -> Path:
+    """What a compaction that was killed has left: a copy of rows."""
+    left = world.place.lake.root / STAGING / f"{COMPACTING}cut-off"
+    left.mkdir(exist_ok=True)
+    parquet.write_table(world.rows(), left / "merged.parquet")
+    return left
 
-    world.ask(ids=world.ids[:1])
+
+def test_what_a_compaction_has_left_behind_goes_and_one_that_is_under_way_only_if_something_is_erased(
+    world: World,
+) -> None:
+    left = leftover(world)
+    with workshop(world.place.lake) as under_way:
+        publish(world.server, "/open")
+        world.archive()
+        world.run()
+        assert not left.exists()
+        assert under_way.exists()
+
+        world.ask(ids=world.ids[:1])
+        world.run()
+
+        assert not under_way.exists()
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: only what replaces a file sweeps"])
+def test_a_redone_turn_that_finds_nothing_to_replace_sweeps_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    world.ask(stream=world.stream)
+    with pytest.raises(Crash):
+        world.run(CrashAt(BEFORE_WATERMARK))  # the files are exchanged
+    leftover(world)
+    if sabotaged:
+        monkeypatch.setattr(erase, "sweep", lambda lake, **given: 0)
+
     world.run()
 
-    assert not left.exists()
+    assert bool(world.left()) is sabotaged
+    monkeypatch.undo()
+    erase.sweep(world.place.lake)
 
 
 def test_a_stream_is_erased_again_and_again(world: World) -> None:

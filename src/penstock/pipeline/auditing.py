@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.pipeline.jobs.ledger import BATCH
+from penstock.pipeline.batches import BATCH
 from penstock.wire.ledger import CLOSED
 
 SUMMARY: Final = (
@@ -112,24 +112,29 @@ def batches_in_events(events: DataFrame) -> DataFrame:
 
     return said.select(
         attribute("node").alias("node"),
-        attribute("epoch").cast("bigint").alias("epoch"),
-        attribute("sequence").cast("bigint").alias("sequence"),
+        attribute("epoch").try_cast("bigint").alias("epoch"),
+        attribute("sequence").try_cast("bigint").alias("sequence"),
         F.col("id").alias("entry"),
         "time",
     )
 
 
-def lost_batches(told: DataFrame, ledger: DataFrame) -> DataFrame:
+def lost_batches(told: DataFrame, ledger: DataFrame, unreadable: DataFrame) -> DataFrame:
     """Batches that must be there and are not: (node, epoch, first, last, table).
 
-    The numbers of an epoch begin at 0 and have no gap; and what the log has, the table `ledger` has.
+    The numbers of an epoch begin at 0 and have no gap; and what the log has, the table `ledger` has, or `unreadable`
+    by the entry's id. What an unreadable one says of itself may fill a gap, and never makes one.
     """
+    believed = told.join(unreadable, "entry", "left_anti")
     kept = ledger.where(F.col("state") == BATCH).select("node", "epoch", "sequence").distinct()
     order = Window.partitionBy("node", "epoch").orderBy("sequence")
-    every = told.select("node", "epoch", "sequence").union(kept).distinct()
+    known = believed.select("node", "epoch", "sequence").union(kept).distinct().withColumn("sure", F.lit(True))
+    guessed = told.join(unreadable, "entry", "left_semi").select("node", "epoch", "sequence", F.lit(False))
+    every = known.union(guessed).where(F.col("sequence").isNotNull())
     before = F.coalesce(F.lag("sequence").over(order), F.lit(-1))
-    gaps = every.withColumn("first", before + 1).where(F.col("sequence") > F.col("first"))
-    unsaid = told.join(kept, ["node", "epoch", "sequence"], "left_anti")
+    gaps = every.withColumn("first", before + 1).where(F.col("sure") & (F.col("sequence") > F.col("first")))
+    there = ledger.where(F.col("state") == BATCH).select("entry")
+    unsaid = believed.join(there, "entry", "left_anti").join(kept, ["node", "epoch", "sequence"], "left_anti")
     in_log = gaps.select(
         "node", "epoch", "first", (F.col("sequence") - 1).alias("last"), F.lit("events").alias("table")
     )
@@ -144,10 +149,12 @@ def lost_batches(told: DataFrame, ledger: DataFrame) -> DataFrame:
 
 
 def epochs(told: DataFrame, ledger: DataFrame) -> DataFrame:
-    """Each epoch of a node: (node, epoch, began, ended, closed, newest, lost, next_began)."""
-    batches = ledger.where(F.col("state") == BATCH).join(
-        told.select("entry", "time").withColumnRenamed("time", "at"), "entry"
-    )
+    """Each epoch of a node: (node, epoch, began, ended, closed, newest, lost, next_began).
+
+    Times are microseconds since 1970: a row that leaves Spark would have the local time of whoever asks.
+    """
+    at = told.select("entry", F.unix_micros("time").alias("at"))
+    batches = ledger.where(F.col("state") == BATCH).join(at, "entry")
     found = batches.groupBy("node", "epoch").agg(
         F.min("at").alias("began"),
         F.max("at").alias("ended"),
@@ -163,7 +170,7 @@ def epochs(told: DataFrame, ledger: DataFrame) -> DataFrame:
 
 
 def unclosed(mailboxes: DataFrame, ledger: DataFrame, entries: DataFrame) -> DataFrame:
-    """Items that are neither pending nor closed: (recipient, month, number, accepted).
+    """Items that are neither pending nor closed: (recipient, month, number, accepted), in microseconds since 1970.
 
     `expired` of each recipient wait for the sweep that closes them: so many are left out. The message stream makes
     items of entries that a session follows, and records their ends as those of entries (*entries* has id and index):
@@ -177,7 +184,7 @@ def unclosed(mailboxes: DataFrame, ledger: DataFrame, entries: DataFrame) -> Dat
     named = ledger.withColumn("recipient", F.regexp_replace("recipient", f"^{FOLLOWING}/", ""))
     items = named.where(F.col("month") != "").select("recipient", "month", "number", "state", "time")
     closed = items.where(F.col("state").isin(*CLOSED)).select("recipient", "month", "number").distinct()
-    seen = items.groupBy("recipient", "month", "number").agg(F.min("time").alias("accepted"))
+    seen = items.groupBy("recipient", "month", "number").agg(F.unix_micros(F.min("time")).alias("accepted"))
     open_items = due.join(closed, ["recipient", "month", "number"], "left_anti")
     newest = Window.partitionBy("recipient", "month").orderBy(F.col("number").desc())
     counted = open_items.withColumn("rank", F.row_number().over(newest)).where(F.col("rank") > F.col("expired"))

@@ -57,11 +57,28 @@ def gone(requests: Iterable[bytes]) -> Gone:
     ids: set[int] = set()
     streams: dict[str, int] = {}
     for body in requests:
-        said = json.loads(body)
-        ids.update(said.get("ids", ()))
-        if "stream" in said:
-            streams[said["stream"]] = max(said["upto"], streams.get(said["stream"], 0))
+        try:
+            wanted, stream, upto = read_request(body)
+        except ValueError:
+            continue  # it is in the table `unreadable`, with the reason; all others are done
+        ids.update(wanted)
+        if stream:
+            streams[stream] = max(upto, streams.get(stream, 0))
     return Gone(frozenset(ids), streams)
+
+
+def read_request(body: bytes) -> tuple[list[int], str, int]:
+    """What one entry of `/_erased` asks for: ids, or all of a stream up to an id. `ValueError` if it is none."""
+    try:
+        said = json.loads(body)
+        ids, stream, upto = said.get("ids", []), said.get("stream", ""), said.get("upto", 0)
+        stream.encode()
+    except (AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"no request to erase: {type(error).__name__} {error}") from error
+    numbers = [*ids, upto] if isinstance(ids, list) else [None]
+    if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise ValueError("no request to erase: an id is no number")
+    return ids, stream, upto
 
 
 def requests_in(path: Path, after: int, upto: int) -> Iterator[bytes]:

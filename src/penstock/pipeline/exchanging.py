@@ -7,16 +7,58 @@ gets a wrong row or one twice, for a name never comes to have other bytes.
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from penstock.pipeline.commit import Faults, Staged, StagedWrong
 from penstock.pipeline.tables import Lake
-from penstock.wire.lake import LakeFile, day_folder
+from penstock.wire.lake import STAGING, LakeFile, day_folder
 
 BEFORE_EXCHANGE: Final = "before the exchange"
+COMPACTING: Final = "compact-"
+"""What the folder of a compaction begins with."""
+
+
+@contextmanager
+def workshop(lake: Lake) -> Iterator[Path]:
+    """A folder for a compaction, locked while it is under way and gone afterwards."""
+    work = lake.root / STAGING / f"{COMPACTING}{uuid.uuid4().hex}"
+    work.mkdir(parents=True)
+    try:
+        with (work / "lock").open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def sweep(lake: Lake, *, also_under_way: bool = False) -> int:
+    """Remove what compactions have left behind that were cut off; returns how many.
+
+    They have copies of rows that may have been erased since. *also_under_way*: those that still work, too. They would
+    have to give way in any case when their files are replaced.
+    """
+    left = [work for work in (lake.root / STAGING).glob(f"{COMPACTING}*") if also_under_way or not _is_held(work)]
+    for work in left:
+        shutil.rmtree(work, ignore_errors=True)
+    return len(left)
+
+
+def _is_held(work: Path) -> bool:
+    try:
+        with (work / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def exchange_files(lake: Lake, gone: Sequence[LakeFile], made: Sequence[Staged], work: Path, faults: Faults) -> None:

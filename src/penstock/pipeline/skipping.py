@@ -49,7 +49,7 @@ def presence(events: DataFrame) -> DataFrame:
     )
     user, device = F.get_json_object("line", "$.uid"), F.get_json_object("line", "$.hid")
     name = F.when(device == "", user).otherwise(F.concat(user, F.lit("/"), device))
-    at = F.get_json_object("line", "$.time").cast("double")
+    at = F.get_json_object("line", "$.time").try_cast("double")
     return lines.select(name.alias("recipient"), F.timestamp_seconds(at).alias("time"))
 
 

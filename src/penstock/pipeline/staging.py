@@ -30,10 +30,11 @@ def staged_slices(parts: Sequence[Path], table: str, slices: Sequence[Slice]) ->
     return staged
 
 
-def stage_one(frame: DataFrame, folder: Path, table: str, one: Slice) -> list[Staged]:
-    """Write *frame* as the one file of a slice; no file when there are no rows."""
+def stage_one(frame: DataFrame, folder: Path, table: str, one: Slice, *, empty: bool = False) -> list[Staged]:
+    """Write *frame* as the one file of a slice; no file when there are no rows, unless *empty* ones are wanted."""
     frame.coalesce(1).write.mode("overwrite").parquet(str(folder))
-    parts = [path for path in sorted(folder.glob("part-*.parquet")) if rows_of(path)]
+    written = sorted(folder.glob("part-*.parquet"))
+    parts = [path for path in written if rows_of(path)] or (written[:1] if empty else [])
     if len(parts) > 1:
         raise StagedWrong(f"{len(parts)} files were staged for one slice")
     return [Staged(path, LakeFile(one.lo, one.hi, one.day, table)) for path in parts]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +28,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.pipeline import auditing, skipping
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.jobs import Outcome, Workplace, archive, ledger
-from penstock.pipeline.tables import EVENTS, LEDGER
+from penstock.pipeline.jobs import BEGIN, Outcome, Workplace, archive, ledger
+from penstock.pipeline.tables import EVENTS, LEDGER, UNREADABLE
 from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
@@ -102,7 +102,7 @@ def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
     """Compare the lake as it is with a cut."""
     report = Report(cut.upto)
     files = place.lake.files("events")
-    begin = int(place.client.get(archive.BEGIN).value.get("after", 0))
+    begin = int(place.client.get(BEGIN).value.get("after", 0))
     if begin:
         words = f"what was trimmed up to id {begin} before the first archive is not part of this audit"
         report.findings.append(Finding("unknown(trimmed)", "files", words))
@@ -117,12 +117,15 @@ def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
     told = auditing.batches_in_events(events).cache()
     epochs = auditing.epochs(told, records).orderBy("node", "epoch").collect()
     report.findings += _check_events(place, summary, cut, begin)
-    report.findings += _check_batches(told, records)
+    bad = _read(place, place.lake.files("unreadable"), UNREADABLE).cache()
+    report.findings += _check_batches(told, records, bad.select("entry"))
+    report.findings += _check_unreadable(bad)
     report.findings += (finding for row in epochs for finding in _check_epoch(row, events))
     report.findings += _check_mailboxes(place, cut, records, events, _last_crash(epochs))
     report.findings += _check_pushers(cut, events, records)
     report.findings += _check_readers(events, records)
     told.unpersist()
+    bad.unpersist()
     summary.unpersist()
     return report
 
@@ -245,15 +248,21 @@ def _heads_of(client: Client, streams: list[str], upto: int) -> list[list[Any]]:
     return [head for head in found if head[4] <= upto]
 
 
-def _check_batches(told: DataFrame, records: DataFrame) -> Iterator[Finding]:
-    for row, more in _named(auditing.lost_batches(told, records)):
+def _check_unreadable(bad: DataFrame) -> Iterator[Finding]:
+    for row, more in _named(bad.orderBy("entry")):
+        words = f"entry {row.entry} of {row.stream}, {row.bytes:,} bytes, cannot be read: {row.reason}{more}"
+        yield Finding("unknown(unreadable)", "ledger" if row.stream == ledger.STREAM else "erased", words)
+
+
+def _check_batches(told: DataFrame, records: DataFrame, unreadable: DataFrame) -> Iterator[Finding]:
+    for row, more in _named(auditing.lost_batches(told, records, unreadable)):
         numbers = str(row.first) if row.first == row.last else f"{row.first} to {row.last}"
         words = f"batch {numbers} of node {row.node}, epoch {row.epoch}, in {row.table}{more}"
         yield Finding("missing", "ledger", words)
 
 
-def _last_crash(epochs: list[Row]) -> datetime | None:
-    """When a node last came back after it had ended without closing its epoch."""
+def _last_crash(epochs: list[Row]) -> int | None:
+    """When a node last came back after it had ended without closing its epoch, in microseconds since 1970."""
     return max((row.next_began for row in epochs if not row.closed and row.next_began is not None), default=None)
 
 
@@ -263,17 +272,17 @@ def _check_epoch(row: Row, events: DataFrame) -> Iterator[Finding]:
         yield Finding("unknown(crash)", "ledger", words)
     if row.closed or row.next_began is None:
         return
-    during = events.where((F.col("time") >= F.lit(row.ended)) & (F.col("time") <= F.lit(row.next_began)))
+    during = events.where(F.unix_micros("time").between(row.ended, row.next_began))
     entries = during.where(F.col("index").isNotNull() & ~F.col("stream").startswith("/_")).count()
     words = (
-        f"node {row.node} did not close epoch {row.epoch}: what it sent between {row.ended:%Y-%m-%dT%H:%M:%S} and "
-        f"{row.next_began:%Y-%m-%dT%H:%M:%S} may be unrecorded: for each reader at most the {entries:,} entries of then"
+        f"node {row.node} did not close epoch {row.epoch}: what it sent between {_utc(row.ended)} and "
+        f"{_utc(row.next_began)} may be unrecorded: for each reader at most the {entries:,} entries of then"
     )
     yield Finding("unknown(crash)", "ledger", words)
 
 
 def _check_mailboxes(
-    place: Workplace, cut: Cut, records: DataFrame, events: DataFrame, crash: datetime | None
+    place: Workplace, cut: Cut, records: DataFrame, events: DataFrame, crash: int | None
 ) -> Iterator[Finding]:
     if not cut.mailboxes:
         return
@@ -319,6 +328,10 @@ def _named(found: DataFrame) -> Iterator[tuple[Row, str]]:
     for row in shown:
         rest = len(rows) > NAMED and row is shown[-1]
         yield row, f"; and {found.count() - NAMED:,} more" if rest else ""
+
+
+def _utc(micros: int) -> str:
+    return f"{datetime.fromtimestamp(micros / 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _hole(row: Row) -> str:

@@ -9,9 +9,7 @@ files that are part of larger ones now.
 from __future__ import annotations
 
 import os
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,17 +19,20 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from penstock.pipeline.commit import Slice, Staged, StagedWrong, watermark
-from penstock.pipeline.exchanging import exchange_files
+from penstock.pipeline.exchanging import exchange_files, sweep, workshop
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.jobs.ledger import fold_deliveries
 from penstock.pipeline.jobs.rollup import add_up, merge_activity
 from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import SCHEMAS, Lake
-from penstock.wire.lake import STAGING, LakeFile
+from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {"all": "also the hour that is not over yet"}
 
 HOUR_SECONDS: Final = 3600
+
+WHOLE: Final = ("events", "ledger")
+"""Tables that have a file for every id."""
 
 Merge = Callable[[DataFrame], DataFrame]
 
@@ -51,6 +52,7 @@ KINDS: Final = {
     "deliveries": Kind("ledger", lambda frame: _sorted(fold_deliveries(frame)), False),
     "rollup_hourly": Kind("rollup", add_up, False),
     "activity": Kind("rollup", merge_activity, False),
+    "unreadable": Kind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
 }
 
 
@@ -62,6 +64,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     """Put together what can be, in every table."""
     open_hour = None if "all" in options else int(time.time()) // HOUR_SECONDS
     before = after = 0
+    sweep(place.lake)
     for table, kind in KINDS.items():
         done = watermark(place.client, kind.record)
         for groups in groups_of(place.lake, table, done, open_hour).values():
@@ -90,8 +93,8 @@ def _neighbours(lake: Lake, table: str, done: int, open_hour: int | None) -> Ite
             continue
         run: list[LakeFile] = []
         for file in same:
-            # Where ids are missing between two files of events there is a hole: it must stay visible.
-            if file.hi > done or (run and table == "events" and run[-1].hi != file.lo):
+            # Where ids are missing between two files there is a hole: it must stay visible.
+            if file.hi > done or (run and table in WHOLE and run[-1].hi != file.lo):
                 yield run
                 run = []
             if file.hi <= done:
@@ -108,13 +111,10 @@ def _hour(lake: Lake, file: LakeFile) -> int:
 
 
 def _compact_day(place: Workplace, table: str, kind: Kind, groups: Sequence[Sequence[LakeFile]]) -> None:
-    work = place.lake.root / STAGING / f"compact-{uuid.uuid4().hex}"
-    try:
+    with workshop(place.lake) as work:
         made = [_merge(place, table, kind, group, work / str(group[0].lo)) for group in groups]
         with place.lake.locked():
             exchange_files(place.lake, [file for group in groups for file in group], made, work, place.faults)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _merge(place: Workplace, table: str, kind: Kind, group: Sequence[LakeFile], folder: Path) -> Staged:
@@ -122,7 +122,7 @@ def _merge(place: Workplace, table: str, kind: Kind, group: Sequence[LakeFile], 
     sources = [place.lake.path(file) for file in group]
     frame = place.spark.read.schema(SCHEMAS[table]).parquet(*map(str, sources)).coalesce(1)
     whole = Slice(group[0].lo, group[-1].hi, group[0].day)
-    merged = stage_one(kind.merge(frame), folder, table, whole)[0]
+    merged = stage_one(kind.merge(frame), folder, table, whole, empty=True)[0]
     rows = sum(map(rows_of, sources))
     if kind.keeps_rows and rows_of(merged.path) != rows:
         raise StagedWrong(f"{rows_of(merged.path)} rows came out of {rows} of {table}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -23,10 +22,11 @@ from penstock.errors import InputInvalid
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Intent, Staged, StagedWrong, Turn, watermark
 from penstock.pipeline.erasing import STREAM, Gone, gone, requests_in, rows_with, write_without
-from penstock.pipeline.exchanging import exchange_files
+from penstock.pipeline.exchanging import exchange_files, sweep
 from penstock.pipeline.jobs import Outcome, Workplace, archive
+from penstock.pipeline.jobs.ledger import begins_after
 from penstock.pipeline.staging import rows_of
-from penstock.wire.lake import STAGING, LakeFile
+from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {
     "ids": "first erase these events in the log: their ids with commas",
@@ -38,15 +38,9 @@ class Replacing(Turn):
     """A turn whose files take the place of others instead of being added."""
 
     def _name(self, staged: Iterable[Staged]) -> None:
-        replaced = 0
         for _, of_day in groupby(staged, lambda one: one.file.day):
             made = list(of_day)
             exchange_files(self._lake, [_former(one.file) for one in made], made, self.staging, self._faults)
-            replaced += len(made)
-        # What a compaction has left behind when it was cut off may have it still. One that is under way would have to
-        # give way in any case: its files are replaced.
-        for left in (self._lake.root / STAGING).glob("compact-*") if replaced else ():
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
@@ -88,6 +82,9 @@ def _wanted(options: Mapping[str, str]) -> dict[str, Any]:
 def _stage(place: Workplace, turn: Turn) -> tuple[list[Staged], int]:
     """Files without what is gone, and how many rows that is."""
     what, rows = _requested(place, turn), 0
+    # Whatever a compaction has copied and not yet published may have it still. Also when there is nothing to replace
+    # any more: a turn that was cut off after its last exchange is redone like that.
+    sweep(place.lake, also_under_way=bool(what))
     staged: list[Staged] = []
     for file in place.lake.files("events") if what else ():
         if what.may_be_in(file) and (found := rows_with(place.lake.path(file), what)):
@@ -103,8 +100,8 @@ def _requested(place: Workplace, turn: Turn) -> Gone:
         raise ValueError("a turn without an intent")
     if _last_request(place.client) <= intent.after:
         return gone(())
-    after, upto = intent.after, intent.upto
-    paths = [place.lake.path(file) for file in place.lake.files("events") if file.overlaps(after, upto)]
+    after, upto = max(intent.after, begins_after(place.client)), intent.upto
+    paths = [place.lake.path(file) for file in place.lake.covering("events", after, upto)]
     return gone(body for path in paths for body in requests_in(path, after, upto))
 
 

@@ -1,5 +1,8 @@
 """`ledger`: the batches of `/_ledger` in `events` → `ledger`, one row a record, and `deliveries`, folded.
 
+A batch that comes again is left out, in whichever turn it comes (`pipeline/batches.py`). One that cannot be read
+becomes a row of `unreadable`, and the job goes on.
+
 A turn reads what the archive has written, never the server: it costs the server nothing, and it cannot be
 overtaken by a trim. A file of `deliveries` is the fold of the file of `ledger` with the same ids. What happened to
 one delivery at different times may be in several files; whoever reads folds again, by rank (`fold_deliveries`),
@@ -15,19 +18,25 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from penstock.pipeline.batches import BATCH, UNREADABLE, Heads, heads_in, kept, look_through, read_kept
+from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Intent, Slice, Staged, Turn, watermark
-from penstock.pipeline.jobs import Outcome, Workplace
-from penstock.pipeline.staging import stage_one
+from penstock.pipeline.erasing import STREAM as ERASED
+from penstock.pipeline.erasing import read_request
+from penstock.pipeline.jobs import BEGIN, Outcome, Workplace
+from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import EVENTS, LEDGER, RANKS, SCHEMAS, days_between
 from penstock.wire.ledger import decode_batch
 
 OPTIONS: Mapping[str, str] = {}
 
 STREAM: Final = "/_ledger"
-BATCH: Final = "batch"
-"""The state of the row that stands for a batch itself."""
+SYSTEM: Final = (STREAM, ERASED)
+"""Streams whose entries something of ours must be able to read."""
 
 TURN_IDS: Final = 2_000_000
+REASON_CHARACTERS: Final = 300
+"""Of the reason why an entry cannot be read: it may quote the entry."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _WHAT: Final = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
 _ARROW: Final = {"BIGINT": pa.int64(), "STRING": pa.utf8(), "TIMESTAMP": _TIME}
@@ -38,17 +47,51 @@ _SCHEMA: Final = pa.schema([(name, _ARROW[kind]) for name, kind in (one.split() 
 
 
 def transform(events: DataFrame) -> DataFrame:
-    """Entries of `/_ledger` → one row for each batch, and one for each record in it."""
-    batches = events.where((F.col("stream") == STREAM) & (F.col("kind") == "data"))
-    return batches.select("id", "body").mapInArrow(_decode, LEDGER)
+    """Entries of `/_ledger` → one row for each batch, and one for each record in it.
+
+    One that cannot be read, there or in `/_erased`, becomes a row whose state is `unreadable`, with the reason.
+    """
+    wanted = events.where(F.col("stream").isin(*SYSTEM) & (F.col("kind") == "data"))
+    return wanted.select("id", "stream", "body").mapInArrow(_decode, LEDGER)
 
 
 def _decode(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for piece in pieces:
-        for id, body in zip(piece.column("id").to_pylist(), piece.column("body").to_pylist(), strict=True):
-            rows = _rows(id, body)
-            columns = [pa.array(values, field.type) for values, field in zip(rows, _SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+        for id, stream, body in zip(*(piece.column(name).to_pylist() for name in range(3)), strict=True):
+            yield from _decode_one(id, stream, body or b"")
+
+
+def _decode_one(entry: int, stream: str, body: bytes) -> Iterator[pa.RecordBatch]:
+    try:
+        if stream == STREAM:
+            yield _arrow(_rows(entry, body))
+        else:
+            read_request(body)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are to be read
+        yield _arrow(_unreadable_row(entry, stream, len(body), str(error) or type(error).__name__))
+
+
+def _arrow(rows: list[list[Any]]) -> pa.RecordBatch:
+    columns = [pa.array(values, field.type) for values, field in zip(rows, _SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _unreadable_row(entry: int, stream: str, size: int, reason: str) -> list[list[Any]]:
+    said = {"entry": entry, "state": UNREADABLE, "reason": _printable(reason), "stream": stream, "number": size}
+    empty = {pa.int64(): 0, pa.utf8(): "", _TIME: None}
+    return [[said.get(field.name, empty[field.type])] for field in _SCHEMA]
+
+
+def _printable(reason: str) -> str:
+    """A reason may quote what nobody can encode."""
+    return reason[:REASON_CHARACTERS].encode(errors="replace").decode()
+
+
+def unreadable(decoded: DataFrame) -> DataFrame:
+    """What could not be read, as rows of the table `unreadable`."""
+    return decoded.where(F.col("state") == UNREADABLE).select(
+        "entry", "stream", "reason", F.col("number").alias("bytes")
+    )
 
 
 def _rows(entry: int, body: bytes) -> list[list[Any]]:
@@ -119,13 +162,13 @@ def _rank(state: Column) -> Column:
 
 def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     """Decode and fold everything that is archived."""
-    archived, records = watermark(place.client, "events"), 0
+    archived, files = watermark(place.client, "events"), 0
     while _is_behind(place, archived):
         turn = Turn(place.client, place.lake, "ledger", place.faults)
         if turn.intent is None:
             turn.intend(plan_from_lake(place, turn.done, min(archived, turn.done + TURN_IDS)))
-        records += _perform(place, turn)
-    return Outcome(f"ledger: {records:,} files up to id {archived:,}", {"files": records, "upto": archived})
+        files += _perform(place, turn)
+    return Outcome(f"ledger: {files:,} files up to id {archived:,}", {"files": files, "upto": archived})
 
 
 def _is_behind(place: Workplace, archived: int) -> bool:
@@ -134,34 +177,66 @@ def _is_behind(place: Workplace, archived: int) -> bool:
 
 
 def plan_from_lake(place: Workplace, after: int, upto: int) -> Intent:
-    """The ids in (after, upto], cut where `events` has a new day."""
-    cuts = days_between(place.lake.files("events"), after, upto)
+    """The ids in (after, upto], cut where `events` has a new day. `LakeHole` where a file of it is gone."""
+    begin = max(after, begins_after(place.client))
+    cuts = days_between(place.lake.covering("events", begin, upto), after, upto)
     return Intent(after, upto, tuple(Slice(lo, hi, day) for lo, hi, day in cuts))
+
+
+def begins_after(client: Client) -> int:
+    """The id after which the lake begins: not 0 where the log had been trimmed before its first archive."""
+    return int(client.get(BEGIN).value.get("after", 0))
 
 
 def events_between(place: Workplace, after: int, upto: int, *columns: str) -> DataFrame:
     """The rows of `events` with ids in (after, upto], from those files only whose names say so."""
-    found = [file for file in place.lake.files("events") if file.overlaps(after, upto)]
-    paths = [str(place.lake.path(file)) for file in found]
+    paths = [str(place.lake.path(file)) for file in place.lake.covering("events", after, upto)]
     frame = place.spark.read.schema(EVENTS).parquet(*paths) if paths else place.spark.createDataFrame([], EVENTS)
     return frame.where((F.col("id") > after) & (F.col("id") <= upto)).select(*columns)
+
+
+def whole_after(record: Mapping[str, Any]) -> int | None:
+    """The id from which on every slice of `ledger` has a file, also one without rows; older ones may have none."""
+    found: int | None = record.get("memory", {}).get("whole_after")
+    return found
 
 
 def _perform(place: Workplace, turn: Turn) -> int:
     intent = turn.intent
     if intent is None:
         raise ValueError("a turn without an intent")
-    staged = [file for one in intent.slices for file in _stage(place, turn, one)]
-    turn.publish(staged)
+    heads, staged = _heads(place, turn), []
+    for one in intent.slices:
+        files, heads = _stage(place, turn, one, heads)
+        staged += files
+    turn.publish(staged, {"batches": kept(heads), "whole_after": turn.memory.get("whole_after", intent.after)})
     return len(staged)
 
 
-def _stage(place: Workplace, turn: Turn, one: Slice) -> list[Staged]:
-    events = events_between(place, one.lo, one.hi, "id", "stream", "kind", "body")
-    folder = turn.staging / str(one.lo)
-    ledger = stage_one(transform(events), folder / "ledger", "ledger", one)
-    if not ledger:
-        return []
-    decoded = place.spark.read.schema(LEDGER).parquet(str(ledger[0].path))
+def _heads(place: Workplace, turn: Turn) -> Heads:
+    """The batches that came before this turn; a lake that has never kept them is read through, once."""
+    if "batches" in turn.memory:
+        return read_kept(turn.memory["batches"])
+    before = [file for file in place.lake.files("ledger") if file.hi <= turn.done]
+    return heads_in(place.lake.path(file) for file in before)
+
+
+def _stage(place: Workplace, turn: Turn, one: Slice, heads: Heads) -> tuple[list[Staged], Heads]:
+    """The files of a slice, and the heads after it."""
+    events, folder = events_between(place, one.lo, one.hi, "id", "stream", "kind", "body"), turn.staging / str(one.lo)
+    whole = stage_one(transform(events), folder / "decoded", "ledger", one, empty=True)
+    found = look_through(whole[0].path, heads)
+    decoded = _read(place, whole[0])
+    bad = stage_one(unreadable(decoded), folder / "unreadable", "unreadable", one) if found.unreadable else []
+    if bad or found.repeats:
+        left = decoded.where((F.col("state") != UNREADABLE) & ~F.col("entry").isin(*found.repeats, -1))
+        whole = stage_one(left, folder / "ledger", "ledger", one, empty=True)
+        decoded = _read(place, whole[0])
+    if not rows_of(whole[0].path):
+        return whole + bad, found.heads
     folded = fold(decoded).coalesce(1).sortWithinPartitions("first", "key", "recipient")
-    return ledger + stage_one(folded, folder / "deliveries", "deliveries", one)
+    return whole + stage_one(folded, folder / "deliveries", "deliveries", one) + bad, found.heads
+
+
+def _read(place: Workplace, staged: Staged) -> DataFrame:
+    return place.spark.read.schema(LEDGER).parquet(str(staged.path))

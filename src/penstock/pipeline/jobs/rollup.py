@@ -6,17 +6,20 @@ A file holds the sums over its own ids only. They are made to be added: counts a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.pipeline.batches import BATCH
 from penstock.pipeline.commit import Slice, Staged, Turn, watermark
 from penstock.pipeline.jobs import Outcome, Workplace
-from penstock.pipeline.jobs.ledger import BATCH, events_between, plan_from_lake, without_repeats
+from penstock.pipeline.jobs.ledger import events_between, plan_from_lake, whole_after, without_repeats
 from penstock.pipeline.staging import stage_one
-from penstock.pipeline.tables import LEDGER
+from penstock.pipeline.tables import EVENTS, LEDGER
+from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {}
 
@@ -126,15 +129,41 @@ def _stage(place: Workplace, turn: Turn, one: Slice) -> list[Staged]:
 
 
 def _ledger_between(place: Workplace, one: Slice) -> DataFrame | None:
-    found = [file for file in place.lake.files("ledger") if file.overlaps(one.lo, one.hi)]
+    whole = whole_after(place.client.get("lake/ledger").value)
+    begin = one.hi if whole is None else max(one.lo, whole)  # files before that may be missing, if they had no rows
+    found = {*_older(place, one, begin), *place.lake.covering("ledger", begin, one.hi)}
     if not found:
         return None
     frame = place.spark.read.schema(LEDGER).parquet(*(str(place.lake.path(file)) for file in found))
     return frame.where((F.col("entry") > one.lo) & (F.col("entry") <= one.hi))
 
 
+def _older(place: Workplace, one: Slice, begin: int) -> list[LakeFile]:
+    return [file for file in place.lake.files("ledger") if file.overlaps(one.lo, begin)] if begin > one.lo else []
+
+
 def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
-    """The entries that records begin and end with. Few of `events`' files have any: names tell which."""
-    spans = ledger.where(F.col("first") > 0).agg(F.min("first"), F.max("last")).first()
-    least, most = (spans[0], spans[1]) if spans and spans[0] else (1, 0)
-    return events_between(place, least - 1, min(most, upto), "id", "index", "time")
+    """The entries that records begin and end with, from those files of `events` that have any of them.
+
+    A late acknowledgement speaks of an entry of long ago: what lies between is not read.
+    """
+    spoken = ledger.where(F.col("first") > 0)
+    ids = spoken.select(F.col("first").alias("id")).union(spoken.select("last")).where(F.col("id") <= upto)
+    files = place.lake.files("events")
+    paths = [str(place.lake.path(files[number])) for number in sorted(numbers_of(ids, [file.hi for file in files]))]
+    frame = place.spark.read.schema(EVENTS).parquet(*paths) if paths else place.spark.createDataFrame([], EVENTS)
+    return frame.select("id", "index", "time")
+
+
+def numbers_of(ids: DataFrame, ends: list[int]) -> set[int]:
+    """The numbers of the files that have *ids*, whose last ids are *ends*, in order. No more is moved than numbers."""
+
+    def found(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import numpy
+
+        for piece in pieces:
+            numbers = numpy.unique(numpy.searchsorted(ends, piece.column(0).to_numpy(zero_copy_only=False)))
+            yield pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], names=["number"])
+
+    rows = ids.mapInArrow(found, "number BIGINT").distinct().collect()
+    return {row.number for row in rows if row.number < len(ends)}

@@ -1,0 +1,58 @@
+"""A batch of the ledger that comes again is a repeat, in whichever turn it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.pipeline.batches import BATCH, MOST_HEADS, UNREADABLE, Head, heads_in, kept, look_through, read_kept
+from penstock.pipeline.batches import _without_first as without_first
+
+
+def write(path: Path, rows: list[tuple[int, str, int, int, str]]) -> Path:
+    names = ("entry", "node", "epoch", "sequence", "state")
+    parquet.write_table(pa.table({n: [row[i] for row in rows] for i, n in enumerate(names)}), path, row_group_size=2)
+    return path
+
+
+def test_a_repeat_in_a_later_turn_is_found(tmp_path: Path) -> None:
+    first = write(tmp_path / "1", [(1, "n", 1, 0, BATCH), (1, "n", 1, 0, "sent"), (2, "n", 1, 1, BATCH)])
+    second = write(
+        tmp_path / "2",
+        [(5, "n", 1, 1, BATCH), (5, "n", 1, 1, "sent"), (6, "n", 1, 2, BATCH), (7, "", 0, 0, UNREADABLE),
+         (8, "m", 1, 0, BATCH), (9, "n", 2, 0, BATCH)],
+    )  # fmt: skip
+
+    heads = look_through(first, {}).heads
+    found = look_through(second, read_kept(kept(heads)))
+
+    assert (found.repeats, found.unreadable) == ({5}, 1)
+    assert found.heads == {("n", 1): Head(2, 6), ("m", 1): Head(0, 8), ("n", 2): Head(0, 9)}
+    assert look_through(second, {}).repeats == frozenset(), "sabotage: who forgets the turn before does not see it"
+    assert heads_in([first, second]) == found.heads
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.integers(0, 30))
+def test_every_batch_is_taken_once_however_the_log_is_cut_into_turns(again: list[int], cut: int) -> None:
+    """A node appends in order; before each batch it may append some of those before it again."""
+    appended = [
+        number - back for number, backs in enumerate(again) for back in (0, *range(1, backs + 1)) if number >= back
+    ]
+    batches = [(entry, "n", 1, sequence) for entry, sequence in enumerate(appended)]
+
+    early, _, heads = without_first(batches[:cut], {}, 0)
+    late, _, _ = without_first(batches[cut:], heads, 0)
+
+    left = [sequence for entry, _, _, sequence in batches if entry not in early | late]
+    assert left == list(range(len(again)))
+
+
+def test_of_very_many_epochs_the_newest_are_kept() -> None:
+    _, _, heads = without_first([(n, "n", n, 0) for n in range(MOST_HEADS + 10)], {}, 0)
+
+    assert min(epoch for _, epoch in heads) == 10
+    assert len(heads) == MOST_HEADS
