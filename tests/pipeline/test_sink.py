@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,10 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import InputInvalid
+from penstock.pipeline import publishing
 from penstock.pipeline.sink import BatchSink, StreamSink, sink_options
+from penstock.testing import RunningServer
+from tests.server.api import ask
 
 
 def schema(*names: str) -> StructType:
@@ -57,3 +61,37 @@ def test_a_row_that_does_not_say_where_to_fails_its_task(tmp_path: Path) -> None
 def test_a_log_cannot_be_overwritten(tmp_path: Path) -> None:
     with pytest.raises(InputInvalid, match="cannot be overwrite"):
         BatchSink(options(tmp_path), schema("body"), overwrite=True)
+
+
+def published(server: RunningServer, folder: Path, *, times: int) -> list[str]:
+    """What is in the log after a batch of ten requests was committed so many times, each time from the beginning."""
+    given = options(folder, url=server.url, token=server.admin_token, writer=folder.name, stream=f"/{folder.name}")
+    rows = pa.RecordBatch.from_pydict({"body": [f"{number}\n" for number in range(10)]})  # no line: one request each
+    sink = StreamSink(given, schema("body"))
+    for batch in (0, 1):
+        message = sink.write(iter([rows]))
+        for _ in range(times):
+            sink._sink._publish_files([message], batch)  # type: ignore[list-item]
+    entries = ask(server, "GET", "/v1/read", stream=f"/{folder.name}", limit=100).json["entries"]
+    return [entry["data"] for entry in entries]
+
+
+def all_under_one_name(producer: str, batch: int, number: int) -> tuple[str, int]:
+    """Sabotage: numbers run into those of the next batch."""
+    return producer, batch * publishing.PER_BATCH + number
+
+
+@pytest.mark.parametrize("sabotage", [None, all_under_one_name])
+def test_a_batch_may_have_more_requests_than_numbers(
+    shared_server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sabotage: Callable[[str, int, int], tuple[str, int]] | None,
+) -> None:
+    monkeypatch.setattr(publishing, "PER_BATCH", 3)
+    if sabotage:
+        monkeypatch.setattr("penstock.pipeline.sink.sequence_of", sabotage)
+
+    found = published(shared_server, tmp_path, times=2)
+
+    assert (found == [f"{number}\n" for _ in range(2) for number in range(10)]) is (sabotage is None)

@@ -2,8 +2,8 @@
 
 Every event has a number, and the numbers rise. A request carries the number of its last event as the sequence of its
 producer, which the server stores together with the events: a request that comes again adds nothing, for ever. The
-record of the job keeps how far it is, at the end of some request; from there the same events are cut into the same
-requests, so those that were sent already are repeats.
+record of the job keeps how far it is, and before anything is sent the ends of the next requests (`cuts`): from there on
+the same numbers go together, whatever was erased meanwhile, so those that were sent already are repeats.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from penstock.errors import Conflict, InputInvalid
@@ -22,8 +23,11 @@ AFTER_REQUEST: Final = "after a request"
 TURN_SECONDS: Final = 10.0
 """How long a job works before others get a turn: the driver archives in between, and the lake stays fresh."""
 
-NOTE_SECONDS: Final = 1.0
-"""How often a job's record is brought up to date: what lies between is repeated after a crash, and adds nothing."""
+CUTS: Final = 200
+"""Requests whose ends are written down at once: what is repeated after a crash, and adds nothing."""
+
+CUTS_BYTES: Final = 16 * 1024 * 1024
+"""Of the events of those requests: they are in memory."""
 
 
 class OtherOptions(Conflict):
@@ -69,13 +73,12 @@ class Frozen:
         return int(self.value.get("sent", 0))
 
     def note(self, done: int, **more: object) -> None:
-        """Write down how far it is. Who is overtaken by another run of the same job goes on: both send the same."""
+        """Write down how far it is. `RecordChanged` if another run of the same job has: its cuts count then."""
         self.value |= {"done": max(done, self.done), **more}
         try:
             self.version = self.client.put(self.key, self.value, expect=self.version).version
         except RecordChanged:
-            kept = self.client.get(self.key)
-            self.version, self.value = kept.version, {**kept.value, "done": max(self.done, int(kept.value["done"]))}
+            raise RecordChanged(f"another run of {self.key} is under way, and goes on with it") from None
 
 
 def frozen(
@@ -131,20 +134,43 @@ def feed(
 
     The job's record then says how far it is, and how many events it has sent in all.
     """
-    began = noted_at = time.monotonic()
-    for request, last in _requests(numbered):
-        pace.take(len(request.events))
-        publish(job.client, request, producer, last)
-        faults.at(AFTER_REQUEST)
-        job.value |= {"done": last, "sent": job.sent + len(request.events)}
-        now = time.monotonic()
-        if now - began >= seconds:
-            job.note(last)
-            return False
-        if now - noted_at >= NOTE_SECONDS:
-            job.note(last)
-            noted_at = now
+    began = time.monotonic()
+    for planned in _plans(numbered, [int(cut) for cut in job.value.get("cuts", ()) if cut > job.done]):
+        job.note(job.done, cuts=[last for _, last in planned])
+        for request, last in planned:
+            pace.take(len(request.events))
+            publish(job.client, request, producer, last)
+            faults.at(AFTER_REQUEST)
+            job.value |= {"done": last, "sent": job.sent + len(request.events)}
+            if time.monotonic() - began >= seconds:
+                job.note(last)
+                return False
     return True
+
+
+def _plans(numbered: Iterable[tuple[int, Event]], cuts: list[int]) -> Iterator[list[tuple[Request, int]]]:
+    """Requests with the numbers of their ends, some at a time: first those whose *cuts* are written down already."""
+    rest = iter(numbered)
+    planned: list[tuple[Request, int]] = []
+    held: tuple[int, Event] | None = next(rest, None)
+    for cut in cuts:
+        request = Request()
+        while held is not None and held[0] <= cut:
+            request.add(held[1])
+            held = next(rest, None)
+        if request.events:  # all of it may have been erased
+            planned.append((request, cut))
+    if planned:
+        yield planned
+    planned, size = [], 0
+    for request, last in _requests(chain(() if held is None else (held,), rest)):
+        planned.append((request, last))
+        size += request.size
+        if len(planned) >= CUTS or size >= CUTS_BYTES:
+            yield planned
+            planned, size = [], 0
+    if planned:
+        yield planned
 
 
 def _requests(numbered: Iterable[tuple[int, Event]]) -> Iterator[tuple[Request, int]]:

@@ -21,6 +21,7 @@ from penstock.errors import PenstockError
 from penstock.pipeline import tasks
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.jobs import Outcome, Workplace, find
+from penstock.pipeline.leasing import own_name
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -174,6 +175,7 @@ def _about(place: Workplace) -> dict[str, Any]:
     spark = place.spark.sparkContext
     return {
         "pid": os.getpid(),
+        "process": own_name(),
         "host": socket.gethostname(),
         "lake": str(place.lake.root),
         "master": spark.master,

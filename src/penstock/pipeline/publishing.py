@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.errors import InputInvalid, SequencePassed
+from penstock.errors import SequencePassed
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
 from penstock.pipeline.client import Client, ServerRefused
 
@@ -68,14 +68,13 @@ def requests(events: Iterable[Event]) -> Iterator[Request]:
 
 
 PER_BATCH: Final = 2**20
-"""Numbers that one batch of a producer may use."""
+"""Numbers that one batch of a producer has. What needs more goes on under a further name of the producer."""
 
 
-def sequence_of(batch: int, number: int) -> int:
-    """The producer's sequence of request *number* within *batch*."""
-    if number >= PER_BATCH:
-        raise InputInvalid("batch", f"has over {PER_BATCH:,} requests", remedy="Write smaller batches.")
-    return batch * PER_BATCH + number
+def sequence_of(producer: str, batch: int, number: int) -> tuple[str, int]:
+    """The producer's name and sequence of request *number* within *batch*: under each name sequences only rise."""
+    further, place = divmod(number, PER_BATCH)
+    return f"{producer}~{further}" if further else producer, batch * PER_BATCH + place
 
 
 def publish(client: Client, request: Request, producer: str, sequence: int) -> None:

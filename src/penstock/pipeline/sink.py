@@ -165,7 +165,7 @@ class _Sink:
         producer = f"{self._sink.writer}~{self._sink.epoch}"
         events = (event for file in files if file.rows for event in _events(file, self._sink.stream))
         for number, request in enumerate(requests(events)):
-            self._send(request, producer, sequence_of(batch, number))
+            self._send(request, *sequence_of(producer, batch, number))
 
     def _send(self, request: Request, producer: str, sequence: int) -> None:
         publish(self._sink.client, request, producer, sequence)

@@ -1,7 +1,7 @@
 """Jobs that are handed to the warm driver: a record each, `pipeline/tasks/<id>`.
 
 {"state": "asked", "job": …, "options": …}   whoever asks puts it, which wakes the driver
-{"state": "running", …}                      the driver has it
+{"state": "running", "by": …, …}             the driver has it; by which process, as another cannot go on with it
 {"state": "done", "words": …, "data": …, "exit_code": …}   or "failed" with code, message, remedy
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Final
 from penstock.errors import PenstockError
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.leasing import own_name
 
 PREFIX: Final = "pipeline/tasks/"
 LOOK_SECONDS: Final = 0.2
@@ -45,7 +46,7 @@ def run_all(place: Workplace, perform: Perform) -> None:
 
 def _run(place: Workplace, perform: Perform, key: str, task: dict[str, Any], version: int) -> None:
     try:
-        version = place.client.put(key, {**task, "state": "running"}, expect=version).version
+        version = place.client.put(key, {**task, "state": "running", "by": own_name()}, expect=version).version
         place.client.put(key, {**task, **_answer(place, perform, task)}, expect=version)
     except RecordChanged:
         return  # whoever asked has given up, or another driver was first
@@ -84,6 +85,13 @@ def hand_over(client: Client, job: str, options: Mapping[str, str]) -> Outcome:
         client.delete(key)
 
 
+def is_forsaken(task: Mapping[str, Any], driver: Mapping[str, Any] | None) -> bool:
+    """Whether nobody is going to answer: no driver is there, or another one than that which has begun."""
+    if not driver or not driver["alive"]:
+        return True
+    return task.get("state") == "running" and task.get("by", "") != driver.get("process", "")
+
+
 def _wait(client: Client, key: str) -> Outcome:
     while True:
         value = client.get(key).value
@@ -91,7 +99,6 @@ def _wait(client: Client, key: str) -> Outcome:
             return Outcome(value["words"], value["data"], value["exit_code"])
         if value.get("state") == "failed":
             raise TaskFailed(value["code"], value["message"], value["remedy"])
-        driver = client.call("GET", "/v1/pipeline")["driver"]
-        if not driver or not driver["alive"]:
+        if is_forsaken(value, client.call("GET", "/v1/pipeline")["driver"]):
             raise TaskFailed("driver_gone", "the driver ended before the job did", "Run the job again.")
         time.sleep(LOOK_SECONDS)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.core.names import check_name, check_pattern, matches
+from penstock.core.names import check_name, check_pattern, is_system, matches
 from penstock.errors import InputInvalid
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.feeding import TURN_SECONDS, Pace, feed, frozen, positive
@@ -56,7 +56,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     after, upto = max(int(job.value["after"]), job.done), int(job.value["upto"])
     begun = datetime.fromtimestamp(job.value.get("at_ms", 0) / 1000, UTC)
     rows = Rows(place, after, upto, patterns, begun)
-    numbered = ((row.id, Event(target, bytes(row.body), row.type or "", _attributes(row, name))) for row in rows)
+    numbered = ((row.id, Event(target, bytes(row.body or b""), row.type or "", _attributes(row, name))) for row in rows)
     if not feed(job, f"replay~{name}", numbered, pace, place.faults, TURN_SECONDS):
         said = f"replay {name}: {job.sent:,} events so far, up to id {job.done:,} of {upto:,}"
         return Outcome(said, {"sent": job.sent, "done": job.done, "more": True}, more=True)
@@ -73,7 +73,10 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
 def _target(asked: Mapping[str, str]) -> str:
     if ("to" in asked) == ("user" in asked):
         raise InputInvalid("options", "must have exactly one of --to and --user")
-    return check_name(asked["to"] if "to" in asked else f"/users/{asked['user']}")
+    target = check_name(asked["to"] if "to" in asked else f"/users/{asked['user']}")
+    if is_system(target):
+        raise InputInvalid("--to", f"{target!r} is a stream of the system: nobody but the server writes there")
+    return target
 
 
 def _patterns(asked: Mapping[str, str]) -> list[str]:
@@ -159,5 +162,9 @@ class Rows:
 
 def _attributes(row: Row, name: str) -> str:
     """Those of the event, and that it is a replay."""
-    own: dict[str, str] = json.loads(row.attributes) if row.attributes else {}
+    try:
+        own = json.loads(row.attributes) if row.attributes else {}
+    except ValueError:
+        own = {}
+    own = own if isinstance(own, dict) else {}
     return json.dumps({**own, "replay": name}, separators=(",", ":"))
