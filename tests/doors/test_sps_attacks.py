@@ -6,11 +6,14 @@ import socket
 import struct
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.testing import RunningServer, wait_until
+from tests.bystander.sabotaged import start_sabotaged
+from tests.bystander.test_system_streams import grants_alone_decide
 from tests.doors.sps_client import Wire, new_user, notify_id
 from tests.server.api import ask, publish
 
@@ -97,17 +100,19 @@ def test_who_hangs_up_before_its_turn_leaves_nothing_behind(shared_server: Runni
     wait_until(lambda: not last_state(shared_server, *users)["online"], within=10)
 
 
-def test_nonsense_in_the_servers_own_streams_stops_nobody_from_confirming(server: RunningServer) -> None:
-    for stream in ("/_ledger", "/_presence"):
-        for body in JUNK:
-            assert publish(server, stream, body).status == 201
-    with Wire(server, uid="7", hid="phone").opened() as wire:
-        id = notify_id(server, "user", uid="7")
-        wire.line()
-        ask(server, "GET", "/v1/why", entry=id, recipient="7/phone")
-        server.kill()
-    server.restart()
+def test_nonsense_in_the_servers_own_streams_stops_nobody_from_confirming(tmp_path: Path) -> None:
+    # Given a log of the time when others could write there
+    with start_sabotaged(tmp_path / "data", grants_alone_decide) as server:
+        for stream in ("/_ledger", "/_presence"):
+            for body in JUNK:
+                assert publish(server, stream, body).status == 201
+        with Wire(server, uid="7", hid="phone").opened() as wire:
+            id = notify_id(server, "user", uid="7")
+            wire.line()
+            ask(server, "GET", "/v1/why", entry=id, recipient="7/phone")
+            server.kill()
+        server.restart()
 
-    with Wire(server, uid="7", hid="phone").opened():
-        assert ask(server, "POST", "/subsist", uid="7", hid="phone", o=id).status == 204
-        assert ask(server, "GET", "/v1/why", entry=id, recipient="7/phone").json["verdict"] == "acked"
+        with Wire(server, uid="7", hid="phone").opened():
+            assert ask(server, "POST", "/subsist", uid="7", hid="phone", o=id).status == 204
+            assert ask(server, "GET", "/v1/why", entry=id, recipient="7/phone").json["verdict"] == "acked"
