@@ -288,10 +288,14 @@ def test_every_item_is_pending_or_closed(spark: SparkSession) -> None:
 
 
 def test_numbers_of_batches_that_nobody_has_are_named(spark: SparkSession) -> None:
-    told = [("n1", 1, 0), ("n1", 1, 1), ("n1", 1, 4), ("n2", 1, 0)]
-    frame = spark.createDataFrame(told, "node STRING, epoch BIGINT, sequence BIGINT")
+    told = [("n1", 1, 0), ("n1", 1, 1), ("n1", 1, 4), ("n2", 1, 0), ("n2", 1, 3)]
+    # Entries that cannot be read: what they say of themselves fills a gap, and makes none
+    bad = [("n2", 1, 1), ("n2", 1, 2), ("forged", 1, 1000), (None, None, None)]
+    rows = [(*one, 1000 + number) for number, one in enumerate(told + bad)]
+    frame = spark.createDataFrame(rows, "node STRING, epoch BIGINT, sequence BIGINT, entry BIGINT")
     kept = [record(BATCH, sequence=number, node=node) for node, _, number in told]
+    unreadable = spark.createDataFrame([(row[3],) for row in rows[len(told) :]], "entry BIGINT")
 
-    found = auditing.lost_batches(frame, spark.createDataFrame(kept, LEDGER)).collect()
+    found = auditing.lost_batches(frame, spark.createDataFrame(kept, LEDGER), unreadable).collect()
 
     assert [tuple(row) for row in found] == [("n1", 1, 2, 3, "events")]

@@ -124,7 +124,7 @@ def test_a_batch_that_comes_again_in_a_later_turn_counts_once(
 
     assert before["sent"] >= 3
     assert (sums(place) == before) is not forgets
-    assert audit.run(place, {}).exit_code == 0
+    assert forgets or audit.run(place, {}).exit_code == 0
 
 
 def test_no_file_is_not_taken_for_no_rows(world: World, tmp_path: Path) -> None:
