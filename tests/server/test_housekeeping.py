@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from penstock.core.clock import ManualClock
+from penstock.core.log import Log
+from penstock.server import housekeeping as housekeeping_module
 from penstock.server.housekeeping import Housekeeping
 from penstock.storage.memory import MemoryEngine
 from penstock.storage.sqlite import open_sqlite
@@ -70,3 +75,90 @@ async def test_expired_entries_are_cleared(tmp_path: Path) -> None:
         await house.round()
 
         assert house.expired == 1
+
+
+# ── clocks that were set ───────────────────────────────────────────────────────────────────────
+
+KEEP = 3600.0
+
+
+async def test_what_was_published_before_the_clock_was_set_stays_for_its_whole_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)
+        await engine.log.append(Batch((Draft("/a", b"by a clock that was behind"),)))
+        clock.jump(365 * 24 * 3600)
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+
+        # A restart does not make it forget.
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)
+        clock.advance(KEEP - 1)
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+        clock.advance(1)
+        await house.round()
+        assert engine.log.trimmed_upto == engine.log.followed
+
+
+async def test_a_clock_that_was_ahead_for_a_while_costs_one_more_time_to_keep(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)
+        await engine.log.append(Batch((Draft("/a", b"fresh"),)))
+        clock.jump(365 * 24 * 3600)
+        await house.round()
+        clock.jump(-365 * 24 * 3600)
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)  # one that saw no jump
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+
+        clock.advance(KEEP + 1)
+        await house.round()
+        assert engine.log.trimmed_upto == engine.log.followed
+
+
+async def test_nothing_expires_for_good_while_the_clock_was_just_set(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path)
+        dropped: list[int] = []
+
+        async def daily() -> None:
+            dropped.append(clock.now_ms())
+
+        house.daily = daily
+        await engine.log.append(Batch((Draft("/a", b"short", expires_ms=clock.now_ms() + 7200_000),)))
+        clock.jump(24 * 3600)
+        await house.round()
+        clock.jump(-24 * 3600)
+        await house.round()
+        assert (house.expired, dropped) == (0, [])
+
+        clock.advance(7201)
+        await house.round()
+        assert (house.expired, len(dropped)) == (1, 1)
+
+
+async def leaping(log: Log, keep_seconds: float, now_ms: int) -> int:
+    """The sabotage: one wrong time is taken for the age of all that came before."""
+    return await log.id_before(now_ms - int(keep_seconds * 1000))
+
+
+@pytest.mark.parametrize("sabotage", [None, leaping])
+async def test_a_wrong_clock_of_ten_entries_drops_none_of_four_thousand_fresh_ones(
+    tmp_path: Path, sabotage: Callable[..., object] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sabotage:
+        monkeypatch.setattr(housekeeping_module, "aged_upto", sabotage)
+    clock = ManualClock()
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine:
+        house = Housekeeping(engine.log, engine.mailbox, engine.registry, clock, tmp_path, keep_seconds=KEEP)
+        for _ in range(5):
+            await engine.log.append(Batch(tuple(Draft("/a", b"fresh") for _ in range(818))))
+        clock.jump(-365 * 24 * 3600)
+        await engine.log.append(Batch(tuple(Draft("/a", b"wrong") for _ in range(10))))
+        clock.jump(365 * 24 * 3600)
+        await house.round()
+
+        assert (engine.log.trimmed_upto == 0) is (sabotage is None)

@@ -106,7 +106,15 @@ class Log(Protocol):
     async def id_before(self, ms: int) -> int:
         """The highest id that was published before this time; 0 if there is none.
 
-        Times hardly ever go back from one entry to the next; where they do, the answer is near.
+        Times hardly ever go back from one entry to the next; where they do, the answer is near. So nothing may
+        be dropped because of it: see `times`.
+        """
+        ...
+
+    async def times(self, after: int, limit: int = PAGE_ENTRIES) -> list[tuple[int, int]]:
+        """Ids and times (`published_ms`) of the entries after *after*, of whatever kind, ascending by id.
+
+        Begins above the trim point, and never goes further than this node's followers. Empty at the end only.
         """
         ...
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.core.aging import ClockWatch, aged_upto
 from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
@@ -20,6 +21,8 @@ from penstock.server.trimming import Bound
 log = logging.getLogger("penstock.housekeeping")
 
 INTERVAL_SECONDS = 30.0
+JUMP_PATIENCE_SECONDS = 600.0
+"""How long nothing expires for good after a clock was set: one that was set wrongly is mostly set back soon."""
 _TRIM_SHARE = 20  # when the log is too large, this part of its ids goes at a time
 
 
@@ -41,6 +44,7 @@ class Housekeeping:
         self._log, self._mailbox, self._registry, self._clock, self._data = source, mailbox, registry, clock, data
         self._keep_seconds, self._keep_bytes = keep_seconds, keep_bytes
         self._bound = bound
+        self._watch = ClockWatch(clock, registry)
         self._began = time.monotonic()
         self._bytes_at_start: int | None = None
         self.daily: Callable[[], Awaitable[object]] | None = None  # asked each round; works once a day
@@ -59,14 +63,23 @@ class Housekeeping:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def round(self) -> None:
-        """Do everything once."""
+        """Do everything once. What goes by its time waits while the clock has just been set."""
         await self._make_months()
-        self.expired += await self._log.expire()
-        await self._registry.expire()
-        await self._trim()
+        since_jump = await self._watch.seconds_since_jump()
+        trusted = since_jump >= JUMP_PATIENCE_SECONDS
+        if trusted:
+            await self._expire()
+        await self._trim(since_jump)
         await self._measure()
-        if self.daily is not None:
+        if trusted and self.daily is not None:
             await self.daily()
+
+    async def _expire(self) -> None:
+        """Until nothing is due; each call is a short one."""
+        while gone := await self._log.expire():
+            self.expired += gone
+        while await self._registry.expire():
+            pass
 
     async def _make_months(self) -> None:
         """See to this month's and the next month's mailboxes."""
@@ -76,9 +89,11 @@ class Housekeeping:
             if await self._mailbox.make_month(name):
                 log.info("month.made", extra={"month": name})
 
-    async def _trim(self) -> None:
-        if self._keep_seconds is not None:
-            await self._trim_to(await self._log.id_before(self._clock.now_ms() - int(self._keep_seconds * 1000)))
+    async def _trim(self, since_jump: float) -> None:
+        if self._keep_seconds is not None and since_jump >= self._keep_seconds:
+            now_ms = self._clock.now_ms()
+            while await self._trim_to(await aged_upto(self._log, self._keep_seconds, now_ms)):
+                pass
         while self._keep_bytes is not None and await self._log.stored_bytes() > self._keep_bytes:
             span = self._log.followed - self._log.trimmed_upto
             if span <= 1 or not await self._trim_to(self._log.trimmed_upto + max(1, span // _TRIM_SHARE)):

@@ -209,6 +209,10 @@ class MemoryLog:
             return self._trimmed_upto
         return max((e.id for e in self._entries if e.published_ms < ms and e.id <= self._followed), default=0)
 
+    async def times(self, after: int, limit: int = PAGE_ENTRIES) -> list[tuple[int, int]]:
+        begin = bisect_right(self._entries, after, key=lambda entry: entry.id)
+        return [(e.id, e.published_ms) for e in self._entries[begin : begin + limit] if e.id <= self._followed]
+
     def _existing(self, stream: str) -> Head:
         if stream not in self._heads:
             raise NotFound("stream", stream, code="stream_missing")

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock.core.aging import aged_upto
 from penstock.core.log import Log
 from penstock.core.names import check_name
 from penstock.errors import Conflict, InputInvalid, TooLarge
@@ -209,7 +210,7 @@ class Retention:
             raise InputInvalid("keep", str(error)) from None
         if seconds < 0:
             raise InputInvalid("keep", f"{wanted.keep!r} is negative", remedy="Write 30d, or the id in upto.")
-        return await self._log.id_before(self._context.clock.now_ms() - int(seconds * 1000))
+        return await aged_upto(self._log, seconds, self._context.clock.now_ms(), step=self._log.followed)
 
     def _admin(self, request: Request) -> None:
         self._context.caller(request).check_admin("audit and retention")

@@ -288,6 +288,9 @@ class JetStreamLog:
     async def id_before(self, ms: int) -> int:
         return await self._reader.id_before(ms, self._view(1, PAGE_BYTES, True))
 
+    async def times(self, after: int, limit: int = PAGE_ENTRIES) -> list[tuple[int, int]]:
+        return await self._reader.times(after, self._view(limit, PAGE_BYTES, True))
+
     def _view(self, limit: int, limit_bytes: int, meta: bool) -> View:
         return View(self._followed, self._trimmed_upto, self._clock.now_ms(), limit, limit_bytes, meta)
 

@@ -247,6 +247,16 @@ class Reader:
                 low = found.seq + 1
         return low - 1
 
+    async def times(self, after: int, view: View) -> list[tuple[int, int]]:
+        """Ids and times of the entries after an id; JetStream gives them with their bodies only."""
+        after = max(after, view.trimmed)
+        rows: list[Row] = []
+        while not rows and after < view.followed:  # a page may be nothing but heads
+            rows, after = await self.scan(
+                self._store.subjects.entries, after, view.followed, view.limit, view.limit_bytes
+            )
+        return [(row.seq, row.facts.published_ms) for row in rows]
+
 
 def _position(row: Row) -> tuple[int, int]:
     return row.facts.chunk, row.facts.offset

@@ -101,6 +101,9 @@ class ColdLog:
         trimmed_upto = self._hot.trimmed_upto
         return found if found > trimmed_upto or not trimmed_upto else await self._lake.id_before(ms, trimmed_upto)
 
+    async def times(self, after: int, limit: int = PAGE_ENTRIES) -> list[tuple[int, int]]:
+        return await self._hot.times(after, limit)
+
     # ── by index and by cursor ────────────────────────────────────────────────────────────────
 
     async def read_index(

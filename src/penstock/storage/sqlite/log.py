@@ -163,6 +163,10 @@ class SqliteLog:
         found = await self._readers.run(lambda reader: reader.id_before(ms, upto))
         return self._trimmed_upto if found is None else found
 
+    async def times(self, after: int, limit: int = PAGE_ENTRIES) -> list[tuple[int, int]]:
+        begin, upto = max(after, self._trimmed_upto), self.followed
+        return await self._readers.run(lambda reader: reader.times(begin, upto, limit))
+
     async def _sources(self, streams: Sequence[str], upto: int) -> list[Source]:
         """Those of *streams* that exist, with what is not folded of them up to an id."""
         found = [known for stream in dict.fromkeys(streams) if (known := await self._find(stream))]

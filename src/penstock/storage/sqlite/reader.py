@@ -369,6 +369,11 @@ class Reader:
         values = {"leap": 1 << upto.bit_length(), "ms": ms, "upto": upto}
         return int(self.connection.execute(_ID_BEFORE, values).fetchone()[0])
 
+    def times(self, after: int, upto: int, limit: int) -> list[tuple[int, int]]:
+        """Ids and times of the entries between two ids."""
+        query = "SELECT id, published_ms FROM entries WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
+        return self.connection.execute(query, (after, upto, limit)).fetchall()
+
     def heads(self, pattern: str, after: str, limit: int) -> list[Head]:
         """Heads of matching streams in order of their names, as they were folded last."""
         prefix = pattern.partition("*")[0].partition(">")[0]
