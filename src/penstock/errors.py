@@ -270,6 +270,17 @@ class EngineGone(OperatorError):
     retry_after = 5
 
 
+class NotRecorded(EngineGone):
+    """The ledger can never write down what this call did: the log refuses it, now and always."""
+
+    code = "not_recorded"
+    remedy = "Look for ledger.refused in the server's log: a name in a record is longer than an entry."
+
+    def __init__(self, records: int, why: str) -> None:
+        super().__init__(f"{records:,} records were not written down: {why}")
+        self.records = records
+
+
 class DataLocked(OperatorError):
     """Another process holds the data directory."""
 

@@ -89,15 +89,22 @@ RECORD_KEY_BYTES: Final = 512
 # ── the ledger ─────────────────────────────────────────────────────────────────────────────────
 
 LEDGER_BATCH_BYTES: Final = 700 * 1024
-"""Bytes of one batch of ledger records: it must fit into one entry. Over it: a further batch."""
+"""Bytes of one batch of ledger records, as encoded: it must fit into one entry. Over it: a further batch. One record
+alone that is longer than an entry: an empty batch says that it is lost, and who waits for it gets an error."""
 
 LEDGER_BATCH_RECORDS: Final = 4_096
 """Deliveries after which a batch is made before its time: making one holds up the loop, some half a millisecond then.
 Over it: the next event's deliveries go into the next batch."""
 
 LEDGER_BATCH_ITEMS: Final = 1_000
-"""Records of mailbox items in one batch: with the longest names they still fit into one entry. Over it: a further
+"""Records of mailbox items in one batch: making one holds up the loop. Over it, and over LEDGER_BATCH_BYTES: a further
 batch."""
+
+LEDGER_REASON_CHARACTERS: Final = 200
+"""Characters of the reason that a record gives: it is for people. Over it: the rest is left out; of a report, 400."""
+
+LEDGER_REPORT_STATES: Final = 100
+"""Things that one report of a pusher elsewhere may say of one interval: it has some two or three. Over it: 413."""
 
 LEDGER_WAITING: Final = 2_000_000
 """Records that wait in memory while the log takes nothing. Over it: the oldest batches are emptied

@@ -43,7 +43,7 @@ class Sink(Protocol):
         ...
 
     def deliver(self, entries: Sequence[Entry]) -> None:
-        """Take entries, ascending by id, at most as many as may wait. Must not raise."""
+        """Take entries, ascending by id, at most as many as may wait. One that raises is ended, by `failed`."""
         ...
 
     def deliver_last(self, entries: Sequence[Entry]) -> bool:
@@ -58,7 +58,7 @@ class Sink(Protocol):
         ...
 
     def failed(self, error: Exception) -> None:
-        """The log cannot be read; the feed has stopped."""
+        """The log cannot be read, or the sink could not take what was in it; the feed has stopped."""
         ...
 
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
 from types import TracebackType
@@ -60,6 +60,7 @@ class Hub:
         self.position = source.followed
         self.forgotten = source.followed  # entries up to here are not in memory any more
         self.went_behind = 0
+        self.failed = 0  # feeds that ended by an exception
 
     async def __aenter__(self) -> Self:
         self._log.follow(self._follow)
@@ -105,7 +106,10 @@ class Hub:
         self._feeds[feed] = None
         for pattern in patterns:
             self._interest.add(pattern, feed)
-        self._join(feed)
+        try:
+            self._join(feed)
+        except Exception as error:  # noqa: BLE001
+            self._end(feed, error)
         if feed.can_step:
             self.enqueue(feed)
         return feed
@@ -155,11 +159,13 @@ class Hub:
         if len(entries) > 1 and _are_alike(entries):
             together = tuple(entries)  # one object for all feeds: what is made of it once, is made for all
             for feed in list(find(last.stream)):  # a copy: a sink may end its feed while it takes entries
-                feed.offer_all(together)
+                try:
+                    feed.offer_all(together)
+                except Exception as error:  # noqa: BLE001 - one reader's trouble is no other's
+                    self._end(feed, error)
         else:
             for entry in entries[:-1]:
-                for feed in find(entry.stream):
-                    feed.offer(entry)
+                self._offer(entry, list(find(entry.stream)))
             if wanting := list(find(last.stream)):
                 self._round = _Round((last,), iter(wanting))
                 self._go_round()
@@ -171,7 +177,10 @@ class Hub:
             alone, wanting, _ = self._round
             [entry] = alone
             for feed in islice(wanting, self._at_once):
-                feed.offer_last(entry, alone)
+                try:
+                    feed.offer_last(entry, alone)
+                except Exception as error:  # noqa: BLE001
+                    self._end(feed, error)
             self._flush_woken()
             more = length_hint(wanting) > 0
             later = asyncio.get_running_loop().call_soon(self._go_round) if more else None
@@ -184,13 +193,31 @@ class Hub:
             self._round = None
             if later is not None:
                 later.cancel()
-            for feed in wanting:
-                feed.offer(alone[0])
+            self._offer(alone[0], wanting)
+
+    def _offer(self, entry: Entry, wanting: Iterable[Feed]) -> None:
+        for feed in wanting:
+            try:
+                feed.offer(entry)
+            except Exception as error:  # noqa: BLE001
+                self._end(feed, error)
 
     def _flush_woken(self) -> None:
         woken, self.woken = self.woken, []
         for feed in woken:
-            feed.flush()
+            try:
+                feed.flush()
+            except Exception as error:  # noqa: BLE001
+                self._end(feed, error)
+
+    def _end(self, feed: Feed, error: Exception) -> None:
+        """End one feed whose reader cannot take an entry. All others go on."""
+        self.failed += 1
+        log.error("feed.failed", extra={"after": feed.position, "door": feed.who.door}, exc_info=error)
+        try:
+            feed.fail(error)
+        except Exception:
+            log.exception("feed.not_ended", extra={"door": feed.who.door})
 
     def _join(self, feed: Feed) -> bool:
         """Serve a feed from the recent entries if they reach back to its position. Never awaits."""
@@ -229,10 +256,9 @@ class Hub:
                         await asyncio.sleep(0)
                 elif feed.can_step:
                     await self._step(feed)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001
                 # One reader's trouble must not end the service of all others.
-                log.exception("feed.failed", extra={"after": feed.position})
-                feed.fail(error)
+                self._end(feed, error)
             # Only now: a feed that asks for more while its page is being read must not be read for twice.
             feed.queued = False
             if feed.can_step:

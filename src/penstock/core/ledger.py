@@ -36,8 +36,14 @@ from penstock.core.log import Log
 from penstock.core.names import is_system
 from penstock.core.pace import Pace
 from penstock.core.registry import NEW, Registry
-from penstock.errors import PenstockError
-from penstock.limits import LEDGER_BATCH_BYTES, LEDGER_BATCH_ITEMS, LEDGER_BATCH_RECORDS, LEDGER_WAITING
+from penstock.errors import CallerError, NotRecorded, PenstockError
+from penstock.limits import (
+    LEDGER_BATCH_BYTES,
+    LEDGER_BATCH_ITEMS,
+    LEDGER_BATCH_RECORDS,
+    LEDGER_REASON_CHARACTERS,
+    LEDGER_WAITING,
+)
 from penstock.values import Batch, Draft, Entry
 
 log = logging.getLogger("penstock.ledger")
@@ -98,6 +104,18 @@ class Sealed(msgspec.Struct):
     body: bytes
     attributes: str
     records: int
+    emptied: bool = False  # it says how much it lost, and nothing else
+    error: NotRecorded | None = None  # the log refused it for good
+
+
+class _Waiter:
+    """Somebody who waits until a batch is durable."""
+
+    __slots__ = ("done", "error", "sequence")
+
+    def __init__(self, sequence: int, done: asyncio.Future[None]) -> None:
+        self.sequence, self.done = sequence, done
+        self.error: NotRecorded | None = None
 
 
 class Header(msgspec.Struct):
@@ -137,10 +155,12 @@ class Ledger:
         self._sealed: deque[Sealed] = deque()
         self._sealed_records = 0
         self._pumping: asyncio.Task[None] | None = None
+        self._waiters: deque[_Waiter] = deque()  # in order of the sequence that they wait for
         self._looked_at: Sequence[Entry] = ()
         self._intervals: list[tuple[str, int, int]] = []
         self.recorded = 0
         self.lost = 0
+        self.refused = 0
 
     @property
     def life(self) -> tuple[str, int]:
@@ -222,6 +242,7 @@ class Ledger:
         """Something happened to an item of a mailbox."""
         if self.enabled:
             now_ms = self._clock.now_ms()
+            reason = reason[:LEDGER_REASON_CHARACTERS]
             self._items.append((now_ms, state, reason, who.door, who.name, key, month, number, expires_ms))
             self._book()
 
@@ -229,6 +250,7 @@ class Ledger:
         self._buffered += len(self._rows[-1].who) if self._rows else 0
         if self._buffered >= LEDGER_BATCH_RECORDS:
             self._flush_soon()
+        reason = reason[:LEDGER_REASON_CHARACTERS]
         row = self._row = _Row(self._clock.now_ms(), state, reason, stream, first, last)
         self._rows.append(row)
         self._book()
@@ -241,10 +263,16 @@ class Ledger:
     # ── appending ─────────────────────────────────────────────────────────────────────────────
 
     async def flush(self) -> None:
-        """Return when all that was recorded before the call is durable."""
+        """Return when all that was recorded before the call is durable.
+
+        Raises `NotRecorded` if some of it can never be.
+        """
         self._seal_buffered()
-        while self._sealed:
-            await asyncio.shield(self._pump_task())
+        if self._sealed:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(_Waiter(self._sealed[-1].sequence, done))
+            self._pump_task()
+            await done
 
     def _flush_soon(self) -> None:
         self._seal_buffered()
@@ -262,6 +290,11 @@ class Ledger:
             draft = Draft(STREAM, oldest.body, "ledger", oldest.attributes)
             try:
                 await self._log.append(Batch((draft,)))
+            except CallerError as error:
+                self._refuse(oldest, error)
+                if not oldest.emptied:
+                    self._empty(oldest)
+                    continue  # what it loses is told in its place
             except PenstockError as error:
                 log.warning("ledger.waiting", extra={"error": str(error), "batches": len(self._sealed)})
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -269,6 +302,26 @@ class Ledger:
             self._sealed.popleft()
             self._sealed_records -= oldest.records
             self.recorded += oldest.records
+            self._tell(oldest)
+
+    def _refuse(self, batch: Sealed, error: CallerError) -> None:
+        """The log will never take this batch: trying again would hold up all others for ever."""
+        log.error("ledger.refused", extra={"error": str(error), "records": batch.records, "bytes": len(batch.body)})
+        self.refused += batch.records
+        batch.error = NotRecorded(batch.records, str(error))
+
+    def _tell(self, batch: Sealed) -> None:
+        """This batch is durable: whoever waits for no later one has all it waits for."""
+        if batch.error is not None:
+            for waiter in self._waiters:  # those who came later wait for it as well: it was sealed before
+                waiter.error = waiter.error or batch.error
+        while self._waiters and self._waiters[0].sequence <= batch.sequence:
+            waiter = self._waiters.popleft()
+            if not waiter.done.done():
+                if waiter.error is None:
+                    waiter.done.set_result(None)
+                else:
+                    waiter.done.set_exception(waiter.error)
 
     def _seal_buffered(self) -> None:
         """Make batches of what is buffered."""
@@ -279,19 +332,40 @@ class Ledger:
         items, self._items = self._items, []
         if self._pace is not None and rows:
             self._pace.sealed(rows)
-        for columns in _fitting(rows) if rows else ():
-            self._seal(columns, [])
-        for start in range(0, len(items), LEDGER_BATCH_ITEMS):
-            self._seal(_Columns([]), items[start : start + LEDGER_BATCH_ITEMS])
+        if rows:
+            self._seal_rows(rows)
+        if items:
+            self._seal_items(items)
 
-    def _seal(self, columns: _Columns, items: list[_Item], *, mark: str = "") -> None:
-        sequence, self._sequence = self._sequence, self._sequence + 1
-        header = Header(self._node, self._epoch, sequence, mark, 0, [], msgspec.Raw(b"[]"), items)
+    def _seal_rows(self, rows: list[_Row]) -> None:
+        """Seal rows in batches that fit into one entry each, cut by halves."""
+        columns = _Columns(rows)
+        divisible = columns.divisible
+        surely_too_large = divisible and columns.least_bytes > LEDGER_BATCH_BYTES
+        if surely_too_large or not self._seal(columns, [], divisible=divisible):
+            for half in _halves(rows) if len(rows) > 1 else _halves_of_row(rows[0]):
+                self._seal_rows(half)
+
+    def _seal_items(self, items: list[_Item]) -> None:
+        for start in range(0, len(items), LEDGER_BATCH_ITEMS):
+            some = items[start : start + LEDGER_BATCH_ITEMS]
+            if not self._seal(_Columns([]), some, divisible=len(some) > 1):
+                middle = len(some) // 2
+                self._seal_items(some[:middle])
+                self._seal_items(some[middle:])
+
+    def _seal(self, columns: _Columns, items: list[_Item], *, mark: str = "", divisible: bool = False) -> bool:
+        """Put one batch in the line. False, and nothing has happened, if it is too large and can be divided."""
+        header = Header(self._node, self._epoch, self._sequence, mark, 0, [], msgspec.Raw(b"[]"), items)
         body, attributes = _encode(header, columns)
+        if divisible and len(body) > LEDGER_BATCH_BYTES:
+            return False
+        self._sequence += 1
         records = columns.count + len(items)
-        self._sealed.append(Sealed(sequence, body, attributes, records))
+        self._sealed.append(Sealed(header.sequence, body, attributes, records))
         self._sealed_records += records
         self._drop_over_limit()
+        return True
 
     def _drop_over_limit(self) -> None:
         """Keep memory bounded while the log takes nothing: the oldest batches become empty ones.
@@ -303,11 +377,14 @@ class Ledger:
             if self._sealed_records <= LEDGER_WAITING:
                 return
             if sealed.records:
-                header = Header(self._node, self._epoch, sealed.sequence, lost=sealed.records)
-                sealed.body, sealed.attributes = _encode(header, _Columns([]))
-                self._sealed_records -= sealed.records
-                self.lost += sealed.records
-                sealed.records = 0
+                self._empty(sealed)
+
+    def _empty(self, sealed: Sealed) -> None:
+        header = Header(self._node, self._epoch, sealed.sequence, lost=sealed.records)
+        sealed.body, sealed.attributes = _encode(header, _Columns([]))
+        self._sealed_records -= sealed.records
+        self.lost += sealed.records
+        sealed.records, sealed.emptied = 0, True
 
 
 class _Columns:
@@ -331,20 +408,20 @@ class _Columns:
         self.names = dict.fromkeys(chain.from_iterable(self._lists))
         self.encoded_names = b"[" + b",".join([who.encoded for who in self.names]) + b"]"
 
+    @property
+    def least_bytes(self) -> int:
+        """It takes no less than this."""
+        return 4 * self.count + len(self.encoded_names)
+
+    @property
+    def divisible(self) -> bool:
+        """There are two records in it that can be told in two batches."""
+        return len(self.rows) > 1 or self.count > 1
+
     def encoded_who(self) -> bytes:
         number = dict(zip(self.names, range(len(self.names)), strict=True)).__getitem__
         columns = [_little_endian(array("I", map(number, who))).tobytes() for who in self._lists]
         return b"".join([columns[which] for which in self._which])
-
-
-def _fitting(rows: list[_Row]) -> Iterator[_Columns]:
-    """Cut rows into batches that fit into one entry each, by halves."""
-    columns = _Columns(rows)
-    if 100 * len(rows) + 4 * columns.count + len(columns.encoded_names) <= LEDGER_BATCH_BYTES:
-        yield columns
-        return
-    for half in _halves(rows) if len(rows) > 1 else _halves_of_row(rows[0]):
-        yield from _fitting(half)
 
 
 def _halves(rows: list[_Row]) -> tuple[list[_Row], list[_Row]]:

@@ -10,16 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Pending
 from penstock.errors import StreamExists
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page
-
-Follower = Callable[[Sequence[Entry]], None]
 
 
 class Log(Protocol):
@@ -27,6 +26,11 @@ class Log(Protocol):
 
     durability: str  # what an acknowledgement means here: "fsync", "memory", "quorum+fsync", "quorum"
     server: str  # the last part of every cursor: one constant for the whole log
+
+    @property
+    def followers(self) -> Followers:
+        """Who is told of every entry."""
+        ...
 
     @property
     def followed(self) -> int:
@@ -49,7 +53,8 @@ class Log(Protocol):
     def follow(self, follower: Follower) -> None:
         """Call *follower* on the event loop with every entry from now on, in order of id.
 
-        A follower must be quick and must not raise. It sees meta entries and parts, too.
+        A follower must be quick. It sees meta entries and parts, too. One that raises misses those entries, which
+        is logged and counted; the others, and whoever waits for the append, are told all the same.
         """
         ...
 

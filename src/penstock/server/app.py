@@ -351,6 +351,10 @@ class Node:
         yield "counter", "expired", "Entries whose time ran out.", house.expired, {}
         yield "counter", "trimmed", "Entries that log.keep dropped.", house.trimmed, {}
         yield "counter", "ledger_lost", "Records that the log did not take in time.", self._ledger.lost, {}
+        yield "counter", "feeds_failed", "Live readers that were ended by a defect.", hub.failed, {}
+        failed = self._engine.log.followers.failed
+        yield "counter", "followers_failed", "Times that a part of the server failed at new entries.", failed, {}
+        yield "counter", "ledger_refused", "Records that the log refuses for good.", self._ledger.refused, {}
         for door in self._doors:
             yield from door.samples()
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from penstock.core.bus import LocalBus
 from penstock.core.clock import Clock, WallClock
 from penstock.core.export import LogExport
-from penstock.core.log import Follower
+from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, matches
 from penstock.core.registry import NEW
 from penstock.core.stamp import check_batch, stamp
@@ -71,7 +71,7 @@ class MemoryLog:
         self._next_id = 1
         self._answers: dict[tuple[str, str, str], tuple[bytes, Appended, int]] = {}
         self._last_sequences: dict[tuple[str, str], tuple[int, Appended]] = {}  # of a subject's producer
-        self._followers: list[Follower] = []
+        self.followers = Followers()
         self._followed = 0
         self._trimmed_upto = 0
 
@@ -98,7 +98,7 @@ class MemoryLog:
         return future
 
     def follow(self, follower: Follower) -> None:
-        self._followers.append(follower)
+        self.followers.add(follower)
 
     def _store(self, batch: Batch) -> tuple[list[Entry], Appended]:
         now_ms = self._clock.now_ms()
@@ -134,8 +134,7 @@ class MemoryLog:
 
     def _acknowledge(self, entries: list[Entry], appended: Appended, future: asyncio.Future[Appended]) -> None:
         if entries:
-            for follower in self._followers:
-                follower(entries)
+            self.followers.tell(entries)
             self._followed = entries[-1].id
         if not future.done():
             future.set_result(appended)

@@ -22,10 +22,18 @@ from penstock.core.duties import Duties
 from penstock.core.members import node_of
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.pusher import Gone, Pusher
+from penstock.doors.eventhorizon.reader import check_subscription
 from penstock.doors.eventhorizon.sources import LocalSource
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import InputInvalid, NotFound, TooLarge
-from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES, PUSHERS, URL_BYTES
+from penstock.limits import (
+    CHUNK_BYTES,
+    LEDGER_REASON_CHARACTERS,
+    LEDGER_REPORT_STATES,
+    PAGE_ENTRIES,
+    PUSHERS,
+    URL_BYTES,
+)
 from penstock.server.auth import Caller
 from penstock.server.context import Context, only
 from penstock.server.exchange import Request, Response
@@ -300,16 +308,23 @@ class Pushers:
         return Response(204)
 
     async def report(self, request: Request) -> Response:
-        """Take down what a pusher that runs elsewhere says. It is durable when this is answered, if it matters."""
+        """Take down what a pusher that runs elsewhere says. It is durable when this is answered, if it matters.
+
+        Who may hear what a subscription has (`/reader/notify`) may say what became of it, and nobody else.
+        """
         caller = self._caller(request)
         said = _decode(request.body, Report)
+        caller.check_subscribe(check_subscription(said.subscription_id))
         caller.check_subscribe(check_name(said.stream))
         if not 0 < said.ids[0] <= said.ids[1] <= self._context.log.followed:
             raise InputInvalid("Ids", "are not two ids of entries, in order")
-        if not said.states or any(state not in _STATES or len(reason) > 200 for state, reason in said.states):
-            raise InputInvalid("States", f"are not pairs of {', '.join(_STATES)} and a short reason")
+        if len(said.states) > LEDGER_REPORT_STATES:
+            raise TooLarge("States", len(said.states), LEDGER_REPORT_STATES)
+        if not said.states or any(not _may_be_reported(*pair) for pair in said.states):
+            why = f"are not pairs of {', '.join(_STATES)} and a reason of {LEDGER_REASON_CHARACTERS} characters at most"
+            raise InputInvalid("States", why)
         source = LocalSource(self._context, self._subscriptions, caller)
-        await source.record(check_name(said.subscription_id), said.stream, [*said.ids], *said.states)
+        await source.record(said.subscription_id, said.stream, [*said.ids], *said.states)
         return Response(200, b"{}")
 
     # ── their lives ────────────────────────────────────────────────────────────────────────────
@@ -409,6 +424,10 @@ class Pushers:
                 behind += 1
                 total += _distance(flow.acked, newest)
         return total, behind
+
+
+def _may_be_reported(state: str, reason: str) -> bool:
+    return state in _STATES and len(reason) <= LEDGER_REASON_CHARACTERS
 
 
 def _duty(id: str) -> str:

@@ -44,6 +44,13 @@ def _ids(entries: Sequence[Entry], count: int) -> list[int]:
     return ids if len(ids) == count else [*ids, entries[-1].id]
 
 
+def check_subscription(id: str) -> str:
+    """Return *id* if a subscription may be called so."""
+    if not check_name(id).startswith(SUBSCRIPTIONS):
+        raise InputInvalid("subscription", f"does not begin with {SUBSCRIPTIONS}")
+    return id
+
+
 class Reader:
     """Answers the calls that change nothing."""
 
@@ -67,9 +74,7 @@ class Reader:
     def notify(self, request: Request) -> Response:
         """A line for every stream of a subscription that moved, as it moves: its newest cursor."""
         only(request, "subscription")
-        id = check_name(request.params.get("subscription", ""))
-        if not id.startswith(SUBSCRIPTIONS):
-            raise InputInvalid("parameter subscription", f"does not begin with {SUBSCRIPTIONS}")
+        id = check_subscription(request.params.get("subscription", ""))
         self._context.caller(request).check_subscribe(id)
         Notices(request, self._subscriptions, id)
         return LIVE

@@ -6,6 +6,7 @@ on a feed, as any live reader does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +17,7 @@ from penstock.doors.trickle import answers
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.posting import timed_out
 from penstock.errors import Busy, PenstockError, Trimmed
+from penstock.limits import CONTENT_TYPE_BYTES
 from penstock.server.context import Context
 from penstock.server.exchange import Held, Request, Response
 from penstock.server.flush import Outlet
@@ -25,6 +27,8 @@ from penstock.values import Entry, Kind
 from penstock.wire import trickle
 from penstock.wire.http import chunk
 from penstock.wire.trickle_channel import CUT
+
+_COUNT = re.compile(r"[0-9]{1,3}")  # a batch has no more parts
 
 
 class About(msgspec.Struct):
@@ -36,8 +40,21 @@ class About(msgspec.Struct):
 
 
 def about(entry: Entry) -> About:
-    """The attributes that matter here; others are somebody else's."""
-    return msgspec.json.decode(entry.attributes, type=About) if entry.attributes else About()
+    """The attributes that matter here; others are somebody else's.
+
+    Whoever may publish can write anything into them. What could not be of a recorded segment counts for nothing:
+    the entry is then data like any other.
+    """
+    try:
+        said = msgspec.json.decode(entry.attributes, type=About) if entry.attributes else About()
+    except msgspec.MsgspecError:
+        return About()
+    text = said.content_type
+    if len(text) > CONTENT_TYPE_BYTES or not (text.isascii() and text.isprintable()):
+        said.content_type = ""
+    if not _COUNT.fullmatch(said.parts):
+        said.parts = "0"
+    return said
 
 
 def is_cut(entry: Entry) -> bool:
@@ -158,13 +175,19 @@ class Following(Timed, Held):
         return self._done
 
     def deliver(self, entries: Sequence[Entry]) -> None:
+        whole = False
         for entry in entries:
             if self._entries:
                 if entry.kind is Kind.PART:
                     self._entries.append(entry)
+                else:
+                    whole = True  # it said more parts than it has
+                    break
             elif entry.index == self._seq:
                 self._entries.append(entry)
-        if self._entries and len(self._entries) > int(about(self._entries[0]).parts) and not self._done:
+        if not self._entries or self._done:
+            return
+        if whole or len(self._entries) > int(about(self._entries[0]).parts):
             self._stop()
             if is_cut(self._entries[0]):
                 self._request.answer(answers.cut_off(self._home.settings.missing_status, self._seq, self._seq))

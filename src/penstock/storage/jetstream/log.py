@@ -11,7 +11,8 @@ from typing import Final, Self
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.core.log import Follower as Callee
+from penstock.core.followers import Follower as Callee
+from penstock.core.followers import Followers
 from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch
 from penstock.errors import CallerError, EngineGone, NotFound, Trimmed
@@ -48,7 +49,7 @@ class JetStreamLog:
         self._tombstones = Tombstones()
         self._reader = Reader(store, self._tombstones, clock)
         self._retention = Retention(store, self._known, self._tombstones, clock, self._until_followed)
-        self._followers: list[Callee] = []
+        self.followers = Followers()
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap by id
         self._waiter = 0
         self._expiring: list[tuple[int, int]] = []  # a heap: when, id
@@ -120,7 +121,7 @@ class JetStreamLog:
         return self._appender.submit(batch, size)
 
     def follow(self, follower: Callee) -> None:
-        self._followers.append(follower)
+        self.followers.add(follower)
 
     def _take(self, messages: list[Message]) -> None:
         """Whole batches, in order of id: they become visible here."""
@@ -132,8 +133,7 @@ class JetStreamLog:
                 self._take_batch(batch, entries)
                 batch = []
         if entries:
-            for follower in self._followers:
-                follower(entries)
+            self.followers.tell(entries)
         self._followed = messages[-1].seq
         self._appender.followed(self._followed)
         while self._waiters and self._waiters[0][0] <= self._followed:

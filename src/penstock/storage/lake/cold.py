@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from itertools import dropwhile, takewhile
 
 from penstock.core.clock import Clock
-from penstock.core.log import Follower, Log
+from penstock.core.followers import Follower, Followers
+from penstock.core.log import Log
 from penstock.core.names import check_pattern
 from penstock.core.promise import Pending
 from penstock.errors import InputInvalid, Trimmed
@@ -40,6 +41,10 @@ class ColdLog:
         self._hot, self._lake, self._clock = hot, lake, clock
         self.durability, self.server = hot.durability, hot.server
         self._hints: OrderedDict[_Spot, int] = OrderedDict()
+
+    @property
+    def followers(self) -> Followers:
+        return self._hot.followers
 
     @property
     def followed(self) -> int:

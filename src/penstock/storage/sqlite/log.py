@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from penstock.core.clock import Clock
-from penstock.core.log import Follower
+from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, is_exact
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
@@ -53,8 +53,12 @@ class SqliteLog:
             return failed(error)
         return self._writer.submit_batch(batch, weight)
 
+    @property
+    def followers(self) -> Followers:
+        return self._writer.followers
+
     def follow(self, follower: Follower) -> None:
-        self._writer.followers.append(follower)
+        self.followers.add(follower)
 
     # ── heads ──────────────────────────────────────────────────────────────────────────────────
 

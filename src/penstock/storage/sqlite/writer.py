@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.core.log import Follower
+from penstock.core.followers import Followers
 from penstock.core.promise import Promise
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
 from penstock.storage.sqlite import fold, schema
@@ -115,7 +115,7 @@ class Writer:
         self._fold: fold.Fold | None = None
         self._fold_wanted = False
         self.followed = next_id - 1
-        self.followers: list[Follower] = []
+        self.followers = Followers()
         self._thread = threading.Thread(target=self._work, name="penstock-writer", daemon=True)
 
     # ── on the event loop ──────────────────────────────────────────────────────────────────────
@@ -191,18 +191,14 @@ class Writer:
     def _answer(self, jobs: Sequence[Job], entries: Sequence[Entry]) -> None:
         """Give the group's entries to the followers, then its answers to the callers."""
         if entries:
-            for follower in self.followers:
-                try:
-                    follower(entries)
-                except Exception as error:  # noqa: BLE001 - a follower's defect must not leave callers waiting
-                    self._loop.call_exception_handler({"message": "a follower raised", "exception": error})
+            self.followers.tell(entries)
             self.followed = entries[-1].id
         self._queued -= len(jobs)
         for job in jobs:
             self._queued_bytes -= job.weight
             try:
                 job.settle()
-            except Exception as error:  # noqa: BLE001 - nor must a caller's
+            except Exception as error:  # noqa: BLE001 - a caller's defect must not leave others waiting
                 self._loop.call_exception_handler({"message": "a caller raised at its result", "exception": error})
 
     # ── in the writer thread ───────────────────────────────────────────────────────────────────
