@@ -139,9 +139,10 @@ class WebPush:
     async def sweep(self) -> None:
         """Delete messages whose time has run out, and say so."""
         for month in await self._context.mailbox.months():
-            for uaid, item in await self._context.mailbox.expire(month):
-                await self.agents.gone(uaid, month, item, "expired")
-                self.agents.counts["expired"] += 1
+            while gone := await self._context.mailbox.expire(month):
+                for uaid, item in gone:
+                    await self.agents.gone(uaid, month, item, "expired")
+                    self.agents.counts["expired"] += 1
 
 
 def _check_origin(given: str) -> str:

@@ -33,6 +33,7 @@ from penstock.values import Appended, Batch, Entry, Head, Kind, Page
 EXPIRING: Final = 1_000_000
 """Entries whose expiry this node will count. Over it: further ones expire uncounted; reads hide them all the same."""
 
+_PASSED_AT_ONCE = 1_000  # due entries that are counted before the loop may do something else
 _LETTERS = {ord("s"): "subscribers", ord("x"): "tombstones", ord("c"): "trim"}
 
 
@@ -323,10 +324,13 @@ class JetStreamLog:
 
         Nothing is left to do for them: reads hide their bodies, and trimming frees the space.
         """
-        now_ms, count = self._clock.now_ms(), 0
+        now_ms, count, passed = self._clock.now_ms(), 0, 0
         while self._expiring and self._expiring[0][0] <= now_ms and count < limit:
             _, id = heapq.heappop(self._expiring)
             count += id > self._trimmed_upto
+            passed += 1
+            if passed % _PASSED_AT_ONCE == 0:
+                await asyncio.sleep(0)
         return count
 
     async def stored_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from penstock.core.clock import Clock
 from penstock.core.followers import Follower, Followers
@@ -214,13 +215,22 @@ class SqliteLog:
         return await self._writer.run(lambda connection: retention.trim_slice(connection, upto))
 
     async def erase(self, ids: Sequence[int]) -> int:
-        erased = await self._writer.run(lambda connection: retention.erase(connection, ids))
-        self._ahead.forget()
+        chosen, erased = sorted(set(ids)), 0
+        try:
+            while chosen:
+                count = retention.together(chosen)
+                erased += await self._writer.run(partial(retention.erase_slice, ids=chosen[:count]))
+                chosen = chosen[count:]
+        finally:
+            self._ahead.forget()
         return erased
 
     async def expire(self, limit: int = 10_000) -> int:
-        now_ms = self._clock.now_ms()
-        return await self._writer.run(lambda connection: retention.expire(connection, now_ms, limit))
+        now_ms, expired = self._clock.now_ms(), 0
+        due = partial(retention.expire_slice, now_ms=now_ms)
+        while gone := await self._writer.run(partial(due, limit=limit - expired)):
+            expired += gone
+        return expired
 
     async def stored_bytes(self) -> int:
         return await self._readers.run(lambda reader: retention.stored_bytes(reader.connection))

@@ -20,6 +20,7 @@ from penstock.limits import MAILBOX_PAGE
 from penstock.storage.checks import check_month, check_position, check_recipient
 from penstock.storage.sqlite.putting import ITEM, Put, Putting, numbered
 from penstock.storage.sqlite.readers import Readers
+from penstock.storage.sqlite.retention import in_slices
 from penstock.storage.sqlite.writer import Writer
 from penstock.values import Item, MailboxHead, NewItem
 
@@ -125,11 +126,20 @@ class SqliteMailbox:
 
     async def forget(self, recipient: str, month: str) -> int:
         check_recipient(recipient)
-        return await self._write(month, lambda tables: tables.forget(recipient))
+        gone = await self._in_slices(month, lambda tables, count: tables.forget_some(recipient, count))
+        return gone + await self._write(month, lambda tables: tables.forget(recipient))
 
     async def expire(self, month: str, limit: int = 10_000) -> list[tuple[str, Item]]:
         now_ms = self._clock.now_ms()
-        return await self._write(month, lambda tables: tables.expire(now_ms, limit))
+        gone: list[tuple[str, Item]] = []
+
+        def some(tables: _Tables, count: int) -> int:
+            found = tables.expire(now_ms, count)
+            gone.extend(found)
+            return len(found)
+
+        await self._in_slices(month, some, limit)
+        return gone
 
     async def recipients(self, month: str, *, after: str = "", limit: int = MAILBOX_PAGE) -> list[MailboxHead]:
         return await self._read(month, lambda tables: tables.recipients(after, min(limit, MAILBOX_PAGE)))
@@ -142,8 +152,16 @@ class SqliteMailbox:
         return await self._writer.run(lambda connection: _make_month(connection, month))
 
     async def drop_month(self, month: str) -> bool:
-        check_month(month)
+        """Empty it first, a little at a time: to drop a full table takes as long as it is large."""
+        if check_month(month) in await self.months():
+            await self._in_slices(month, lambda tables, count: tables.empty_some(count))
         return await self._writer.run(lambda connection: self._drop(connection, month))
+
+    async def _in_slices(self, month: str, some: Callable[[_Tables, int], int], limit: int = 1 << 62) -> int:
+        check_month(month)
+        return await in_slices(
+            self._writer, lambda connection, count: some(self._open(connection, month), count), limit
+        )
 
     async def _write(self, month: str, function: Callable[[_Tables], T], weight: int = 0) -> T:
         check_month(month)
@@ -296,6 +314,22 @@ class _Tables:
         encoded = msgspec.json.encode(new).decode()
         self._execute(f"UPDATE {self._heads} SET channels = ? WHERE owner = ?", (encoded, row.owner))
         return new != row.channels
+
+    def forget_some(self, recipient: str, count: int) -> int:
+        """Delete some of a recipient's items; return how many."""
+        statement = f"""
+            DELETE FROM {self._messages} WHERE rowid IN (SELECT rowid FROM {self._messages}
+            WHERE owner = (SELECT owner FROM {self._heads} WHERE recipient = ?) LIMIT ?)
+        """
+        return self._execute(statement, (recipient, count)).rowcount
+
+    def empty_some(self, count: int) -> int:
+        """Delete some items, and heads when none are left; return how many."""
+        for table in (self._messages, self._heads):
+            statement = f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} LIMIT ?)"
+            if gone := self._execute(statement, (count,)).rowcount:
+                return gone
+        return 0
 
     def forget(self, recipient: str) -> int:
         row = self._row(recipient)

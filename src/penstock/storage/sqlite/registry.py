@@ -10,6 +10,7 @@ from penstock.errors import VersionMismatch
 from penstock.limits import PAGE_ENTRIES
 from penstock.storage.checks import check_record
 from penstock.storage.sqlite.readers import Readers
+from penstock.storage.sqlite.retention import in_slices
 from penstock.storage.sqlite.schema import fact, set_fact
 from penstock.storage.sqlite.writer import Writer
 from penstock.values import Record
@@ -66,7 +67,11 @@ class SqliteRegistry:
     async def expire(self, limit: int = 10_000) -> int:
         now_ms = self._clock.now_ms()
         query = "DELETE FROM records WHERE key IN (SELECT key FROM records WHERE expires_ms <= ? LIMIT ?)"
-        return await self._writer.run(lambda connection: connection.execute(query, (now_ms, limit)).rowcount)
+
+        def some(connection: sqlite3.Connection, count: int) -> int:
+            return connection.execute(query, (now_ms, count)).rowcount
+
+        return await in_slices(self._writer, some, limit)
 
 
 def _get(connection: sqlite3.Connection, key: str, now_ms: int) -> Record | None:

@@ -1,40 +1,51 @@
-"""What goes: trimmed, expired and erased entries. Heads and numbering are never touched."""
+"""What goes: trimmed, expired and erased entries. Heads and numbering are never touched.
+
+All of it in slices, a transaction each: whoever publishes has a turn between two of them, however much is due.
+"""
 
 # ruff: noqa: S608 - the statements are put together from the constants below; values are always bound
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.limits import BATCH_ENTRIES
 from penstock.storage.sqlite.schema import set_fact
+from penstock.storage.sqlite.writer import Writer
 from penstock.values import Kind
 
-TRIM_ROWS: Final = 2_000
+TRIM_ROWS: Final = 500
 """Entries that one transaction drops: publishes wait for it."""
+TRIM_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of their bodies, for the same reason; one entry always goes."""
+BURY_ROWS: Final = 200
+"""Entries that one transaction turns into tombstones."""
+BURY_LOOKS: Final = 20 * BATCH_ENTRIES
+"""Entries that it looks at for parts of those: where those that go are far apart, fewer of them go at once."""
+GONE_ROWS: Final = 500
+"""Rows of anything else that one transaction deletes: items of a mailbox, records of the registry."""
 
 _TOMBSTONE = "type = '', attributes = '', body = x''"
 _DUE = "SELECT id FROM entries WHERE expires_ms <= ? AND kind = 0 ORDER BY expires_ms, id LIMIT ?"
-
-# An entry's parts follow it within the same batch.
-_WITH_PARTS = f"""
-SELECT piece.id FROM entries first JOIN entries piece
-ON piece.id >= first.id AND piece.id < first.id + {BATCH_ENTRIES} AND piece.kind IN (0, 2)
-AND piece.stream = first.stream AND piece.idx = first.idx
-WHERE first.kind = 0 AND first.id IN (SELECT value FROM json_each(?))
-"""
+_SIZES = "SELECT id, length(body) FROM entries WHERE id <= ? ORDER BY id LIMIT ?"
+_PARTS = "SELECT id, stream, idx FROM entries WHERE id > ? AND id < ? AND kind = 2"
+_BURIED = "SELECT id, stream, idx FROM entries WHERE kind = 0 AND id IN (SELECT value FROM json_each(?))"
 
 
 def trim_slice(connection: sqlite3.Connection, upto: int) -> int:
     """Drop some of the oldest entries up to an id; return how many went, 0 when all have gone."""
     set_fact(connection, "trimmed_upto", upto)
-    query = "SELECT max(id) FROM (SELECT id FROM entries WHERE id <= ? ORDER BY id LIMIT ?)"
-    end = connection.execute(query, (upto, TRIM_ROWS)).fetchone()[0]
-    if end is None:
+    end = total = 0
+    for id, size in connection.execute(_SIZES, (upto, TRIM_ROWS)):
+        total += size
+        if end and total > TRIM_BYTES:
+            break
+        end = id
+    if not end:
         return 0
     connection.execute(
         "DELETE FROM places WHERE id <= ? AND stream IN (SELECT DISTINCT stream FROM entries WHERE id <= ?)", (end, end)
@@ -42,13 +53,13 @@ def trim_slice(connection: sqlite3.Connection, upto: int) -> int:
     return connection.execute("DELETE FROM entries WHERE id <= ?", (end,)).rowcount
 
 
-def expire(connection: sqlite3.Connection, now_ms: int, limit: int) -> int:
-    """Turn entries whose time has run out, and their parts, into tombstones; return how many data entries."""
-    due = [row[0] for row in connection.execute(_DUE, (now_ms, limit))]
-    return _bury(connection, Kind.EXPIRED, due) if due else 0
+def expire_slice(connection: sqlite3.Connection, now_ms: int, limit: int) -> int:
+    """Turn some entries whose time has run out, and their parts, into tombstones; return how many data entries."""
+    due = sorted([row[0] for row in connection.execute(_DUE, (now_ms, min(limit, BURY_ROWS)))])
+    return _bury(connection, Kind.EXPIRED, due[: together(due)]) if due else 0
 
 
-def erase(connection: sqlite3.Connection, ids: Sequence[int]) -> int:
+def erase_slice(connection: sqlite3.Connection, ids: Sequence[int]) -> int:
     """Turn these data entries and their parts into tombstones; return how many data entries."""
     # The freed bytes are overwritten, those of whole pages too: somebody wants them gone.
     connection.execute("PRAGMA secure_delete = ON")
@@ -58,11 +69,39 @@ def erase(connection: sqlite3.Connection, ids: Sequence[int]) -> int:
         connection.execute("PRAGMA secure_delete = FAST")
 
 
+def together(ids: Sequence[int]) -> int:
+    """How many of these rising ids, from the first on, are few enough for one transaction."""
+    looks = reached = 0
+    for count, id in enumerate(ids[:BURY_ROWS]):
+        end = id + BATCH_ENTRIES
+        looks += end - max(id, reached)
+        if count and looks > BURY_LOOKS:
+            return count
+        reached = end
+    return min(len(ids), BURY_ROWS)
+
+
 def _bury(connection: sqlite3.Connection, kind: Kind, ids: Sequence[int]) -> int:
-    pieces = _json([row[0] for row in connection.execute(_WITH_PARTS, (_json(ids),))])
+    first = {row[0]: row[1:] for row in connection.execute(_BURIED, (_json(ids),))}
     update = f"UPDATE entries SET kind = ?, {_TOMBSTONE} WHERE id IN (SELECT value FROM json_each(?)) AND kind = ?"
-    connection.execute(update, (kind, pieces, Kind.PART))
-    return connection.execute(update, (kind, pieces, Kind.DATA)).rowcount
+    if first:
+        connection.execute(update, (kind, _json(_parts_of(connection, first)), Kind.PART))
+        connection.execute(update, (kind, _json(list(first)), Kind.DATA))
+    return len(first)
+
+
+def _parts_of(connection: sqlite3.Connection, first: dict[int, tuple[int, int]]) -> list[int]:
+    """The parts of some data entries: each follows its entry within the same batch."""
+    whole = set(first.values())
+    found: list[int] = []
+    reached = 0
+    for id in sorted(first):
+        end = id + BATCH_ENTRIES
+        for part, stream, index in connection.execute(_PARTS, (max(id, reached - 1), end)):
+            if (stream, index) in whole:
+                found.append(part)
+        reached = end
+    return found
 
 
 def _json(ids: Sequence[int]) -> str:
@@ -75,3 +114,15 @@ def stored_bytes(connection: sqlite3.Connection) -> int:
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )
     return int((pages - free) * size)
+
+
+async def in_slices(writer: Writer, some: Callable[[sqlite3.Connection, int], int], limit: int = 1 << 62) -> int:
+    """Call *some* with how many rows it may delete, a transaction each, until it deletes none; return how many went."""
+    total = 0
+    while total < limit:
+        count = min(GONE_ROWS, limit - total)
+        gone = await writer.run(lambda connection: some(connection, count))  # noqa: B023 - it is waited for at once
+        if not gone:
+            break
+        total += gone
+    return total
