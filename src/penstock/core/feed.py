@@ -18,7 +18,7 @@ So there is neither a gap nor a duplicate between the last page and the first li
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from penstock.values import Entry, Kind
 
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     from penstock.core.ledger import Recipient
 
 _META = Kind.META
+
+SLICE_BYTES: Final = 256 * 1024
+"""Bytes of entries that one feed is given at once from memory (one entry always fits): they are encoded in one go, and
+wait in its buffer."""
+
+
+class Selected(NamedTuple):
+    """What the hub has in memory for a feed: the next entries, and whether these are all."""
+
+    entries: list[Entry]
+    size: int  # bytes of their bodies
+    complete: bool
 
 
 class Sink(Protocol):
@@ -170,8 +182,23 @@ class Feed:
         entries = self._waiting
         if entries is not None and not self._sink.full:
             self._waiting = None
+            if len(entries) > 1 and sum([len(entry.body) for entry in entries]) > SLICE_BYTES:
+                self._flush_first(entries)
+                return
             self.position = entries[-1].id
             self._sink.deliver(entries)
+
+    def _flush_first(self, entries: list[Entry]) -> None:
+        """Give as much as may go at once; the rest comes from the hub's memory, in turn with other feeds."""
+        room, count = SLICE_BYTES - len(entries[0].body), 1
+        while count < len(entries) and room >= len(entries[count].body):
+            room -= len(entries[count].body)
+            count += 1
+        self.position = self._offered = entries[count - 1].id
+        self.behind = count < len(entries)
+        self._sink.deliver(entries[:count])
+        if self.can_step:
+            self._hub.enqueue(self)
 
     def resume(self) -> None:
         """The sink can take more."""
@@ -221,16 +248,14 @@ class Feed:
         after, self.position, self._offered = self.position, upto, upto
         self._sink.gap(after, upto)
 
-    def join(self, recent: Sequence[Entry], position: int) -> None:
-        """Take the entries after its position, all of which the hub has in memory.
+    def join(self, recent: Selected, position: int) -> None:
+        """Take the next entries after its position, which the hub has in memory.
 
-        When they are few enough to wait, the feed is live from here on; else it takes as many as may
-        wait, and stays behind for the rest.
+        When these are all, the feed is live from here on; else it stays behind for the rest.
         """
-        wanted = [entry for entry in recent if self.wants(entry)]
-        if len(wanted) > self._limit:
-            wanted = wanted[: self._limit]
-            self.take_page(wanted, wanted[-1].id)
+        wanted = [entry for entry in recent.entries if self.wants(entry)]
+        if not recent.complete:
+            self.take_page(wanted, recent.entries[-1].id)
             return
         self.behind = False
         self._offered = position

@@ -18,7 +18,7 @@ from operator import length_hint
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from penstock.core.feed import Feed, Sink
+from penstock.core.feed import SLICE_BYTES, Feed, Selected, Sink
 from penstock.core.log import Log
 from penstock.core.matching import Interest
 from penstock.core.names import is_exact
@@ -33,6 +33,10 @@ CROWD = 8
 """Feeds in the line that make it worth to read the newest entries from before the start into memory."""
 JOINS = 8
 """Feeds that are served from memory before the loop may do something else: with a hundred entries each some 2 ms."""
+PAGE_BYTES = 1 << 20
+"""Bytes of a page that is read for one feed: it is encoded in one go. (One entry always fits.)"""
+RECALL_IDS = 64
+"""Ids of the first stretch that a recall reads, from the newest entries back; each further one is twice as long."""
 READ_AHEAD = 4
 """Pages that are read before they are asked for, of all feeds together: what they hold in memory at most."""
 
@@ -219,28 +223,50 @@ class Hub:
         except Exception:
             log.exception("feed.not_ended", extra={"door": feed.who.door})
 
-    def _join(self, feed: Feed) -> bool:
-        """Serve a feed from the recent entries if they reach back to its position. Never awaits."""
+    def _join(self, feed: Feed) -> int | None:
+        """Serve a feed from the recent entries if they reach back to its position; how many bytes. Never awaits."""
         if not self._recent.reaches(feed) or not feed.can_step:
-            return False
-        feed.join(self._recent.select(feed.patterns, feed.position), self.position)
-        return True
+            return None
+        selected = self._recent.select(feed.patterns, feed.position, self._tail)
+        feed.join(selected, self.position)
+        return selected.size
 
     async def _recall(self) -> None:
         """Read the newest entries from before the start into memory: after a restart thousands want the same ones."""
-        recent, (limit, _) = self._recent, self._limits
-        begin = after = max(self._log.trimmed_upto, recent.after - limit)
-        found: list[Entry] = []
+        recent, (limit, limit_bytes) = self._recent, self._limits
+        lowest, begin, span = max(self._log.trimmed_upto, recent.after - limit), recent.after, RECALL_IDS
+        found: deque[Entry] = deque()
+        left = limit_bytes
         try:
-            while after < recent.after:
-                page = await self._log.read_after((">",), after)
-                found += [entry for entry in page.entries if entry.id <= recent.after]
-                after = page.upto
+            # From the newest back, so that no more is read and held than there is room for.
+            while begin > lowest and left > 0:
+                stretch, reached, left = await self._read_back(max(lowest, begin - span), begin, left)
+                found.extendleft(reversed(stretch))
+                begin, span = reached, 2 * span
         except PenstockError as error:
             log.warning("recent.not_recalled", extra={"error": str(error)})
         else:
             if recent is self._recent:  # and not forgotten meanwhile
-                recent.precede(found, begin)
+                recent.precede(list(found), begin)
+
+    async def _read_back(self, begin: int, upto: int, room: int) -> tuple[deque[Entry], int, int]:
+        """The newest entries of a stretch that fit into *room* bytes; the id before them, and the room that is left.
+
+        None is left as soon as one did not fit.
+        """
+        found: deque[Entry] = deque()
+        after, cut = begin, False
+        while after < upto:
+            page = await self._log.read_after((">",), after, limit_bytes=PAGE_BYTES)
+            for entry in page.entries:
+                if entry.id <= upto:
+                    found.append(entry)
+                    room -= len(entry.body)
+            after = page.upto
+            while room < 0:
+                oldest = found.popleft()
+                begin, room, cut = oldest.id, room + len(oldest.body), True
+        return found, begin, 0 if cut else room
 
     async def _serve_line(self) -> None:
         joined = 0
@@ -250,9 +276,10 @@ class Hub:
                 await self._work.wait()
             feed = self._line.popleft()
             try:
-                if self._join(feed):
-                    joined += 1
-                    if joined % JOINS == 0:
+                if (size := self._join(feed)) is not None:
+                    joined += max(1, JOINS * size // SLICE_BYTES)
+                    if joined >= JOINS:
+                        joined = 0
                         await asyncio.sleep(0)
                 elif feed.can_step:
                     await self._step(feed)
@@ -280,7 +307,9 @@ class Hub:
                 feed.take_page(page.entries, page.upto)
 
     def _read(self, feed: Feed, after: int) -> asyncio.Future[Page]:
-        return asyncio.ensure_future(self._log.read_after(feed.patterns, after, meta=feed.meta, ahead=True))
+        return asyncio.ensure_future(
+            self._log.read_after(feed.patterns, after, limit_bytes=PAGE_BYTES, meta=feed.meta, ahead=True)
+        )
 
     def _begun(self, feed: Feed) -> asyncio.Future[Page]:
         """The page at the feed's position: the one that was read ahead, if it is that."""
@@ -380,17 +409,18 @@ class _Recent:
             of_stream.append(entry)
         self._sorted = len(self._entries)
 
-    def select(self, patterns: tuple[str, ...], after: int) -> list[Entry]:
-        """Entries after *after* that match, ascending by id, each once."""
+    def select(self, patterns: tuple[str, ...], after: int, limit: int) -> Selected:
+        """The next entries after *after* that match, ascending by id, each once, as many as go at once."""
         if all(is_exact(pattern) for pattern in patterns):
             self._sort()
             found = [e for name in set(patterns) for e in self._of_stream_after(name, after)]
-            return found if len(patterns) == 1 else sorted(found, key=_id)
+            return _first_of(found if len(patterns) == 1 else sorted(found, key=_id), limit)
         begin = bisect_right(self._entries, after, key=_id)
         interest: Interest[None] = Interest()
         for pattern in patterns:
             interest.add(pattern, None)
-        return [e for e in self._entries[begin:] if any(True for _ in interest.find(e.stream))]
+        entries = islice(self._entries, begin, None)
+        return _first_of((e for e in entries if any(True for _ in interest.find(e.stream))), limit)
 
     def _of_stream_after(self, name: str, after: int) -> list[Entry]:
         of_stream = self._by_stream.get(name)
@@ -403,6 +433,17 @@ class _Recent:
             found.append(entry)
         found.reverse()
         return found
+
+
+def _first_of(entries: Iterable[Entry], limit: int) -> Selected:
+    found: list[Entry] = []
+    room = SLICE_BYTES
+    for entry in entries:
+        if found and (len(found) >= limit or room < len(entry.body)):
+            return Selected(found, SLICE_BYTES - room, complete=False)
+        found.append(entry)
+        room -= len(entry.body)
+    return Selected(found, SLICE_BYTES - room, complete=True)
 
 
 def _are_alike(entries: Sequence[Entry]) -> bool:
