@@ -8,12 +8,15 @@ a last `>` for one or more levels; `>` alone is everything. Neither matches a le
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from penstock.errors import NameInvalid
 from penstock.limits import LEVEL_BYTES, NAME_BYTES, NAME_LEVELS
 
 ROOT = "/"
+ROOMS = "/rooms"
+"""Where one entry stands for all rooms that it names: who reads or writes it reads or writes any room."""
 # Control characters, white space (Unicode's too), and what cursors, lists and patterns use.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0:,*>\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ud800-\udfff]")
 _QUIET_PARENTS = ("/users/", "/rooms/", "/channels/", "/_")
@@ -114,6 +117,13 @@ def covers(grant: str, pattern: str) -> bool:
         if level not in ("*", rest[0]):
             return False
     return len(given) == len(asked)
+
+
+def covers_of(grants: Sequence[str], pattern: str) -> bool:
+    """Whether any of *grants* covers *pattern*; `/rooms` only by its own name, or together with all rooms."""
+    if pattern == ROOMS and ROOMS not in grants and not any(covers(grant, ROOMS + "/*") for grant in grants):
+        return False
+    return any(covers(grant, pattern) for grant in grants)
 
 
 def parent(name: str) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.names import check_pattern, covers, is_level, is_system
+from penstock.core.names import check_pattern, covers, covers_of, is_level, is_system
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, SystemStream, Unauthenticated
 from penstock.limits import ADMIN_TOKEN_CHARACTERS, SECRET_BYTES, SUBJECT_BYTES
 
@@ -61,28 +61,25 @@ class Caller(msgspec.Struct, frozen=True):
 
         Right for what the server writes by itself when it is asked to: subscriptions are made by name.
         """
-        if not self.admin and not any(self._covers(grant, stream) for grant in self.publish):
+        if not self.admin and not self._covered(self.publish, stream):
             raise Forbidden(self.subject, "publish", stream)
 
     def check_subscribe(self, pattern: str) -> Callable[[str], bool] | None:
         """Raise `Forbidden` unless this caller may read *pattern*; return a check for each stream if one is needed.
 
-        `/users/…` is never covered by a grant that does not spell it, except the caller's own: a
-        pattern that could match other users is narrowed down stream by stream.
+        `/users/…` is never covered by a grant that does not spell it, except the caller's own; `/rooms`, where events
+        for several rooms are, only by one that spells it or by grants that cover all rooms. A pattern that could
+        match such streams is narrowed down stream by stream. This is the one place that decides it, for all doors.
         """
         if self.admin:
             return None
-        if pattern.startswith("/users/") or pattern == "/users":
-            if not any(self._covers(grant, pattern) for grant in self.subscribe):
-                raise Forbidden(self.subject, "subscribe", pattern)
-            return None
-        if not any(covers(grant, pattern) for grant in self.subscribe):
+        if not self._covered(self.subscribe, pattern):
             raise Forbidden(self.subject, "subscribe", pattern)
         return self.may_read if pattern.startswith((">", "/*", "/>")) else None
 
     def may_read(self, stream: str) -> bool:
         """Whether one stream is covered by any of the grants."""
-        return self.admin or any(self._covers(grant, stream) for grant in self.subscribe)
+        return self.admin or self._covered(self.subscribe, stream)
 
     def check_grant(self, name: str) -> None:
         """Raise `Forbidden` without a further right."""
@@ -94,11 +91,12 @@ class Caller(msgspec.Struct, frozen=True):
         if not self.admin:
             raise Forbidden(self.subject, "admin", what)
 
-    def _covers(self, grant: str, pattern: str) -> bool:
-        if pattern.startswith("/users/") and not grant.startswith("/users/"):
-            # A subject such as `>` or `7/phone` is nobody's name: it would mean other users' streams.
-            return pattern == f"/users/{self.subject}" and is_level(self.subject) and covers(grant, pattern)
-        return covers(grant, pattern)
+    def _covered(self, grants: tuple[str, ...], pattern: str) -> bool:
+        if not pattern.startswith("/users/"):
+            return covers_of(grants, pattern)
+        # A subject such as `>` or `7/phone` is nobody's name: it would mean other users' streams.
+        own = pattern == f"/users/{self.subject}" and is_level(self.subject)
+        return any(covers(grant, pattern) for grant in grants if own or grant.startswith("/users/"))
 
 
 class StoredKey(msgspec.Struct, frozen=True):

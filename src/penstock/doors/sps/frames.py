@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from penstock.core.names import ROOMS
 from penstock.doors.sps.spans import NO_MARK, Mark, Run, runs
-from penstock.doors.sps.topics import ROOMS, first_room
+from penstock.doors.sps.topics import first_room
 from penstock.values import Entry
 from penstock.wire.sps import Form, topic_of
 

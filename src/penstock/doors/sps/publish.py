@@ -12,8 +12,8 @@ from functools import partial
 
 import msgspec
 
-from penstock.core.names import check_name, is_exact
-from penstock.doors.sps.topics import ALL, ROOMS, chosen, name_of, user_stream
+from penstock.core.names import ROOMS, check_name, is_exact
+from penstock.doors.sps.topics import ALL, chosen, name_of, user_stream
 from penstock.doors.sps.wire import Wire
 from penstock.doors.sps.wires import Wires
 from penstock.errors import InputInvalid, TooLarge

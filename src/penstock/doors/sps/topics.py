@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.core.names import check_pattern, is_exact, matches
+from penstock.core.names import ROOMS, check_pattern, is_exact, matches
 from penstock.errors import InputInvalid, TooLarge
 from penstock.limits import PATTERNS
 from penstock.wire.sps import topic_of
 
-ALL, ROOMS = "/all", "/rooms"
+ALL = "/all"
 
 
 def user_stream(uid: str) -> str:

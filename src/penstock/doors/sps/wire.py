@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from penstock.core.feed import Feed
 from penstock.core.ledger import Recipient
-from penstock.core.names import matches
+from penstock.core.names import ROOMS, matches
 from penstock.doors.sps.frames import Frames
 from penstock.doors.sps.spans import NO_MARK, Mark, Span, put_aside, take_up
-from penstock.doors.sps.topics import ALL, ROOMS, first_room, patterns_for
+from penstock.doors.sps.topics import ALL, first_room, patterns_for
 from penstock.errors import Busy
 from penstock.limits import FORMER_TOPICS, TOPIC_CHANGES
 from penstock.server.flush import Outlet
@@ -91,7 +91,10 @@ class Wire(Timed):
             return True
         topics = self._topics_at(entry.id)
         if entry.stream == ROOMS:
-            return first_room(self._home.targets.of(entry).tids.split(","), topics) is not None
+            room = first_room(self._home.targets.of(entry).tids.split(","), topics)
+            if room != ROOMS or ROOMS in topics:
+                return room is not None
+            return self._narrow is None or self._narrow(ROOMS)  # a pattern matches it, as it matches any stream
         if entry.stream in topics:
             return True
         if not any(matches(topic, entry.stream) for topic in topics):

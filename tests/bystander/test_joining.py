@@ -1,0 +1,40 @@
+"""Many readers that come at once to large entries, and much that is due at once: others have their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.core import feed, hub
+from tests.bystander.sabotaged import start_sabotaged
+from tests.bystander.watching import beside
+from tests.server.api import Tail, publish
+
+READERS = 16
+ENTRIES = 14
+BODY = b'"' * 1_000_000  # each byte is two in JSON
+
+
+def everything_at_once() -> None:
+    """A reader is given all that is in memory in one go, and many readers in one turn of the loop."""
+    feed.SLICE_BYTES = hub.SLICE_BYTES = 1 << 40
+
+
+@pytest.mark.parametrize("sabotage", [None, everything_at_once])
+def test_readers_of_large_entries_that_come_at_once(tmp_path: Path, sabotage: Callable[[], None] | None) -> None:
+    with start_sabotaged(tmp_path / "data", sabotage) as server:
+        for _ in range(ENTRIES):
+            assert publish(server, "/large", BODY).status == 201
+        with beside(server) as bystander, ExitStack() as stack:
+            # They ask and do not read: what they are given waits in the server.
+            readers = [stack.enter_context(Tail(server, "/large", after=0)) for _ in range(READERS)]
+            assert all(reader.status == 200 for reader in readers)
+            assert len(readers[0].lines(ENTRIES)) == ENTRIES
+        if sabotage is None:
+            bystander.noticed_nothing()
+        else:
+            with pytest.raises(AssertionError):
+                bystander.noticed_nothing()
