@@ -146,20 +146,6 @@ async def test_one_refused_job_does_not_spoil_its_group(tmp_path):
         assert (await engine.registry.get("k")).value == b"1"
 
 
-async def test_a_follower_that_raises_leaves_nobody_waiting(tmp_path):
-    complaints: list[dict] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    async with open_sqlite(tmp_path, node="n") as engine:
-        seen: list[int] = []
-        engine.log.follow(lambda entries: 1 / 0)
-        engine.log.follow(lambda entries: seen.extend(entry.id for entry in entries))
-
-        answer = await engine.log.append(one())
-
-        assert seen[-1] == answer.last.id == engine.log.followed
-        assert isinstance(complaints[0]["exception"], ZeroDivisionError)
-
-
 async def test_a_closed_engine_says_so(tmp_path):
     async with open_sqlite(tmp_path, node="n") as engine:
         waiting = engine.log.append(one())
