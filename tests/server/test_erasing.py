@@ -78,7 +78,7 @@ async def after_an_erase(node: Place) -> list[bytes]:
     await node.engine.log.erase([appended.last.id])
     hub: Hub = node.hub
     hub.forget_recent()
-    return [entry.body for entry in hub._recent.select(("/secrets",), 0) if entry.kind is Kind.DATA]
+    return [entry.body for entry in hub._recent.select(("/secrets",), 0, 10).entries if entry.kind is Kind.DATA]
 
 
 def test_what_moved_to_the_lake_is_asked_for_as_well(tmp_path: Path) -> None:
