@@ -233,6 +233,10 @@ PUSH_CHANNELS: Final = 2_000
 PUSH_BODY_READ: Final = 256 * 1024
 """Bytes of a message's body that are read before it is refused. Over it: 413 at once, and the connection ends."""
 
+CODING_CHARACTERS: Final = 2048
+"""Characters of `Encryption` and of `Crypto-Key` with the older `aesgcm`: both are stored beside the message, and real
+ones have some 200. Over it: 400, errno 110."""
+
 PUSH_TOKENS_KNOWN: Final = 50_000
 """Endpoint tokens remembered as read. Over it: all are forgotten, and read again."""
 

@@ -74,6 +74,7 @@ async def test_an_unknown_name_is_replaced(tmp_path: Path, uaid: object) -> None
         (["{}"], 1011),
         (['{"messageType":"hello"}', '{"messageType":"hello"}'], 1011),
         (['{"messageType":"hello","broadcasts":7}'], 1011),
+        (['{"messageType":"hello","uaid":' + "[" * 20_000 + "]" * 20_000 + "}"], 1011),
         (['{"messageType":"hello"}', '{"messageType":"ack","updates":[{"version":7}]}'], 1011),
     ],
 )
@@ -122,6 +123,11 @@ async def test_too_many_commands_at_once_end_the_connection(tmp_path: Path) -> N
         ({"channelID": 7}, 401),
         ({"channelID": CHANNEL, "key": "no key"}, 400),
         ({"channelID": CHANNEL, "key": 7}, 400),
+        ({"channelID": CHANNEL, "key": []}, 400),
+        ({"channelID": CHANNEL, "key": {}}, 400),
+        ({"channelID": CHANNEL, "key": ""}, 400),
+        ({"channelID": CHANNEL, "key": False}, 400),
+        ({"channelID": CHANNEL, "key": 0}, 400),
     ],
 )
 async def test_a_register_that_cannot_be_is_answered_and_the_connection_goes_on(
@@ -132,8 +138,19 @@ async def test_a_register_that_cannot_be_is_answered_and_the_connection_goes_on(
         await agent.say(messageType="register", **fields)
 
         assert (await agent.hear())["status"] == status
-
         assert await agent.register(CHANNEL)
+
+
+async def test_a_channel_of_nested_lists_is_refused_or_ends_the_connection_and_breaks_nothing(tmp_path: Path) -> None:
+    async with place(tmp_path) as made:
+        for depth in (1, 200, *range(900, 1000, 9), 5_000):
+            agent = await made.nodes[0].agent()
+            await agent.socket.send(f'{{"messageType":"register","channelID":{"[" * depth}{"]" * depth}}}')
+            try:
+                heard = await agent.hear()
+                assert (heard["messageType"], heard["status"], heard["channelID"]) == ("register", 401, None)
+            except ConnectionClosed:
+                assert (agent.socket.close_code, agent.socket.close_reason) == (1011, "Json")
 
 
 async def test_registering_twice_gives_two_endpoints_that_both_work(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.doors.webpush.refusals import problem
-from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, PeerError, TooLarge
+from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, NotFound, PeerError, TooLarge
 from penstock.limits import PUSH_BODY_READ
 from penstock.server.caps import RateExceeded
 from penstock.server.problems import TimedOut
@@ -62,6 +62,46 @@ def test_so_is_one_that_comes_in_chunks_and_does_not_end(shared_server: RunningS
         assert (answer.status, json.loads(answer.read())["errno"]) == (413, 104)
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /wpush/v1/garbage HTTP/1.1", 405),
+        (b"DELETE /wpush/v1/a/b/c HTTP/1.1", 405),
+        (b"PATCH /wpush HTTP/1.1", 405),
+        (b"GET /m/garbage HTTP/1.1", 405),
+        (b"DELETE /m HTTP/1.1", 404),
+        (b"POST /wpush HTTP/1.1", 404),
+        (b"POST /wpush/ HTTP/1.1", 404),
+        (b"POST /wpush/v1/../x HTTP/1.1", 400),
+        (b"POST /wpush/v1/%2e%2e HTTP/1.1", 400),
+        (b"POST /wpush/v1/%ff HTTP/1.1", 400),
+        (b"POST /wpush/v1/garbage?x=%zz HTTP/1.1", 404),
+        (b"POST /wpush/v1/" + b"x" * 9_000 + b" HTTP/1.1", 414),
+        (b"POST /wpush/v1/garbage HTTP/1.1\r\nBroken", 400),
+        (b"POST /wpush/v1/garbage HTTP/1.1\r\nA: " + b"x" * 40_000, 431),
+        (b"POST /wpush/v1/garbage HTTP/1.1\r\nContent-Length: -1", 400),
+        (b"POST /wpush/v1/garbage HTTP/1.1\r\nContent-Length: 999999999", 413),
+        (b"POST /wpush/v1/garbage HTTP/1.1\r\nTransfer-Encoding: gzip", 400),
+        (b"GET /r/garbage HTTP/1.1", 404),
+    ],
+)
+def test_every_path_of_the_door_answers_in_one_form(shared_server: RunningServer, head: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", shared_server.port), timeout=10) as sender:
+        sender.sendall(head + b"\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = http.client.HTTPResponse(sender)
+        answer.begin()
+        said = json.loads(answer.read())
+
+    assert (answer.status, said.get("code")) == (status, status)
+    assert said.keys() == FORM
+    assert status != 405 or answer.headers["Allow"]
+
+
+def test_other_paths_keep_their_own_form(shared_server: RunningServer) -> None:
+    for path in ("/wpushy/v1/x", "/v1/nothing", "/", "/v1/../wpush/x", "//wpush/x"):
+        assert ask(shared_server, "PATCH", path, b"", token=None).json.keys() == {"error"}
+
+
 def test_a_receipt_subscription_of_nobody_is_refused(shared_server: RunningServer) -> None:
     with UserAgent(shared_server) as agent:
         path = agent.subscribe()["endpoint"].removeprefix(shared_server.url)
@@ -86,6 +126,8 @@ def test_a_receipt_subscription_of_nobody_is_refused(shared_server: RunningServe
         (TimedOut("too long"), 503, 202, ("Retry-After", "1")),
         (TooLarge("request body bytes", 9, 8), 413, 104, None),
         (InputInvalid("Host", "is no name of a host"), 400, 102, None),
+        (NotFound("path", "/wpush/x/y/z"), 404, 102, None),
+        (PeerError(405, "GET is not for this path"), 405, 102, None),
         (PeerError(408, "the request body took too long"), 408, 202, None),
         (RuntimeError("a defect"), 500, 999, None),
     ],

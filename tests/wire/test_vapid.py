@@ -7,7 +7,9 @@ import json
 
 import jwt
 import pytest
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +45,10 @@ DAY = 24 * 3600
 
 OWN = load_private(b"\x01" * 32)
 OWN_KEY = encode64(point_of(OWN))
+
+
+HEADER = encode64(b'{"typ":"JWT","alg":"ES256"}')
+NESTED = encode64(b'{"aud":' + b"[" * 1400 + b"]" * 1400 + b"}")  # as deep as a token is long
 
 
 def token(claims: object, key: PrivateKey = OWN, algorithm: str = "ES256") -> str:
@@ -126,11 +132,25 @@ def test_without_a_contact_there_is_no_sub() -> None:
         (f"vapid t=a.b.c, k={KEY}", "", "token_malformed"),
         (f"vapid t={TOKEN}A, k={KEY}", "", "token_malformed"),
         (f"vapid t={'A' * 5000}, k={KEY}", "", "token_malformed"),
+        (f"vapid t={NESTED}.e30.AA, k={KEY}", "", "token_malformed"),
+        (f"vapid t={HEADER}.{NESTED}.AA, k={KEY}", "", "token_malformed"),
         (f"vapid t={TOKEN}, k={OWN_KEY}", "", "signature_invalid"),
     ],
 )
 def test_a_header_that_is_wrong_says_what_is_wrong(authorization: str, crypto_key: str, check: str) -> None:
     assert check_of(authorization, crypto_key) == check
+
+
+@pytest.mark.parametrize(
+    ("exp", "check"),
+    [("9" * 400, "exp_too_far"), ("-" + "9" * 400, "exp_past"), ("9" * 1500, "exp_too_far"), ("1e400", "token_malformed")],
+)
+def test_an_expiry_of_hundreds_of_digits_is_refused_like_any_other(exp: str, check: str) -> None:
+    claims = f'{{"aud":"{ORIGIN}","exp":{exp}}}'
+    signed = f"{HEADER}.{encode64(claims.encode())}"
+    r, s = decode_dss_signature(OWN.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
+
+    assert check_of(f"vapid t={signed}.{encode64(r.to_bytes(32) + s.to_bytes(32))}, k={OWN_KEY}") == check
 
 
 GOOD = {"aud": ORIGIN, "exp": NOW + 60, "sub": "mailto:me@example.net"}

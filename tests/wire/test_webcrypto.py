@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pywebpush import WebPusher
 
+from penstock.limits import CODING_CHARACTERS
 from penstock.wire.webcrypto import (
     OVERHEAD_BYTES,
     Coding,
@@ -232,14 +233,30 @@ def test_a_message_of_pywebpush_in_the_older_coding_is_described_so_that_it_can_
         ("aes128gcm", "", DH, "key is in the body"),
         ("aesgcm", "", DH, "must have salt="),
         ("aesgcm", "salt=a b", DH, "not base64url"),
-        ("aesgcm", "salt=AAAA", DH, "has 3 bytes, not 16"),
-        ("aesgcm", SALT_PARAMETER, "", "must have dh="),
-        ("aesgcm", SALT_PARAMETER, "dh=AAAA", "has 3 bytes, not 65"),
+        ("aesgcm", "salt=", DH, "not base64url"),
+        ("aesgcm", SALT_PARAMETER, "p256ecdsa=AAAA", "must have dh="),
+        ("aesgcm", SALT_PARAMETER, "dh=a.b", "not base64url"),
+        ("aesgcm", SALT_PARAMETER + ";" * CODING_CHARACTERS, "", "limit is 2048"),
+        ("aesgcm", SALT_PARAMETER, DH + ";" * CODING_CHARACTERS, "limit is 2048"),
     ],
 )
 def test_headers_that_describe_no_coding_are_refused(encoding: str, encryption: str, crypto_key: str, why: str) -> None:
     with pytest.raises(CodingInvalid, match=why):
         parse_coding(encoding, encryption, crypto_key)
+
+
+@pytest.mark.parametrize(
+    ("encryption", "crypto_key", "kept"),
+    [
+        ("salt=AAAA", "dh=AAAAAAAAAAAAAAAAAAAAAA==", ("salt=AAAA", "dh=AAAAAAAAAAAAAAAAAAAAAA")),
+        ("salt=A", "dh=A", ("salt=A", "dh=A")),
+        (SALT_PARAMETER, "", (SALT_PARAMETER, "")),
+    ],
+)
+def test_how_long_a_draft_s_salt_and_key_are_is_the_browser_s_to_judge(
+    encryption: str, crypto_key: str, kept: tuple[str, str]
+) -> None:
+    assert parse_coding("aesgcm", encryption, crypto_key) == Coding("aesgcm", *kept)
 
 
 @given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80))

@@ -67,6 +67,7 @@ def test_what_user_agents_say(frame: str, heard: object) -> None:
         (said(messageType="ack", updates=[{}]), Close.FAILED),
         (said(messageType="ack", updates=7), Close.FAILED),
         ('{"messageType":"hello","uaid":"\ud800"}', Close.FAILED),
+        ('{"messageType":"register","channelID":' + "[" * 50_000 + "]" * 50_000 + "}", Close.FAILED),
     ],
 )
 def test_a_mistake_has_its_close_code(frame: str | bytes, code: Close) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from penstock.errors import Forbidden, InputInvalid, NotFound, PeerError
+from penstock.errors import Forbidden, NotFound, PeerError
+from penstock.limits import URL_BYTES
 from penstock.server.exchange import Headers, Request, Response
-from penstock.server.problems import error_response, problem
+from penstock.server.problems import error_response
 from penstock.server.routing import Match, Route
 from penstock.server.service import Service
 from penstock.wire import http
@@ -32,18 +33,15 @@ def resolve(service: Service, request: Request) -> Route | Response:
     if request.method == "OPTIONS":
         return service.cors.options(request, match)
     allow = ", ".join(match.methods)
-    remedy = f"Use one of {allow}."
-    return problem(405, "method_not_allowed", f"{request.method} is not for this path", remedy, (("Allow", allow),))
+    error = PeerError(405, f"{request.method} is not for this path")
+    error.code, error.remedy = "method_not_allowed", f"Use one of {allow}."
+    answer = early_problem(service, request, error)
+    return Response(answer.status, answer.body, answer.content_type, (*answer.headers, ("Allow", allow)))
 
 
 def early_problem(service: Service, request: Request, error: BaseException) -> Response:
-    """The answer to a request that is refused before its route is asked, in the form of that route."""
-    try:
-        match = service.router.find(request.raw_path)
-    except InputInvalid:
-        return error_response(error)
-    route = match.route(request.method) if match is not None else None
-    return error_response(error) if route is None or route.problem is None else route.problem(error)
+    """The answer to a request that is refused before its route is asked, in the form of the door it went to."""
+    return (service.router.form(request.raw_path) or error_response)(error)
 
 
 def encode(service: Service, request: Request, response: Response, *, keep_alive: bool) -> bytes:
@@ -116,7 +114,11 @@ def _offered(request: Request, subprotocol: str) -> str:
     return subprotocol
 
 
-def refusal(service: Service, error: PeerError) -> bytes:
-    """The answer to a head that was no request; the connection ends with it."""
-    response = error_response(error)
+def refusal(service: Service, error: PeerError, head: bytes = b"") -> bytes:
+    """The answer to a *head* that was no request; the connection ends with it.
+
+    Such a head says at best where it was meant to go; that is enough to answer in the right form.
+    """
+    target = head[: URL_BYTES].partition(b"\r")[0].partition(b" ")[2].partition(b" ")[0]
+    response = (service.router.form(target.decode("latin-1")) or error_response)(error)
     return http.answer(error.status, response.body, response.content_type, service.date() + _CLOSE)

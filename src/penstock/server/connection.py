@@ -247,7 +247,7 @@ class Connection(Answering, asyncio.BaseProtocol):
         if self.phase is _IDLE and self._buffer.startswith(b"\r\n"):
             self._buffer = self._buffer.lstrip(b"\r\n")  # robustness towards old clients (RFC 9112, 2.2)
             return bool(self._buffer)
-        service = self._service
+        service, raw = self._service, self._buffer
         try:
             end = http.find_head_end(self._buffer, self._looked)
             if end < 0:
@@ -259,7 +259,7 @@ class Connection(Answering, asyncio.BaseProtocol):
             raw, self._buffer, self._looked = self._buffer[:end], self._buffer[end:], 0
             head = service.parser.parse(raw)
         except PeerError as error:
-            self._refuse(error)
+            self._refuse(error, raw)
             return False
         service.counters.requests += 1
         self.phase = _BUSY
@@ -267,13 +267,13 @@ class Connection(Answering, asyncio.BaseProtocol):
         self._begin(head)
         return True
 
-    def _refuse(self, error: PeerError) -> None:
+    def _refuse(self, error: PeerError, head: bytes = b"") -> None:
         """Answer something that was no request, and end the connection: nobody knows where it would go on."""
         log.info("request.refused", extra={"peer": self._peer, "status": error.status, "reason": error.detail})
         self._buffer = b""
         self._keep_alive = False
         self._intake = None
-        self.write(answers.refusal(self._service, error))
+        self.write(answers.refusal(self._service, error, head))
         self.hang_up()
 
     def _begin(self, head: http.Head) -> None:
@@ -475,7 +475,7 @@ class Connection(Answering, asyncio.BaseProtocol):
         elif self.phase is _HEAD:
             self._service.counters.timed_out += 1
             remedy = f"Send the whole head within {self._service.settings.head_timeout:g} s (server.head_timeout)."
-            self._refuse(PeerError(408, "the request head took too long", remedy=remedy))
+            self._refuse(PeerError(408, "the request head took too long", remedy=remedy), self._buffer)
         elif self.phase is _BUSY and self._request is not None:
             self._work = None
             self._answer(self._timed_out(self._request))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.server.exchange import Handler, Request, Response
 
 
+Form = Callable[[BaseException], "Response"]
+
+
 class BodyKind(Enum):
     """How a route takes the request's body."""
 
@@ -69,8 +72,9 @@ class Route:
     came whole with its head, so the handler checks all the same."""
     door: str = ""
     """Under which name its connections are counted."""
-    problem: Callable[[BaseException], Response] | None = None
-    """How it says what is wrong, if not in the form of `problems.error_response`."""
+    problem: Form | None = None
+    """How it says what is wrong, if not in the form of `problems.error_response`. It speaks for its whole first level:
+    for paths and methods beside it as well."""
 
 
 class Match:
@@ -112,6 +116,7 @@ class Router:
         self.routes = tuple(routes)
         self._exact: dict[str, Match] = {}  # paths without wildcards, found in one step
         self._root = _Node()
+        self._forms: dict[str, Form] = {}  # by first level: how a door speaks there, whatever is asked
         for route in self.routes:
             self._add(route)
 
@@ -126,8 +131,14 @@ class Router:
             raise InputInvalid("path", "has a level '.' or '..'", code="path_invalid")
         return _find(self._root, levels, decoded, 0, ())
 
+    def form(self, path: str) -> Form | None:
+        """How errors are said under this path, also where it leads nowhere; None is the form of Penstock's API."""
+        return self._forms.get(path.partition("?")[0].split("/", 2)[1]) if path.startswith("/") else None
+
     def _add(self, route: Route) -> None:
         levels = _pattern(route.path)
+        if route.problem is not None and levels[0] not in ("", "*", "**"):
+            self._forms[levels[0]] = route.problem
         table = _place(self._root, levels)
         if route.method in table:
             raise ValueError(f"two routes for {route.method} {route.path}")

@@ -42,6 +42,9 @@ LONGEST_SECONDS = 24 * 3600
 LEEWAY_SECONDS = 60
 """How far a sender's clock may be off."""
 
+FARTHEST = 1e18
+"""Seconds beyond which times are all alike: far too late, or far too early."""
+
 LONGEST_TOKEN = 4096  # characters: more than any sender needs, and cheap to refuse
 
 CHECKS = {
@@ -167,7 +170,7 @@ def key_hash(key: bytes) -> bytes:
 def _object(part: str, what: str) -> dict[str, object]:
     try:
         found = msgspec.json.decode(decode64(part), type=dict[str, object])
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, msgspec.MsgspecError, RecursionError):  # the last: brackets a thousand deep
         raise VapidInvalid("token_malformed", f"the token's {what} are no JSON object in base64url") from None
     return found
 
@@ -194,6 +197,7 @@ def _read_claims(key: bytes, given: dict[str, object]) -> Claims:
     exp = given.get("exp")
     if not isinstance(exp, int | float) or isinstance(exp, bool):
         raise VapidInvalid("exp_missing", "there is no claim exp, or it is not a number")
+    exp = max(-FARTHEST, min(exp, FARTHEST))  # an integer of hundreds of digits has no place in a float
     sub = given.get("sub", "")
     if not isinstance(sub, str) or (sub and not sub.lower().startswith(("mailto:", "https:"))):
         raise VapidInvalid("sub_invalid", f"sub is {str(sub)[:80]!r}")

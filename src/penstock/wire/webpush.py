@@ -28,6 +28,7 @@ SUBPROTOCOL = "push-notification"
 
 PONG = b"{}"
 
+_SHOWN_CHARACTERS = 64
 _UAID = re.compile(r"[0-9a-f]{32}")
 _CHANNEL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -120,7 +121,7 @@ def parse(frame: str | bytes) -> Heard | Mistake:
         return _PING
     try:
         heard: Heard = _decode(frame)
-    except (msgspec.MsgspecError, UnicodeEncodeError):
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):  # the last: brackets a thousand deep
         return Mistake(Close.FAILED, "Json")
     return heard
 
@@ -155,8 +156,9 @@ def unregistered(channel: str) -> bytes:
 
 
 def refused(kind: str, channel: object, status: int, reason: str) -> bytes:
-    """A command was not carried out; the connection goes on."""
-    said: dict[str, object] = {"messageType": kind, "channelID": channel, "status": status, "reason": reason}
+    """A command was not carried out; the connection goes on. What is no channel is not repeated, whatever it was."""
+    named = channel if isinstance(channel, str) and len(channel) <= _SHOWN_CHARACTERS else None
+    said: dict[str, object] = {"messageType": kind, "channelID": named, "status": status, "reason": reason}
     return _encode(said | ({"pushEndpoint": ""} if kind == "register" else {}))
 
 

@@ -89,11 +89,12 @@ class WebPush:
             rows.append(Route("GET", "/", self._open, timeout=None, door=DOOR))
         if self._takes_messages:
             send, unknown, body = self.endpoint.send, self.endpoint.unknown, WHOLE(PUSH_BODY_READ)
-            for path, handler in (("/wpush/*/*", send), ("/wpush/*", send), ("/wpush/**", unknown)):
+            places = (("/wpush/*/*", send), ("/wpush/*", send), ("/wpush/**", unknown), ("/wpush", unknown))
+            for path, handler in places:
                 for method in ("POST", "PUT"):
                     rows.append(Route(method, path, handler, body=body, door=DOOR, problem=problem))
             rows.append(Route("DELETE", "/m/*", self.endpoint.cancel, door=DOOR, problem=problem))
-            rows.append(Route("GET", "/r/*", self.agents.receipts.listen, timeout=None, door=DOOR))
+            rows.append(Route("GET", "/r/*", self.agents.receipts.listen, timeout=None, door=DOOR, problem=problem))
         return rows
 
     def internal_routes(self) -> list[Route]:

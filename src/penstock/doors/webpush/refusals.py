@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, PeerError, TooLarge
+from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, NotFound, PeerError, TooLarge
 from penstock.server.exchange import Headers, Response
 from penstock.server.problems import TimedOut, error_response
 from penstock.wire.webpush_endpoint import Errno, Refused
@@ -35,6 +35,10 @@ def _meaning(error: BaseException) -> Refused:
             return Refused(Errno.BODY_TOO_LARGE, str(error))
         case InputInvalid():
             return Refused(Errno.TOKEN, str(error), error.remedy, status=400)
-        case PeerError():
+        case NotFound():
+            return Refused(Errno.TOKEN, str(error), "Use the URL whole, exactly as it was given.")
+        case PeerError(status=408):
             return Refused(Errno.TEMPORARY, error.detail, error.remedy, status=error.status)
+        case PeerError():  # autopush has no numbers for what is wrong with a request as such
+            return Refused(Errno.TOKEN, error.detail, error.remedy, status=error.status)
     return Refused(Errno.UNKNOWN, "the server failed at this request", status=error_response(error).status)

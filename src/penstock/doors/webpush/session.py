@@ -207,7 +207,8 @@ class Session(Delivery):
             said(wire.refused("register", channel, 401, "channelID is not a UUID in lower case with dashes"))
             return
         try:
-            wanted = key_hash(parse_key(command.key)) if command.key else b""
+            # None alone asks for an endpoint that anybody may send to: whoever sends another key wants a lock.
+            wanted = b"" if command.key is None else key_hash(parse_key(command.key))
         except (CallerError, AttributeError, TypeError):
             said(wire.refused("register", channel, 400, "key is not a P-256 public key in base64url"))
             return
