@@ -223,6 +223,10 @@ PUSH_COMMANDS: Final = 1_024
 """Commands of one user agent that wait while one of them is carried out; a distributor registers some hundred
 channels in one burst. Over it: closed, 1008."""
 
+PUSH_FINISH_SECONDS: Final = 2
+"""For what a user agent said just before its connection ended, and for what waits when the server stops. Over it: the
+rest is dropped, so that nobody waits: those messages come again."""
+
 PUSH_WORKERS: Final = 256
 """User agents whose commands are carried out at once: a storm of them must not fill the engine's queues. Over
 it: they wait their turn."""

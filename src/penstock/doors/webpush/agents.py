@@ -85,6 +85,7 @@ class Agents:
         self._generation = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._saving: dict[str, asyncio.Task[object]] = {}
+        self._finishing: dict[str, asyncio.Task[object]] = {}
         self._turns = Turns()
         self._flush_running: asyncio.Task[object] | None = None
         self._flush_waiting: asyncio.Task[object] | None = None
@@ -99,7 +100,7 @@ class Agents:
         """Store what is still unacknowledged; everything else ends by itself."""
         self._stopping = True
         for session in list(self.table.values()):
-            session.close(Close.GOING_AWAY)
+            session.finish(Close.GOING_AWAY)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         self.peers.close()
@@ -173,7 +174,7 @@ class Agents:
         self.table[session.uaid] = session
         self.lookup.forget(session.uaid)
         if other is not None and other is not session:
-            other.close(Close.FAILED, "superseded")
+            other.finish(Close.FAILED, "superseded")
 
     def left(self, session: Session, unsaved: list[Message]) -> None:
         """The session is over."""
@@ -189,8 +190,19 @@ class Agents:
 
     async def saved(self, uaid: str) -> None:
         """Return when nothing of that user agent is on its way to the storage."""
-        while (task := self._saving.get(uaid)) is not None:
-            await asyncio.wait([task])
+        own = asyncio.current_task()
+        while tasks := {self._saving.get(uaid), self._finishing.get(uaid)} - {None, own}:
+            await asyncio.wait([task for task in tasks if task is not None])
+
+    def finishing(self, uaid: str, worker: asyncio.Task[object]) -> None:
+        """A session that ends has something to do first: the user agent's next one waits for that, as for a save."""
+        if uaid:
+            self._finishing[uaid] = worker
+
+    def finished(self, uaid: str, worker: asyncio.Task[object] | None) -> None:
+        """That worker has done all it will do."""
+        if uaid in self._finishing and self._finishing[uaid] is worker:
+            del self._finishing[uaid]
 
     def renew(self, session: Session) -> None:
         """See that the record still leads here. Alone there is nobody who could have changed it."""
@@ -201,7 +213,7 @@ class Agents:
         if await self.router.restore(session.uaid, session.connected_at):
             session.notified("")
         else:
-            session.close(Close.FAILED, "superseded")
+            session.finish(Close.FAILED, "superseded")
 
     # ── direct notifications that were not acknowledged ───────────────────────────────────────
 
@@ -290,7 +302,7 @@ class Agents:
         """A session of ours is not its user agent's newest."""
         session = self.table.get(uaid)
         if session is not None and session.connected_at == connected_at:
-            session.close(Close.FAILED, "superseded")
+            session.finish(Close.FAILED, "superseded")
 
     # ── ends ──────────────────────────────────────────────────────────────────────────────────
 

@@ -162,7 +162,7 @@ class Delivery(Timed):
             if await self._send_page(month):
                 return
         self._since_empty = 0
-        if self.moves:
+        if self.moves and self.ready:
             await self._switch()
 
     async def _send_page(self, month: str) -> bool:
@@ -174,9 +174,9 @@ class Delivery(Timed):
                 raise
             del self._read[month]  # the month before was dropped: nothing of it is left
             return False
-        if not page or not self.ready:
+        if not page:
             return False
-        if await self._is_too_much(len(page)):
+        if await self._is_too_much(len(page)) or not self.ready:  # who has gone is counted, and sent nothing
             return True
         self._read[month] = page[-1].number
         if foreign := [item for item in page if item.channel not in self.channels]:

@@ -2,10 +2,16 @@
 
 There is no task while nothing happens. A command that needs the storage starts the session's worker, which
 carries out what waits and ends. Deadlines stand in the one wheel.
+
+    open ──▶ ending ──▶ left       what was received before the end is carried out, for PUSH_FINISH_SECONDS at most
+
+A user agent that acknowledges and goes may close in the same moment: its acks count. So whoever ends a session from
+outside calls `finish`; `close` is for the worker itself, which has done what came before.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -14,7 +20,7 @@ from penstock.doors.webpush.delivery import Delivery
 from penstock.doors.webpush.records import AlreadyConnected
 from penstock.doors.webpush.tokens import Subscription
 from penstock.errors import CallerError, NotFound, PenstockError
-from penstock.limits import PUSH_CHANNELS, PUSH_COMMANDS, PUSH_SETTLE_SECONDS
+from penstock.limits import PUSH_CHANNELS, PUSH_COMMANDS, PUSH_FINISH_SECONDS, PUSH_SETTLE_SECONDS
 from penstock.wire import webpush as wire
 from penstock.wire.vapid import key_hash, parse_key
 from penstock.wire.webpush import Close
@@ -30,13 +36,18 @@ _SLACK = 0.001  # seconds by which sums of floats may be off
 class Session(Delivery):
     """A connection of a user agent. Its end, whoever brings it about, is `leave`, once."""
 
-    __slots__ = ("_alive", "_asked", "_client_pinged", "_left", "_origin", "_settle_at", "_waiting", "_working")
+    __slots__ = (
+        "_alive", "_asked", "_client_pinged", "_ending", "_finish_by", "_left", "_origin", "_settle_at", "_waiting",
+        "_working",
+    )  # fmt: skip
 
     def __init__(self, home: Agents, origin: str) -> None:
         super().__init__(home)
         self._origin = origin
-        self._waiting: list[wire.Heard] | None = None
-        self._working = False
+        self._waiting: list[wire.Heard | wire.Mistake] | None = None
+        self._working: asyncio.Task[object] | None = None
+        self._ending: tuple[Close, str] | None = None  # how it is closed when what waits is done
+        self._finish_by = 0.0
         self._left = False
         self._alive = home.time()  # when it last showed life; all times are the loop's
         self._asked = 0.0  # when it was pinged; 0 while no answer is due
@@ -53,24 +64,34 @@ class Session(Delivery):
             case wire.Ack(updates) if self.ready and not self._waiting and self.is_simple(updates):
                 self.take_acks(updates)
                 self.acks_taken()
-            case wire.Mistake(code, reason):
-                self.close(code, reason)
             case wire.Ping() if self.ready:
                 self._pinged()
             case _:
-                self._command(heard)
+                self._command(heard)  # a mistake, too: it ends the session after what came before it
 
     def ponged(self) -> None:
         """It is alive."""
         self._alive, self._asked = self.home.time(), 0.0
 
     def lost(self, code: int) -> None:
-        """It is gone."""
-        self.leave()
+        """It is gone; what it said before that counts."""
+        self.finish(Close.NORMAL)
 
     def draining(self) -> None:
         """The server stops: the user agent comes back to whoever serves it next."""
-        self.close(Close.GOING_AWAY)
+        self.finish(Close.GOING_AWAY)
+
+    def finish(self, code: Close, reason: str = "") -> None:
+        """Take no more, carry out what was received, then close. The user agent's next session waits for it."""
+        if self._left or self._ending:
+            return
+        if self._working is None:
+            self.close(code, reason)
+            return
+        self._ending, self.ready = (code, reason), False
+        self._finish_by = self.home.time() + PUSH_FINISH_SECONDS
+        self.home.wheel.forget(self)
+        self.home.finishing(self.uaid, self._working)
 
     def close(self, code: Close, reason: str = "") -> None:
         self.leave()
@@ -93,30 +114,32 @@ class Session(Delivery):
 
     # ── the worker ────────────────────────────────────────────────────────────────────────────
 
-    def _command(self, heard: wire.Heard) -> None:
-        if self._left:
+    def _command(self, heard: wire.Heard | wire.Mistake) -> None:
+        if self._left or self._ending:
             return
         self._waiting = self._waiting or []
         if len(self._waiting) >= PUSH_COMMANDS:
-            self.close(Close.TOO_MUCH, "too many commands at once")
+            self.finish(Close.TOO_MUCH, "too many commands at once")
+            self.socket.close(Close.TOO_MUCH, "too many commands at once")  # it need not wait for that
             return
         self._waiting.append(heard)
         self.wake()
 
     def wake(self) -> None:
-        if not self._working and not self._left:
-            self._working = True
-            self.home.start(self._work())
+        if self._working is None and not self._left:
+            self._working = self.home.start(self._work())
 
     async def _work(self) -> None:
         """Carry out what waits, commands first; end when nothing is left."""
         try:
             async with self.home.turnstile:
-                while not self._left and (self._waiting or self.check_due):
+                while not self._left and not self._is_late and (self._waiting or self.check_due):
                     if self._waiting:
                         await self._obey(self._waiting.pop(0))
                     else:
                         await self.check()
+            if self._ending:
+                self.close(*self._ending)
         except AlreadyConnected:
             self.close(Close.FAILED, "already_connected")
         except PenstockError as error:
@@ -126,10 +149,18 @@ class Session(Delivery):
             log.exception("session.broken", extra={"uaid": self.uaid})
             self.close(Close.FAILED, "InternalError")
         finally:
-            self._working = False
+            self.home.finished(self.uaid, self._working)
+            self._working = None
 
-    async def _obey(self, heard: wire.Heard) -> None:
+    @property
+    def _is_late(self) -> bool:
+        """The session ends, and what was received for it took all the time there is for that."""
+        return self._ending is not None and self.home.time() >= self._finish_by
+
+    async def _obey(self, heard: wire.Heard | wire.Mistake) -> None:
         match heard:
+            case wire.Mistake(code, reason):
+                self.close(code, reason)
             case wire.Hello() if not self.uaid:
                 await self._hello(heard)
             case _ if not self.uaid:
@@ -163,8 +194,10 @@ class Session(Delivery):
             return
         news = wire.broadcast_news(self.home.broadcasts, hello.broadcasts or {})
         self.socket.send_text(wire.hello(self.uaid, news))
-        self.ready = self.check_due = True
         self.home.counts["hellos"] += 1
+        if self._ending:  # it did not wait for the answer
+            return
+        self.ready = self.check_due = True
         if self.home.alone:  # then there is no other whose answer could have been out of date
             self.arm()
         else:
@@ -172,6 +205,7 @@ class Session(Delivery):
 
     async def _come_back(self, uaid: str) -> bool:
         """Be the user agent of that name, if it is known."""
+        await self.home.saved(uaid)  # the last words of a session before may end the user agent itself
         router, generation = self.home.router, self.home.next_generation()
         found = await router.find(uaid)
         if found is None:
@@ -252,6 +286,8 @@ class Session(Delivery):
 
     def arm(self) -> None:
         """Book the next deadline."""
+        if self._ending:
+            return
         settings, now = self.home.settings, self.home.time()
         if not self.ready:  # a hello that is being answered has all the time it needs
             due = (now if self._working else self._alive) + settings.hello_timeout
@@ -267,12 +303,12 @@ class Session(Delivery):
         """The wheel calls: a deadline has come, unless it was put off meanwhile."""
         settings, now = self.home.settings, self.home.time() + _SLACK
         if not self.ready:
-            if not self._working and now >= self._alive + settings.hello_timeout:
+            if self._working is None and now >= self._alive + settings.hello_timeout:
                 self.close(Close.FAILED, "HandshakeTimeout")
                 return
         elif self._asked:
             if now >= self._asked + settings.ping_timeout:
-                self.close(Close.FAILED, "PongTimeout")
+                self.finish(Close.FAILED, "PongTimeout")
                 return
         elif settings.ping_interval and now >= self._alive + settings.ping_interval:
             self._asked = now
