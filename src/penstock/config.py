@@ -212,6 +212,16 @@ class WebPushSettings:
         "Stored messages read without the storage once being empty; a user agent with more is dropped and "
         "subscribes anew. 0: no limit.",
     )
+    stored_most: int = setting(
+        500,
+        "Messages that are stored for one user agent: whoever knows an endpoint can send, and a user agent that comes "
+        "back to more than msg_limit is dropped anyway. Over it: 507 with Retry-After, nothing is taken.",
+        least=1, most=100_000,
+    )  # fmt: skip
+    stored_bytes: int = setting(
+        2 * 1024 * 1024, "Bytes that are stored for one user agent, for the same reason. Over it: 507 as well.",
+        unit="bytes", least=65_536,
+    )  # fmt: skip
     window: int = setting(
         1, "Unacknowledged notifications at which direct ones are stored instead; 1 is what autopush promised.",
         least=1, most=128,

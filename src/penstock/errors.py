@@ -248,6 +248,18 @@ class Busy(PenstockError):
         self.remedy = f"Try again in {self.retry_after} s" + (f", or raise {limit}." if "." in limit else ".")
 
 
+class MailboxFull(Busy):
+    """A recipient has let so much lie that nothing more is kept for it. Nothing was stored."""
+
+    code = "mailbox_full"
+    retry_after = 120
+
+    def __init__(self, recipient: str, what: str, limit: int) -> None:
+        PenstockError.__init__(self, f"{limit:,} {what} wait for {recipient} already")
+        self.recipient, self.limit, self.value = recipient, what, limit
+        self.remedy = f"Try again in {self.retry_after} s: there is room when the recipient was there."
+
+
 class OperatorError(PenstockError):
     """Somebody must look after this server."""
 

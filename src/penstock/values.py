@@ -157,6 +157,13 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     expires_ms: int | None
 
 
+class Room(msgspec.Struct, frozen=True, gc=False):
+    """How much may wait for one recipient in one month. Bytes are those of bodies and attributes."""
+
+    items: int
+    bytes: int
+
+
 class MailboxHead(msgspec.Struct, frozen=True, gc=False):
     """What a mailbox knows about one recipient in one month."""
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from penstock.errors import InputInvalid, NotFound, VersionMismatch
+from penstock.errors import InputInvalid, MailboxFull, NotFound, VersionMismatch
 from penstock.limits import MAILBOX_PAGE, RECIPIENT_BYTES
-from penstock.values import MailboxHead, NewItem
+from penstock.values import MailboxHead, NewItem, Room
 
 MONTH = "2026_11"
 
@@ -280,3 +280,128 @@ async def test_of_two_who_forward_the_same_entries_one_does(open_engine):
         assert await pending(mailbox) == [(1, "1"), (2, "2")]
         assert (await mailbox.head("phone", MONTH)).position == 2
         assert await mailbox.head("laptop", MONTH) == MailboxHead("laptop", MONTH)
+
+
+# ── room ──────────────────────────────────────────────────────────────────────────────────────────
+
+ROOM = Room(3, 100)
+
+
+async def test_no_more_is_stored_than_there_is_room_for(open_engine):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        for name in "abc":
+            await mailbox.put("phone", MONTH, [item(name)], room=ROOM)
+
+        for _ in range(2):
+            with pytest.raises(MailboxFull):
+                await mailbox.put("phone", MONTH, [item("d")], room=ROOM)
+        await mailbox.put("laptop", MONTH, [item("d")], room=ROOM)  # it has room of its own
+        await mailbox.confirm("phone", MONTH, [2])
+        await mailbox.put("phone", MONTH, [item("e")], room=ROOM)
+
+        assert await pending(mailbox) == [(1, "a"), (3, "c"), (4, "e")]  # what was refused took no number
+
+
+async def test_bytes_of_bodies_and_attributes_count(open_engine):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        await mailbox.put("phone", MONTH, [NewItem("a", body=b"x" * 40, attributes='{"é":""}')], room=ROOM)  # 49 bytes
+
+        for _ in range(2):
+            with pytest.raises(MailboxFull):
+                await mailbox.put("phone", MONTH, [NewItem("b", body=b"x" * 52)], room=ROOM)
+        await mailbox.put("phone", MONTH, [NewItem("c", body=b"x" * 51)], room=ROOM)
+        with pytest.raises(MailboxFull):
+            await mailbox.put("phone", MONTH, [NewItem("d", body=b"x")], room=ROOM)
+        await mailbox.confirm("phone", MONTH, [1])
+        await mailbox.put("phone", MONTH, [NewItem("e", body=b"x")], room=ROOM)
+
+        assert await pending(mailbox) == [(2, "c"), (3, "e")]
+
+
+async def test_what_takes_another_s_place_needs_no_room_of_its_own(open_engine):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        await mailbox.put("phone", MONTH, [item("a"), item("b")])
+        await mailbox.put("phone", MONTH, [NewItem("c", body=b"x" * 90, channel="1", collapse="t")], room=ROOM)
+
+        await mailbox.put("phone", MONTH, [NewItem("d", body=b"y" * 90, channel="1", collapse="t")], room=ROOM)
+        for other in ({"channel": "2", "collapse": "t"}, {"channel": "1", "collapse": "u"}, {}):
+            with pytest.raises(MailboxFull):
+                await mailbox.put("phone", MONTH, [item("e", **other)], room=ROOM)
+
+        assert await pending(mailbox) == [(1, "a"), (2, "b"), (4, "d")]
+
+
+async def test_who_puts_without_a_room_is_not_held_up_and_counts(open_engine):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        await mailbox.put("phone", MONTH, [item("a")], room=ROOM)
+        await mailbox.put("phone", MONTH, [item(name) for name in "bcdef"])
+
+        with pytest.raises(MailboxFull):
+            await mailbox.put("phone", MONTH, [item("g")], room=ROOM)
+
+        assert len(await pending(mailbox)) == 6
+
+
+async def test_of_many_puts_at_once_as_many_are_stored_as_there_is_room_for(open_engine):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+
+        puts = [mailbox.put(name, MONTH, [item(f"{n}")], room=ROOM) for n in range(8) for name in ("phone", "laptop")]
+        results = await asyncio.gather(*puts, return_exceptions=True)
+
+        assert sum(isinstance(one, MailboxFull) for one in results) == 10
+        assert [number for number, _ in await pending(mailbox)] == [1, 2, 3]
+        assert [number for number, _ in await pending(mailbox, "laptop")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("emptied_by", ["expire", "remove_channel", "forget"])
+async def test_whatever_goes_makes_room(open_engine, clock, emptied_by):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        await mailbox.add_channel("phone", MONTH, "1")
+        soon = clock.now_ms() + 1000
+        await mailbox.put("phone", MONTH, [item(n, channel="1", expires_ms=soon) for n in "abc"], room=ROOM)
+        with pytest.raises(MailboxFull):
+            await mailbox.put("phone", MONTH, [item("d")], room=ROOM)
+        clock.advance(2)
+
+        if emptied_by == "expire":
+            await mailbox.expire(MONTH)
+        elif emptied_by == "remove_channel":
+            await mailbox.remove_channel("phone", MONTH, "1")
+        else:
+            await mailbox.forget("phone", MONTH)
+        await mailbox.put("phone", MONTH, [item(n) for n in "efg"], room=ROOM)
+
+        assert [name for _, name in await pending(mailbox)] == ["e", "f", "g"]
+
+
+async def test_the_edition_of_a_topic_is_found_by_its_names_expired_or_not(open_engine, clock):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        soon = clock.now_ms() + 1000
+        await mailbox.put("phone", MONTH, [item("plain", channel="1")])
+        await mailbox.put("phone", MONTH, [item("old", channel="1", collapse="t")])
+        [new] = await mailbox.put("phone", MONTH, [item("new", channel="1", collapse="t", expires_ms=soon)])
+        clock.advance(2)
+
+        assert await mailbox.edition("phone", MONTH, "1", "t") == new
+        for names in (("2", "t"), ("1", "u"), ("1", "")):
+            assert await mailbox.edition("phone", MONTH, *names) is None
+        assert await mailbox.edition("nobody", MONTH, "1", "t") is None
+
+
+async def test_channels_are_known_without_a_look_at_what_is_pending(open_engine):
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+        await mailbox.set_channels("phone", MONTH, ["1", "2"])
+        await mailbox.put("phone", MONTH, [item("a", channel="1")])
+
+        assert await mailbox.channels("phone", MONTH) == ("1", "2")
+        assert await mailbox.channels("nobody", MONTH) == ()
+        with pytest.raises(NotFound):
+            await mailbox.channels("phone", "2026_10")

@@ -509,3 +509,61 @@ async def test_a_replaced_message_is_recorded_as_such(tmp_path: Path) -> None:
         reasons = [event.reason for event in await made.ledger_events(agent.uaid) if event.state == "dropped"]
 
         assert reasons == ["replaced"]
+
+
+# ── how much is stored ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("over", ["alone", "bus"])
+@pytest.mark.parametrize("limit", [{"stored_most": 3}, {"stored_bytes": 10_000}])
+async def test_a_mailbox_that_is_full_takes_no_more_until_its_owner_was_there(
+    tmp_path: Path, over: str, limit: dict[str, int]
+) -> None:
+    async with place(tmp_path, over=over, **limit) as made:
+        node, agent, endpoint = await subscribed(made)
+        await agent.socket.close()
+        await wait_until_async(lambda: not node.agents.table)
+        taken = [await node.send(endpoint, b"x" * 3000) for _ in range(3)]
+
+        refused = [await node.send(endpoint, b"x" * 3000, **more) for more in ({}, {"Topic": "new"})]
+        again = await node.agent(agent.uaid)
+        await again.ack(*[await again.notification() for _ in range(3)])
+        await again.ping_pong()
+
+        assert [reply.status for reply in taken] == [201, 201, 201]
+        for reply in refused:
+            assert (reply.status, reply.errno) == (507, 201)
+            assert int(reply.headers["retry-after"]) > 0
+        assert (await node.send(endpoint, b"x" * 3000)).status == 201
+
+
+async def test_a_topic_is_replaced_in_a_full_mailbox_without_a_look_at_the_others(tmp_path: Path) -> None:
+    async with place(tmp_path, stored_most=30) as made:
+        node, agent, endpoint = await subscribed(made)
+        await agent.socket.close()
+        await wait_until_async(lambda: not node.agents.table)
+        for number in range(30):
+            assert (await node.send(endpoint, b"x", Topic=f"t{number}")).status == 201
+        looked = [node.mailbox.stop("before", method) for method in ("take", "find", "head")]
+
+        reply = await node.send(endpoint, b"new", Topic="t7")
+
+        assert reply.status == 201
+        assert not any(stop.reached.is_set() for stop in looked)
+        assert len(await made.stored(agent.uaid, node.agents.month())) == 30
+        assert [one.reason for one in await made.ledger_events(agent.uaid)].count("replaced") == 1
+
+
+async def test_connections_leave_no_more_behind_than_there_is_room_for(tmp_path: Path) -> None:
+    """What went past the storage is stored when its session ends, full or not: so nothing goes past a full one."""
+    async with place(tmp_path, stored_most=2, window=4) as made:
+        node, agent, endpoint = await subscribed(made)
+        for _ in range(6):
+            for _ in range(6):
+                await node.send(endpoint, b"x")
+            agent.socket.transport.abort()
+            await wait_until_async(lambda: not node.agents.table)
+            await node.agents.saved(agent.uaid)
+            agent = await node.agent(agent.uaid)
+
+        assert len(await made.stored(agent.uaid, node.agents.month())) <= 2 + 4

@@ -143,7 +143,12 @@ def test_a_header_that_is_wrong_says_what_is_wrong(authorization: str, crypto_ke
 
 @pytest.mark.parametrize(
     ("exp", "check"),
-    [("9" * 400, "exp_too_far"), ("-" + "9" * 400, "exp_past"), ("9" * 1500, "exp_too_far"), ("1e400", "token_malformed")],
+    [
+        ("9" * 400, "exp_too_far"),
+        ("-" + "9" * 400, "exp_past"),
+        ("9" * 1500, "exp_too_far"),
+        ("1e400", "token_malformed"),
+    ],
 )
 def test_an_expiry_of_hundreds_of_digits_is_refused_like_any_other(exp: str, check: str) -> None:
     claims = f'{{"aud":"{ORIGIN}","exp":{exp}}}'

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from penstock.limits import MAILBOX_PAGE
-from penstock.values import Item, MailboxHead, NewItem
+from penstock.values import Item, MailboxHead, NewItem, Room
 
 
 class Mailbox(Protocol):
@@ -28,13 +28,16 @@ class Mailbox(Protocol):
         *,
         position: int | None = None,
         expect: int | None = None,
+        room: Room | None = None,
     ) -> Awaitable[list[Item]]:
         """Store *items* as one batch and return them with their numbers.
 
         An item with a collapse key takes the place of the pending one with the same channel and
         key: it gets a new number, the older one is gone. *position*, if given, becomes the head's
         read position in the same batch; it never goes back. With *expect* that is where it must be now; else
-        `VersionMismatch`, and nothing is stored: of two who forward the same entries, one does.
+        `VersionMismatch`, and nothing is stored: of two who forward the same entries, one does. With *room*
+        no more than that may be pending afterwards, expired items included until they are removed; else
+        `MailboxFull`, and nothing is stored. What that costs does not grow with what is pending beyond *room*.
         """
         ...
 
@@ -48,6 +51,14 @@ class Mailbox(Protocol):
 
     async def find(self, recipient: str, month: str, message_id: str) -> Item | None:
         """The pending item with this message id, expired or not."""
+        ...
+
+    async def edition(self, recipient: str, month: str, channel: str, collapse: str) -> Item | None:
+        """The pending item with this channel and collapse key, expired or not: the one that a put would replace."""
+        ...
+
+    async def channels(self, recipient: str, month: str) -> tuple[str, ...]:
+        """The channels of the head, whatever is pending."""
         ...
 
     async def head(self, recipient: str, month: str) -> MailboxHead:

@@ -119,6 +119,6 @@ def refusal(service: Service, error: PeerError, head: bytes = b"") -> bytes:
 
     Such a head says at best where it was meant to go; that is enough to answer in the right form.
     """
-    target = head[: URL_BYTES].partition(b"\r")[0].partition(b" ")[2].partition(b" ")[0]
+    target = head[:URL_BYTES].partition(b"\r")[0].partition(b" ")[2].partition(b" ")[0]
     response = (service.router.form(target.decode("latin-1")) or error_response)(error)
     return http.answer(error.status, response.body, response.content_type, service.date() + _CLOSE)

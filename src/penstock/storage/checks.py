@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from penstock.errors import InputInvalid, SequencePassed, SequenceReused, TooLarge, VersionMismatch
+from penstock.errors import InputInvalid, MailboxFull, SequencePassed, SequenceReused, TooLarge, VersionMismatch
 from penstock.limits import RECIPIENT_BYTES, RECORD_BYTES, RECORD_KEY_BYTES
-from penstock.values import Appended, Batch, Producer
+from penstock.values import Appended, Batch, Item, NewItem, Producer, Room
 
 _MONTH = re.compile(r"[0-9]{4}_(0[1-9]|1[0-2])")
 
@@ -64,3 +65,16 @@ def _check_text(what: str, text: str, limit: int) -> str:
     if not 0 < size <= limit:
         raise InputInvalid(what, f"has {size} bytes, not 1 to {limit}")
     return text
+
+
+def check_room(recipient: str, room: Room, items: int, size: int) -> None:
+    """Raise `MailboxFull` unless so many items with so many bytes may wait for *recipient*."""
+    if items > room.items:
+        raise MailboxFull(recipient, "messages", room.items)
+    if size > room.bytes:
+        raise MailboxFull(recipient, "bytes", room.bytes)
+
+
+def weight(items: Iterable[Item | NewItem]) -> int:
+    """Bytes that count as those of *items*."""
+    return sum([len(item.body) + len(item.attributes.encode()) for item in items])

@@ -25,8 +25,16 @@ from penstock.core.registry import NEW
 from penstock.core.stamp import check_batch, stamp
 from penstock.errors import InputInvalid, KeyReused, NotFound, PenstockError, Trimmed, VersionMismatch
 from penstock.limits import KEY_SECONDS, MAILBOX_PAGE, PAGE_BYTES, PAGE_ENTRIES
-from penstock.storage.checks import check_month, check_position, check_recipient, check_record, first_answer
-from penstock.values import Appended, Batch, Entry, Head, Item, Kind, MailboxHead, NewItem, Page, Producer, Record
+from penstock.storage.checks import (
+    check_month,
+    check_position,
+    check_recipient,
+    check_record,
+    check_room,
+    first_answer,
+    weight,
+)
+from penstock.values import Appended, Batch, Entry, Head, Item, Kind, MailboxHead, NewItem, Page, Producer, Record, Room
 
 SCAN_ENTRIES = 32_768
 """Entries that one `read_after` looks at."""
@@ -345,6 +353,11 @@ class _Box:
         self.next_number += 1
         return item
 
+    def without_editions_of(self, new: Sequence[NewItem]) -> list[Item]:
+        """What would stay if *new* came: no item that one of them replaces."""
+        replaced = {(item.channel, item.collapse) for item in new if item.collapse}
+        return [item for item in self.items.values() if (item.channel, item.collapse) not in replaced]
+
     def remove(self, unwanted: Callable[[Item], bool]) -> list[Item]:
         gone = [item for item in self.items.values() if unwanted(item)]
         for item in gone:
@@ -367,8 +380,12 @@ class MemoryMailbox:
         *,
         position: int | None = None,
         expect: int | None = None,
+        room: Room | None = None,
     ) -> list[Item]:
         check_position(recipient, self._box(recipient, month).position, expect)
+        if room is not None:
+            left = self._box(recipient, month).without_editions_of(items)
+            check_room(recipient, room, len(left) + len(items), weight(left) + weight(items))
         box = self._make(recipient, month)
         box.position = max(box.position, position or 0)
         return [box.add(new, self._clock.now_ms()) for new in items]
@@ -384,6 +401,15 @@ class MemoryMailbox:
     async def find(self, recipient: str, month: str, message_id: str) -> Item | None:
         pending = self._box(recipient, month).items.values()
         return next((item for item in pending if item.message_id == message_id), None)
+
+    async def edition(self, recipient: str, month: str, channel: str, collapse: str) -> Item | None:
+        pending = self._box(recipient, month).items.values()
+        return next(
+            (item for item in pending if collapse and (item.channel, item.collapse) == (channel, collapse)), None
+        )
+
+    async def channels(self, recipient: str, month: str) -> tuple[str, ...]:
+        return self._box(recipient, month).channels
 
     async def head(self, recipient: str, month: str) -> MailboxHead:
         return self._box(recipient, month).head(recipient, month)

@@ -23,6 +23,7 @@ from penstock.wire.webcrypto import AUTH_BYTES, KeyInvalid, decode64, load_publi
 URGENCIES = ("very-low", "low", "normal", "high")
 _RECEIPT = re.compile(r'<([^<>\s]+)>\s*;\s*rel="urn:ietf:params:push:receipt"')
 _TOPIC = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_FULL = 507  # the mailbox of this one user agent: others of the service take messages all the same
 _PASSING = frozenset({401, 403, 408, 425, 429})
 """Refusals that may end without the message changing: a clock is set, a key is allowed, a rate goes down."""
 
@@ -135,7 +136,7 @@ def judge(status: int, headers: dict[str, str], body: bytes = b"") -> Verdict:
     if status in (404, 410):
         return Verdict(Outcome.GONE, said)
     if status >= 500 or status in _PASSING:
-        everybody = status >= 500 or status == 429
+        everybody = (status >= 500 and status != _FULL) or status == 429
         return Verdict(Outcome.LATER, said, _seconds(headers.get("retry-after", "")), everybody)
     if 300 <= status < 400:
         return Verdict(Outcome.LATER, f"{said}; redirects are not followed")

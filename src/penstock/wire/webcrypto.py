@@ -276,7 +276,9 @@ def _parse_draft(salts: dict[str, str], keys: dict[str, str], encryption: str, c
 def _require(given: dict[str, str], name: str, header: str, text: str) -> None:
     remedy = f"Send '{header}: {name}=…' in base64url, or encrypt as aes128gcm."
     if len(text) > CODING_CHARACTERS:
-        raise CodingInvalid(f"the header {header} has {len(text):,} characters, the limit is {CODING_CHARACTERS}", remedy)
+        raise CodingInvalid(
+            f"the header {header} has {len(text):,} characters, the limit is {CODING_CHARACTERS}", remedy
+        )
     if name not in given:
         raise CodingInvalid(f"with aesgcm the header {header} must have {name}=", remedy)
     if not _TEXT64.fullmatch(given[name]):

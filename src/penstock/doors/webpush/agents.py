@@ -25,7 +25,7 @@ from penstock.errors import ConfigInvalid, NotFound, PenstockError
 from penstock.limits import PUSH_WORKERS
 from penstock.server.context import Context
 from penstock.server.exchange import LIVE, Request, Response
-from penstock.values import Item
+from penstock.values import Item, Room
 from penstock.wire.frames import offered_subprotocols
 from penstock.wire.webpush import SUBPROTOCOL, Close, Message
 
@@ -79,6 +79,7 @@ class Agents:
         self.peers: Peers
         self.table: dict[str, Session] = {}
         self.broadcasts = dict(map(_version, settings.broadcasts))
+        self.room = Room(settings.stored_most, settings.stored_bytes)
         self.counts: Counter[str] = Counter()
         self.turnstile = asyncio.Semaphore(PUSH_WORKERS)
         self._clock = context.clock
@@ -253,36 +254,36 @@ class Agents:
         for message in messages:
             self.record(recipient("webpush", uaid), state, message.version, "", 0, reason)
 
-    async def store(self, uaid: str, month: str, messages: Sequence[Message]) -> None:
-        """Put messages into the user agent's mailbox of that month. `NotFound` if the month is gone."""
+    async def store(self, uaid: str, month: str, messages: Sequence[Message], *, room: Room | None = None) -> None:
+        """Put messages into the user agent's mailbox of that month.
+
+        `NotFound` if the month is gone, `MailboxFull` if there has to be *room* and is none.
+        """
         if any(message.topic for message in messages):
             # One after the other, so that each knows which one it has replaced.
             async with self._turns.of(uaid):
-                await self._store(uaid, month, messages)
+                await self._store(uaid, month, messages, room)
         else:
-            await self._store(uaid, month, messages)
+            await self._store(uaid, month, messages, room)
 
-    async def _store(self, uaid: str, month: str, messages: Sequence[Message]) -> None:
+    async def _store(self, uaid: str, month: str, messages: Sequence[Message], room: Room | None) -> None:
         who = recipient("webpush", uaid)
-        replaced = [item for message in messages if message.topic for item in await self._pending(uaid, month, message)]
-        self.stored(who, month, await self.mailbox.put(uaid, month, [to_item(message) for message in messages]))
-        for item in replaced:
-            await self.gone(uaid, month, item, "dropped", "replaced")
+        replaced: dict[int, Item] = {}
+        for message in messages:
+            if message.topic:
+                item = await self.mailbox.edition(uaid, month, message.channel, message.topic)
+                replaced |= {} if item is None else {item.number: item}
+        items = await self.mailbox.put(uaid, month, [to_item(message) for message in messages], room=room)
+        self.stored(who, month, items)
+        for item in replaced.values():
+            is_over = item.expires_ms is not None and item.expires_ms <= self._clock.now_ms()
+            await self.gone(uaid, month, item, "expired" if is_over else "dropped", "" if is_over else "replaced")
 
     def stored(self, who: Recipient, month: str, items: Sequence[Item]) -> None:
         """Note that these are in a user agent's mailbox."""
         for item in items:
             self.record(who, "stored", item.message_id, month, item.number, expires_ms=item.expires_ms)
         self.counts["stored"] += len(items)
-
-    async def _pending(self, uaid: str, month: str, message: Message) -> list[Item]:
-        """What is stored under the topic of *message*, which will take its place."""
-        found: list[Item] = []
-        after = 0
-        while page := await self.mailbox.take(uaid, month, after=after):
-            after = page[-1].number
-            found += [item for item in page if (item.channel, item.collapse) == (message.channel, message.topic)]
-        return found
 
     # ── as the local end of `Peers` ───────────────────────────────────────────────────────────
 

@@ -56,7 +56,8 @@ class Delivery(Timed):
     """The delivering half of a session."""
 
     __slots__ = (
-        "_new_frames", "_read", "_recheck", "_since_empty", "_stored", "channels", "check_due", "connected_at", "home",
+        "_new_frames", "_read", "_recheck", "_since_empty", "_stored", "channels", "check_due", "connected_at",
+        "crowded", "home",
         "month", "moves", "ready", "saved", "socket", "uaid", "unacked", "who",
     )  # fmt: skip
 
@@ -76,6 +77,7 @@ class Delivery(Timed):
         self.ready = False  # its hello was answered, and it is not closing
         self.saved = False  # it has a router record: from its first register on
         self.moves = False  # it came with an old month, and goes on to this one when that is empty
+        self.crowded = False  # its mailbox was full when it came: nothing goes past that before it is empty
         self.check_due = False
         self.unacked: dict[str, Sent] = {}
         self._stored = 0  # of them, those that are in the storage
@@ -103,7 +105,7 @@ class Delivery(Timed):
         """Send a notification past the storage, if the user agent is able to take one."""
         if not self.ready:
             return Outcome.ABSENT
-        if len(self.unacked) >= self.home.settings.window or self.socket.full:
+        if len(self.unacked) >= self.home.settings.window or self.crowded or self.socket.full:
             self._recheck = True
             return Outcome.BUSY
         self._send(Sent(message))
@@ -161,7 +163,7 @@ class Delivery(Timed):
         for month in list(self._read):
             if await self._send_page(month):
                 return
-        self._since_empty = 0
+        self._since_empty, self.crowded = 0, False
         if self.moves and self.ready:
             await self._switch()
 
@@ -216,8 +218,8 @@ class Delivery(Timed):
     async def _switch(self) -> None:
         """Steps 3 to 5: move to this node's month. Whoever dies in between finds everything as it was."""
         old, new = self.month, self.home.month()
-        head = await self.home.mailbox.head(self.uaid, old)
-        await self.home.mailbox.set_channels(self.uaid, new, head.channels)
+        channels = await self.home.mailbox.channels(self.uaid, old)
+        await self.home.mailbox.set_channels(self.uaid, new, channels)
         if not await self.home.router.move(self.uaid, self.connected_at, new):
             self.close(Close.FAILED, "superseded")
             return

@@ -59,7 +59,9 @@ class Endpoint:
         known = self._agents.lookup.known(message.uaid)
         if known is None or not message.ttl or message.topic or message.channel not in known.channels:
             return self._send(message, asked)
-        storing = self._agents.mailbox.put(message.uaid, known.record.month, (to_item(message),))
+        storing = self._agents.mailbox.put(
+            message.uaid, known.record.month, (to_item(message),), room=self._agents.room
+        )
         return Later(
             pending(storing),
             partial(self._stored_at_once, message, asked, known.record),
@@ -146,7 +148,7 @@ class Endpoint:
         """Store, then read the record again: whoever connected before that write is told to look."""
         for _ in range(_MOVES):
             try:
-                await self._agents.store(message.uaid, record.month, (message,))
+                await self._agents.store(message.uaid, record.month, (message,), room=self._agents.room)
                 break
             except NotFound:  # that month was dropped this moment
                 self._agents.lookup.forget(message.uaid)

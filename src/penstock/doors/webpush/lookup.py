@@ -48,8 +48,7 @@ class Lookup:
         found = await self._router.find(uaid)
         if found is None:
             return None
-        head = await self._mailbox.head(uaid, found.record.month)
-        known = Known(found.record, head.channels)
+        known = Known(found.record, await self._mailbox.channels(uaid, found.record.month))
         if changes == self._changes:  # else a write may have overtaken what was read
             self.remember(uaid, known)
         return known

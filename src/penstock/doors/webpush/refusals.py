@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, NotFound, PeerError, TooLarge
+from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
 from penstock.server.exchange import Headers, Response
 from penstock.server.problems import TimedOut, error_response
 from penstock.wire.webpush_endpoint import Errno, Refused
@@ -25,6 +25,8 @@ def _meaning(error: BaseException) -> Refused:
     match error:
         case Refused():
             return error
+        case MailboxFull():  # no trouble of the service: a sender must not hold back what is for others
+            return Refused(Errno.OVERLOADED, "the user agent is away, and too much waits for it", status=507)
         case Busy():  # 503, or 429 for who asks too fast
             return Refused(Errno.OVERLOADED, str(error), status=error_response(error).status)
         case TimedOut():

@@ -220,6 +220,8 @@ class Session(Delivery):
             await self.home.drop(uaid, (), "month_gone")
             return False
         self.channels = frozenset(head.channels)
+        # Else each connection could leave one more message behind: what went past the storage is stored at its end.
+        self.crowded = head.pending >= self.home.room.items or head.pending_bytes >= self.home.room.bytes
         self._be(uaid, record.connected_at)
         self.look_into(record.month, record.previous)
         self.saved, self.moves = True, record.month != self.home.month()

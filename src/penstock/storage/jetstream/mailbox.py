@@ -7,6 +7,9 @@
 A put is one atomic batch: the head under compare-and-set, and the items. That is what keeps the numbers
 without a gap over all nodes. To confirm is to remove by sequence, so an acknowledgement of a replaced
 edition removes nothing. Numbers live in the head alone; pending is what is there.
+
+A head also says what is pending at most: a put adds to that, and what goes is not taken off. Only a put that would
+thereby be refused counts what is there, and so corrects it (`_count`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from typing import TypeVar, cast
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -24,7 +27,7 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.errors import EngineGone, NotFound, TooLarge
 from penstock.limits import BATCH_ENTRIES, MAILBOX_PAGE
-from penstock.storage.checks import check_month, check_position, check_recipient
+from penstock.storage.checks import check_month, check_position, check_recipient, check_room, weight
 from penstock.storage.jetstream.cells import (
     EXPIRES,
     PATIENCE_SECONDS,
@@ -38,11 +41,13 @@ from penstock.storage.jetstream.cells import (
     stream_names,
 )
 from penstock.storage.jetstream.tokens import text_of, token
-from penstock.values import Item, MailboxHead, NewItem
+from penstock.values import Item, MailboxHead, NewItem, Room
 
 T = TypeVar("T")
 _HEADS = 20_000  # heads that are remembered, so that a put need not read one first
 _SCAN_MS = 300_000
+_COUNTS = 8  # of one put, whose mailbox others fill meanwhile
+_FULL = 10_000  # mailboxes that are known to be too heavy
 _WRITES = 8  # the newest writes that a head remembers: how one that nobody answered is recognised
 _pack, _unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder()
 
@@ -54,13 +59,26 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     position: int = 0
     channels: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    most: tuple[int, int] | None = None  # items and bytes pending at most; None: heads of former versions do not say
+
+
+class _Crowded(Exception):
+    """By what its head says there may be no room: somebody has to count."""
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    """What was pending while the head's next number was this, less what a put will replace."""
+
+    next_number: int
+    items: int
+    bytes: int
 
 
 class _Known(msgspec.Struct, frozen=True):
     """A head, and the sequence that it was at."""
 
     sequence: int = 0
-    head: _Head = _Head()
+    head: _Head = _Head(most=(0, 0))
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -82,6 +100,7 @@ class JetStreamMailbox:
         self._heads: OrderedDict[tuple[str, str], _Known] = OrderedDict()
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._due_ms: dict[str, int] = {}  # when to look for expired items again
+        self._full: OrderedDict[tuple[str, str], tuple[int, int, int]] = OrderedDict()  # too heavy: see `_count`
 
     # ── items ──────────────────────────────────────────────────────────────────────────────────
 
@@ -93,18 +112,29 @@ class JetStreamMailbox:
         *,
         position: int | None = None,
         expect: int | None = None,
+        room: Room | None = None,
     ) -> list[Item]:
         if len(items) >= BATCH_ENTRIES:
             raise TooLarge("items of one put", len(items), BATCH_ENTRIES - 1)
-        now_ms = self._clock.now_ms()
+        now_ms, counted, size = self._clock.now_ms(), None, weight(items)
 
         def change(head: _Head) -> tuple[_Head, list[Item]]:
             check_position(recipient, head.position, expect)
             stored = [_numbered(item, number, now_ms) for number, item in enumerate(items, start=head.next_number)]
             number, place = head.next_number + len(items), max(head.position, position or 0)
-            return _Head(number, place, head.channels), stored
+            most = _grown(head, counted, len(items), size)
+            if room is not None and (most is None or most[0] > room.items or most[1] > room.bytes):
+                raise _Crowded
+            return msgspec.structs.replace(head, next_number=number, position=place, most=most), stored
 
-        stored = await self._change(recipient, month, change)
+        for _ in range(_COUNTS):
+            try:
+                stored = await self._change(recipient, month, change)
+                break
+            except _Crowded:
+                counted = await self._count(recipient, month, items, cast("Room", room))
+        else:
+            raise EngineGone("a mailbox kept changing while it was counted")
         due = [item.expires_ms for item in stored if item.expires_ms is not None]
         self._due_ms[month] = min([self._due_ms.get(month, 0), *due])
         return stored
@@ -133,6 +163,18 @@ class JetStreamMailbox:
     async def find(self, recipient: str, month: str, message_id: str) -> Item | None:
         items = await self._all(recipient, month)
         return next((one.item for one in items if one.item.message_id == message_id), None)
+
+    async def edition(self, recipient: str, month: str, channel: str, collapse: str) -> Item | None:
+        if not collapse:
+            return None
+        cell = await self._call(
+            month, self._cells(recipient, month).get(_edition_subject(recipient, channel, collapse))
+        )
+        return None if cell is None else _found(cell).item
+
+    async def channels(self, recipient: str, month: str) -> tuple[str, ...]:
+        check_recipient(recipient)
+        return (await self._read_head(recipient, month)).head.channels
 
     async def head(self, recipient: str, month: str) -> MailboxHead:
         items = [one.item for one in await self._all(recipient, month)]
@@ -167,7 +209,7 @@ class JetStreamMailbox:
             nonlocal changed
             channels = change(head.channels)
             changed = channels != head.channels
-            return _Head(head.next_number, head.position, channels), []
+            return msgspec.structs.replace(head, channels=channels), []
 
         await self._change(recipient, month, apply)
         return changed
@@ -247,6 +289,28 @@ class JetStreamMailbox:
                     return items
         raise EngineGone(f"JetStream did not store a mailbox's change within {PATIENCE_SECONDS:g} s")
 
+    async def _count(self, recipient: str, month: str, new: Sequence[NewItem], room: Room) -> _Counted:
+        """What will be pending besides *new*; `MailboxFull` if that is too much.
+
+        Items are counted by their subjects, in one request. Bodies are read only when those are few enough, and not
+        again as long as nothing has come and nothing gone.
+        """
+        head = (await self._read_head(recipient, month)).head
+        cells, root = self._cells(recipient, month), token(recipient)
+        subjects = {s for s in await self._call(month, cells.subjects(f"{root}.>")) if not s.endswith(".head")}
+        subjects -= {_edition_subject(recipient, item.channel, item.collapse) for item in new if item.collapse}
+        size = weight(new)
+        check_room(recipient, room, len(subjects) + len(new), size)
+        next_number, items, pending_bytes = self._full.get((recipient, month), (0, 0, 0))
+        if (next_number, items) != (head.next_number, len(subjects)):
+            pending_bytes = weight(_found(cell).item for cell in await cells.get_all(subjects))
+        if pending_bytes + size > room.bytes:
+            self._full[recipient, month] = head.next_number, len(subjects), pending_bytes
+            if len(self._full) > _FULL:
+                self._full.popitem(last=False)
+        check_room(recipient, room, len(subjects) + len(new), pending_bytes + size)
+        return _Counted(head.next_number, len(subjects), pending_bytes)
+
     async def _read_head(self, recipient: str, month: str) -> _Known:
         cell = await self._call(month, self._cells(recipient, month).get(f"{token(recipient)}.head"))
         known = _Known(cell.sequence, _heads.decode(cell.data)) if cell else _Known()
@@ -314,13 +378,25 @@ def _item_subject(recipient: str, number: int) -> str:
     return f"{token(recipient)}.i.{number}"
 
 
+def _edition_subject(recipient: str, channel: str, collapse: str) -> str:
+    return f"{token(recipient)}.t.{token(channel)}.{token(collapse)}"
+
+
+def _grown(head: _Head, counted: _Counted | None, items: int, size: int) -> tuple[int, int] | None:
+    """What is pending at most after a put; a count holds only for the head that it was made beside."""
+    most = head.most
+    if counted is not None and counted.next_number == head.next_number:
+        most = counted.items, counted.bytes
+    return None if most is None else (most[0] + items, most[1] + size)
+
+
 def _messages(recipient: str, head: _Head, items: Sequence[Item], sequence: int) -> list[Write]:
     """A head and items as one batch. Of several editions of one thing only the last is stored."""
     by_subject: dict[str, Write] = {}
     for item in items:
         subject = _item_subject(recipient, item.number)
         if item.collapse:
-            subject = f"{token(recipient)}.t.{token(item.channel)}.{token(item.collapse)}"
+            subject = _edition_subject(recipient, item.channel, item.collapse)
         by_subject[subject] = Write(subject, _pack(msgspec.structs.astuple(item)), item.expires_ms)
     return [Write(f"{token(recipient)}.head", _pack(head), expect=sequence), *by_subject.values()]
 

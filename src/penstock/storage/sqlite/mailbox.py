@@ -17,12 +17,14 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.errors import EngineGone, NotFound
 from penstock.limits import MAILBOX_PAGE
-from penstock.storage.checks import check_month, check_position, check_recipient
+from penstock.storage.checks import check_month, check_position, check_recipient, check_room
+from penstock.storage.checks import weight as weight_of
+from penstock.storage.sqlite.bounds import Bounds, weigh
 from penstock.storage.sqlite.putting import ITEM, Put, Putting, numbered
 from penstock.storage.sqlite.readers import Readers
 from penstock.storage.sqlite.retention import in_slices
 from penstock.storage.sqlite.writer import Writer
-from penstock.values import Item, MailboxHead, NewItem
+from penstock.values import Item, MailboxHead, NewItem, Room
 
 T = TypeVar("T")
 _Channels = tuple[str, ...]
@@ -71,6 +73,7 @@ class SqliteMailbox:
         self._writer, self._readers, self._clock = writer, readers, clock
         self._made: set[str] = set()  # months that the writer has seen; only its thread touches it
         self._putting: dict[str, Putting] = {}
+        self._bounds = Bounds()  # only the writer's thread touches it, too
 
     def put(
         self,
@@ -80,17 +83,33 @@ class SqliteMailbox:
         *,
         position: int | None = None,
         expect: int | None = None,
+        room: Room | None = None,
     ) -> Awaitable[list[Item]]:
         check_recipient(recipient)
         now_ms = self._clock.now_ms()
         weight = sum([len(item.body) for item in items])
         if expect is None and not any(item.collapse for item in items):
             putting = self._putting.get(month) or self._new_putting(month)
-            return self._writer.submit_together(putting, Put(recipient, items, position or 0, now_ms), weight)
-        return self._write(month, lambda tables: tables.put(recipient, items, position, now_ms, expect), weight)
+            return self._writer.submit_together(putting, Put(recipient, items, position or 0, now_ms, room), weight)
+        return self._write(
+            month,
+            lambda tables: self._put_alone(tables, Put(recipient, items, position or 0, now_ms, room), expect),
+            weight,
+        )
+
+    def _put_alone(self, tables: _Tables, put: Put, expect: int | None) -> list[Item]:
+        """For the writer: a put that replaces something, or that has to be at a position."""
+        if put.room is not None:
+            pending, size = tables.weigh(put.recipient, put.room.items)
+            gone = [edition for item in put.items if (edition := tables.edition(put.recipient, item)) is not None]
+            replaced = {item.number: item for item in gone}.values()
+            left, size = pending - len(replaced), size - weight_of(replaced)
+            check_room(put.recipient, put.room, left + len(put.items), size + weight_of(put.items))
+        self._bounds.add(tables.month, put)
+        return tables.put(put.recipient, put.items, put.position, put.now_ms, expect)
 
     def _new_putting(self, month: str) -> Putting:
-        putting = self._putting[check_month(month)] = Putting(month, self._exists)
+        putting = self._putting[check_month(month)] = Putting(month, self._exists, self._bounds)
         return putting
 
     async def take(self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE) -> list[Item]:
@@ -106,6 +125,15 @@ class SqliteMailbox:
     async def find(self, recipient: str, month: str, message_id: str) -> Item | None:
         check_recipient(recipient)
         return await self._read(month, lambda tables: tables.find(recipient, message_id))
+
+    async def edition(self, recipient: str, month: str, channel: str, collapse: str) -> Item | None:
+        check_recipient(recipient)
+        wanted = NewItem("", channel=channel, collapse=collapse)
+        return await self._read(month, lambda tables: tables.edition(recipient, wanted))
+
+    async def channels(self, recipient: str, month: str) -> tuple[str, ...]:
+        check_recipient(recipient)
+        return await self._read(month, lambda tables: tables.channels(recipient))
 
     async def head(self, recipient: str, month: str) -> MailboxHead:
         check_recipient(recipient)
@@ -232,7 +260,7 @@ class _Tables:
     """The two tables of one month on one connection."""
 
     def __init__(self, connection: sqlite3.Connection, month: str) -> None:
-        self._execute, self._month = connection.execute, month
+        self._execute, self._month, self.month = connection.execute, month, month
         self._heads, self._messages = f"mailbox_heads_{month}", f"messages_{month}"
 
     @classmethod
@@ -277,6 +305,21 @@ class _Tables:
 
     def find(self, recipient: str, message_id: str) -> Item | None:
         return next(iter(self._items(recipient, "message_id = ?", (message_id,), 1)), None)
+
+    def edition(self, recipient: str, item: NewItem) -> Item | None:
+        """What is there with the channel and collapse key of *item*; found through their index."""
+        if not item.collapse:
+            return None
+        where = "channel = ? AND collapse = ? AND collapse <> ''"
+        return next(iter(self._items(recipient, where, (item.channel, item.collapse), 1)), None)
+
+    def weigh(self, recipient: str, most: int) -> tuple[int, int]:
+        """How many items are pending and how heavy they are; no more than *most* + 1 of them are looked at."""
+        return weigh(self._execute, self.month, [recipient], most).get(recipient, (0, 0))
+
+    def channels(self, recipient: str) -> _Channels:
+        row = self._row(recipient)
+        return () if row is None else row.channels
 
     def remove(self, recipient: str, where: str, values: tuple[str, ...]) -> list[Item]:
         """Remove a recipient's items for which *where* holds; return them."""

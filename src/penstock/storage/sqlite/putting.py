@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import NotFound
+from penstock.storage.sqlite.bounds import Bounds
 from penstock.storage.sqlite.rows import counts
-from penstock.values import Item, NewItem
+from penstock.values import Item, NewItem, Room
 
 ITEM = "number, stored_ms, message_id, entry_id, body, channel, collapse, attributes, expires_ms"
 _COLUMNS = 10  # the owner, and those
@@ -32,22 +33,28 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     items: Sequence[NewItem]
     position: int
     now_ms: int
+    room: Room | None = None
 
 
 class Putting:
     """Stores puts into the tables of one month."""
 
-    def __init__(self, month: str, exists: Callable[[sqlite3.Connection, str], bool]) -> None:
-        self._month, self._exists = month, exists
+    def __init__(self, month: str, exists: Callable[[sqlite3.Connection, str], bool], bounds: Bounds) -> None:
+        self._month, self._exists, self._bounds = month, exists, bounds
 
     def __call__(self, connection: sqlite3.Connection, puts: Sequence[Put]) -> list[Any]:
         """Store *puts* in their order; a result for each: the items with their numbers, or what was wrong."""
         if not self._exists(connection, self._month):
             return [NotFound("month", self._month) for _ in puts]
-        heads = self._advance(connection, puts)
+        refused = self._bounds.refuse(connection, self._month, puts)
+        accepted = [put for place, put in enumerate(puts) if place not in refused] if refused else puts
+        heads = self._advance(connection, accepted) if accepted else {}
         values: list[Any] = []
-        stored = []
-        for put in puts:
+        stored: list[Any] = []
+        for place, put in enumerate(puts):
+            if place in refused:
+                stored.append(refused[place])
+                continue
             owner, number = heads[put.recipient]
             heads[put.recipient] = owner, number + len(put.items)
             items = [numbered(item, number + k, put.now_ms) for k, item in enumerate(put.items)]
