@@ -12,12 +12,16 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.doors.webpush.agents import Agents
+from penstock.doors.webpush.proofs import Proofs
+from penstock.doors.webpush.receipts import Receipts
 from penstock.testing import RunningServer, wait_until
-from penstock.values import Room
+from penstock.values import Batch, Draft, Room
+from penstock.wire.vapid import origin_of
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
+from tests.doors.push_service import Browser, bind, binding, push_service
 from tests.doors.user_agent import UserAgent
-from tests.server.api import Reply
+from tests.server.api import Reply, ask, publish
 
 STORED_MOST = 20
 SENT = 200
@@ -113,3 +117,78 @@ def test_what_is_stored_for_one_user_agent_has_a_limit(tmp_path: Path, sabotage:
     else:
         with pytest.raises(AssertionError):
             flood_a_user_agent_that_is_away(tmp_path / "data", sabotage)
+
+
+def every_link_is_believed() -> None:
+    """A push service may say which receipt subscription another one has."""
+
+    async def believing(self, binding, entry, verdict, endpoint, deadline_ms):
+        if verdict.receipt:
+            self._subscriptions[origin_of(verdict.receipt)] = verdict.receipt
+
+    Proofs.expect = believing
+
+
+def name_receipts_of_another_service(data: Path, sabotage: Callable[[], None] | None) -> None:
+    with attacked(data, sabotage) as scene, UserAgent(scene.server) as agent:
+        server = scene.server
+        lie = {
+            "Link": f'<{server.url}/r/forged>; rel="urn:ietf:params:push:receipt"',
+            "Location": f"{server.url}/m/forged",
+        }
+        with push_service(lambda push: (201, lie)) as hostile:
+            bind(server, Browser().subscription(hostile.endpoint("x")), "/hostile", receipts=True)
+            publish(server, "/hostile")
+            wait_until(lambda: hostile.taken)
+            bound = bind(server, agent.subscribe(), "/orders", receipts=True)
+            for number, body in enumerate((b"one", b"two"), start=1):
+                publish(server, "/orders", body)
+                wait_until(lambda n=number: binding(server, bound)["sent"] + binding(server, bound)["dropped"] == n)
+                assert not binding(server, bound)["dropped"]
+                assert agent.read() == body
+            publish(server, "/hostile")
+            wait_until(lambda: len(hostile.taken) == 2)
+
+        assert "push-receipt" not in hostile.taken[1].headers  # nor does he get to name one for himself
+        wait_until(lambda: binding(server, bound)["acked"] == 2)
+
+
+@pytest.mark.parametrize("sabotage", [None, every_link_is_believed])
+def test_a_push_service_is_believed_about_itself_alone(tmp_path: Path, sabotage: Callable[[], None] | None) -> None:
+    if sabotage is None:
+        name_receipts_of_another_service(tmp_path / "data", None)
+    else:
+        with pytest.raises(AssertionError):
+            name_receipts_of_another_service(tmp_path / "data", sabotage)
+
+
+def a_stream_for_each_receipt_subscription() -> None:
+    """Outcomes are in a stream of their own for each receipt subscription."""
+
+    async def report(self, receipt, message, status):
+        id = receipt.partition(" ")[0]
+        await self._context.log.append(Batch((Draft("/_receipts/" + id, b"{}", id),)))
+
+    Receipts.report = report
+
+
+def have_many_receipt_subscriptions(data: Path, sabotage: Callable[[], None] | None) -> None:
+    with attacked(data, sabotage) as scene:
+        with UserAgent(scene.server) as victim:
+            sender = scene.sender(victim.subscribe()["endpoint"])
+        for _ in range(SENT):  # each replaces the one before, whose sender is told so: 200 receipt subscriptions
+            assert sender.send(Topic="t", Prefer="respond-async").status == 202
+        streams = ask(scene.server, "GET", "/v1/streams", pattern="/_receipts/*", limit=1000).json["streams"]
+
+        names = [one["stream"] for one in streams]
+        assert 1 < len(names) <= 256
+        assert all(len(name) == len("/_receipts/00") for name in names)
+
+
+@pytest.mark.parametrize("sabotage", [None, a_stream_for_each_receipt_subscription])
+def test_receipts_for_nobody_make_no_streams(tmp_path: Path, sabotage: Callable[[], None] | None) -> None:
+    if sabotage is None:
+        have_many_receipt_subscriptions(tmp_path / "data", None)
+    else:
+        with pytest.raises(AssertionError):
+            have_many_receipt_subscriptions(tmp_path / "data", sabotage)

@@ -567,3 +567,25 @@ async def test_connections_leave_no_more_behind_than_there_is_room_for(tmp_path:
             agent = await node.agent(agent.uaid)
 
         assert len(await made.stored(agent.uaid, node.agents.month())) <= 2 + 4
+
+
+async def test_receipt_subscriptions_that_share_a_stream_do_not_hear_each_other(tmp_path: Path) -> None:
+    async with place(tmp_path, window=8) as made:
+        node, agent, endpoint = await subscribed(made)
+        tokens = node.agents.tokens
+        mine = tokens.receipt_id()
+        others = next(
+            id for id in iter(tokens.receipt_id, "") if tokens.receipt_shard(id) == tokens.receipt_shard(mine)
+        )
+        replies = [
+            await node.send(endpoint, b"x", Prefer="respond-async", Push_Receipt=f"{ORIGIN}/r/{id}")
+            for id in (others, mine, others, mine)
+        ]
+        for _ in replies:
+            await agent.ack(await agent.notification())
+
+        first = await _event(node, f"/r/{mine}")
+        second = await _event(node, f"/r/{mine}", f"Last-Event-ID: {first['id']}\r\n")
+
+        heard = [json.loads(event["data"])["message"] for event in (first, second)]
+        assert heard == [replies[1].headers["location"], replies[3].headers["location"]]

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.limits import PUSH_FINISH_SECONDS, PUSH_PAGE
 from penstock.testing import wait_until_async
-from tests.doors.webpush_place import Agent, NodePlace, Place, place
+from tests.doors.webpush_place import Agent, NodePlace, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
 GOODBYES = ["close frame", "end of the stream", "reset", "mistake"]

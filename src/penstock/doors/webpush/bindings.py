@@ -217,7 +217,9 @@ class Binding(Timed):
         if not verdict.everybody:
             self.service.answered()
         if verdict.outcome is Outcome.ACCEPTED:
-            await self._means.proofs.expect(self.id, entry, verdict, deadline_ms(entry, self.kept.ttl))
+            await self._means.proofs.expect(
+                self.id, entry, verdict, self._receiver.endpoint, deadline_ms(entry, self.kept.ttl)
+            )
             await self._settle(entry, "sent", "accepted by the push service")
         elif verdict.outcome is Outcome.GONE:
             await self._settle(entry, "dead", verdict.reason)

@@ -66,14 +66,15 @@ class WebPush:
         for month in (now, shifted(now, 1)):
             await context.mailbox.make_month(month)
         keys = await open_keys(context.registry, settings.token_keys)
-        agents = self.agents = self.kind(context, settings, Tokens(keys, context.clock), self._time)
+        tokens = Tokens(keys, context.clock)
+        agents = self.agents = self.kind(context, settings, tokens, self._time)
         token = self._settings.server.internal_token or hashlib.sha256(b"internal " + keys[0].encode()).hexdigest()
         agents.peers = Peers(agents, context.bus, context.clock, token=token, timeout=settings.node_timeout)
         await self._stack.enter_async_context(agents)
         self.endpoint = self.endpoint_kind(agents, context.clock, origin)
         sweeping = asyncio.get_running_loop().create_task(self._sweep_now_and_then())
         self._stack.push_async_callback(_end, sweeping)
-        await self._sender.start()
+        await self._sender.start(tokens.receipt_shard)
         self._stack.push_async_callback(self._sender.stop)
         return self
 

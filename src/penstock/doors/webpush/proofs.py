@@ -7,7 +7,10 @@ message that was sent with `Prefer: respond-async` has its outcome written to a 
     webpush/awaited/<digest of the message's URL>     whose entry it is; gone when the outcome is in the ledger
 
 An outcome may be there before we have written down that we wait for it: such ones are kept for a moment. With a
-service of somebody else nothing ever comes, and what is awaited expires.
+service of somebody else nothing would ever come, and nothing is awaited.
+
+What a push service answers is believed about itself alone: a receipt subscription counts only at the origin of the
+endpoint that was sent to, and only if it is one that this installation gave out.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient, recipient
+from penstock.doors.webpush.receipts import stream_of
 from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
 from penstock.server.context import Context
@@ -30,12 +34,13 @@ from penstock.wire.vapid import origin_of
 
 log = logging.getLogger("penstock.webpush")
 
+T = TypeVar("T")
 AWAITED: Final = "webpush/awaited/"
-_RECEIPTS = "/_receipts/"
 _DELIVERED = 204
 _DAY_MS = 86_400_000  # an outcome may be late: expired messages are swept now and then
 _EARLY = 10_000
 _WAITING = 1_000
+_KNOWN = 1_024  # receipt subscriptions that are listened to, and services that have one: the oldest go
 Spawn = Callable[[Coroutine[None, None, None]], object]
 
 
@@ -63,7 +68,9 @@ class Proofs:
     ) -> None:
         self._context, self._spawn, self._runs, self._proved = context, spawn, runs, proved
         self._subscriptions: dict[str, str] = {}  # of each push service, the receipt subscription in use
-        self._feeds: dict[str, Feed] = {}
+        self._ids: dict[str, None] = {}  # of the receipt subscriptions that are listened to
+        self._feeds: dict[int, Feed] = {}  # by shard
+        self.shard_of: Callable[[str], int | None] = lambda _: None
         self._early: dict[str, int] = {}
         self._heard: list[tuple[str, int]] = []
         self._working = False
@@ -87,22 +94,25 @@ class Proofs:
         """The receipt subscription to name in a send; empty: the service makes one."""
         return self._subscriptions.get(origin_of(endpoint), "")
 
-    async def expect(self, binding: str, entry: Entry, verdict: Verdict, deadline_ms: int) -> None:
-        """Write down whose outcome the message's is; nothing to do when the service gives no receipts."""
-        if not verdict.receipt or not verdict.location:
+    async def expect(self, binding: str, entry: Entry, verdict: Verdict, endpoint: str, deadline_ms: int) -> None:
+        """Write down whose outcome the message's is; nothing to do when the service gives no receipts of ours."""
+        id, origin = verdict.receipt.rpartition("/")[2], origin_of(endpoint)
+        if not (_is_at(origin, verdict.receipt) and _is_at(origin, verdict.location)) or self.shard_of(id) is None:
             return
-        id = verdict.receipt.rpartition("/")[2]
         awaited, digest = Awaited(binding, entry.stream, entry.id, id), _digest(verdict.location)
         expires_ms = max(deadline_ms, self._context.clock.now_ms()) + _DAY_MS
         await self._context.registry.put(AWAITED + digest, msgspec.json.encode(awaited), expires_ms=expires_ms)
-        self._subscriptions[origin_of(verdict.receipt)] = verdict.receipt
+        _remember(self._subscriptions, origin, verdict.receipt, _KNOWN)
         self._listen(id, after=0)
         if (status := self._early.pop(digest, None)) is not None:
             self._hear(digest, status)
 
     def _listen(self, id: str, after: int) -> None:
-        if id not in self._feeds:
-            self._feeds[id] = self._context.hub.start(self, (_RECEIPTS + id,), after=after)
+        shard = self.shard_of(id)
+        if shard is not None:
+            _remember(self._ids, id, None, _KNOWN)
+            if shard not in self._feeds:
+                self._feeds[shard] = self._context.hub.start(self, (stream_of(shard),), after=after)
 
     # ── as the sink of the receipts ───────────────────────────────────────────────────────────
 
@@ -118,7 +128,11 @@ class Proofs:
                 outcome = msgspec.json.decode(entry.body, type=_Outcome)
             except msgspec.MsgspecError:
                 continue  # erased, or expired
-            self._hear(_digest(outcome.message), outcome.status)
+            digest = _digest(outcome.message)
+            if entry.type in self._ids:
+                self._hear(digest, outcome.status)
+            else:
+                _remember(self._early, digest, outcome.status, _EARLY)
 
     deliver_last = take_if_room
 
@@ -155,7 +169,7 @@ class Proofs:
         for digest, status in heard:
             record = await registry.get(AWAITED + digest)
             if record is None:
-                self._remember(digest, status)
+                _remember(self._early, digest, status, _EARLY)  # our answer of the service may not be here yet
                 continue
             awaited = msgspec.json.decode(record.value, type=Awaited)
             if self._runs(awaited.binding):
@@ -172,11 +186,21 @@ class Proofs:
         self._context.ledger.record(who, state, awaited.stream, awaited.entry, awaited.entry, reason=reason)
         self._proved(awaited.binding, delivered)
 
-    def _remember(self, digest: str, status: int) -> None:
-        """It may be about a message whose answer we have not read yet."""
-        if len(self._early) >= _EARLY:
-            del self._early[next(iter(self._early))]
-        self._early[digest] = status
+
+def _remember(known: dict[str, T], key: str, value: T, most: int) -> None:
+    """Keep it as the newest; of more than *most* the oldest goes."""
+    known.pop(key, None)
+    if len(known) >= most:
+        del known[next(iter(known))]
+    known[key] = value
+
+
+def _is_at(origin: str, url: str) -> bool:
+    """Whether a URL that somebody gave us lies at *origin*."""
+    try:
+        return origin_of(url) == origin
+    except ValueError:
+        return False
 
 
 def _digest(url: str) -> str:

@@ -1,12 +1,15 @@
 """Receipts of RFC 8030, on HTTP/1.1: who sent a message can listen to what becomes of it.
 
-The RFC pushes a receipt as an HTTP/2 response; here a receipt subscription is a stream of the log, and a GET
-on it stays open and brings one line, or one event, for each outcome:
+The RFC pushes a receipt as an HTTP/2 response; here a GET on a receipt subscription stays open and brings one
+line, or one event, for each outcome:
 
     {"message":"https://…/m/…","status":204,"time":"…"}     acknowledged by the user agent
     {"message":"https://…/m/…","status":410,"time":"…"}     expired, cancelled, replaced or dropped
 
-Being a stream, it is durable, is resumed with Last-Event-ID, and works from every node.
+In streams of the log outcomes are durable, are resumed with Last-Event-ID, and can be heard from every node. Streams
+live for ever, and a stranger can have any number of receipt subscriptions; so all of these share 256 streams:
+
+    /_receipts/00 … /_receipts/ff      entries of type ID, that of their receipt subscription
 """
 
 from __future__ import annotations
@@ -28,8 +31,28 @@ from penstock.wire.http import chunk
 from penstock.wire.webpush_endpoint import Errno, Refused
 
 DELIVERED, GONE = 204, 410
-_STREAM = "/_receipts/"
 _FORMS = {True: "text/event-stream", False: "application/x-ndjson"}
+
+
+def stream_of(shard: int) -> str:
+    """Where the outcomes of all receipt subscriptions of one shard are."""
+    return f"/_receipts/{shard:02x}"
+
+
+class _Listener(LiveWire):
+    """One who listens. The ledger is not told: what lies between two outcomes of a stream is for others."""
+
+    __slots__ = ()
+
+    def deliver_last(self, entries: Sequence[Entry]) -> bool:
+        """Write one outcome at once."""
+        if self.tap.clear is None and self.tap.full:
+            return False
+        self.tap.put_last(self._encode(entries))
+        return True
+
+    def _unflushed(self, entries: Sequence[Entry]) -> None:
+        """Nothing is noted."""
 
 
 class Receipts:
@@ -43,9 +66,8 @@ class Receipts:
         id, _, origin = receipt.partition(" ")
         now_ms = self._context.clock.now_ms()
         body = {"message": f"{origin}/m/{message}", "status": status, "time": timestamp(now_ms)}
-        draft = Draft(
-            _STREAM + id, msgspec.json.encode(body), "receipt", expires_ms=now_ms + PUSH_RECEIPT_SECONDS * 1000
-        )
+        stream = stream_of(self._tokens.receipt_shard(id) or 0)
+        draft = Draft(stream, msgspec.json.encode(body), id, expires_ms=now_ms + PUSH_RECEIPT_SECONDS * 1000)
         await self._context.log.append(Batch((draft,)))
 
     def choose(self, asked: str, origin: str) -> str:
@@ -53,7 +75,7 @@ class Receipts:
         if not asked:
             return self._tokens.receipt_id()
         id = asked.strip().strip("<>").removeprefix(origin).removeprefix("/r/")
-        if not self._tokens.is_receipt(id):
+        if self._tokens.receipt_shard(id) is None:
             raise Refused(
                 Errno.MESSAGE_UNKNOWN, "Push-Receipt names no receipt subscription of this service",
                 "Use the URL from the Link header whole.",
@@ -63,15 +85,18 @@ class Receipts:
     def listen(self, request: Request) -> Response:
         """Answer with all outcomes so far, and stay open for those to come."""
         id = request.captures[0]
-        if not self._tokens.is_receipt(id):
+        shard = self._tokens.receipt_shard(id)
+        if shard is None:
             raise NotFound("receipt subscription", id[:80], remedy="Use the URL from the Link header whole.")
         events = b"text/event-stream" in (request.header(b"accept") or b"")
         encode = _encoder(events, chunked=not request.http10)
-        wire = LiveWire(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, encode)
+        wire = _Listener(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, encode)
         headers = (("Content-Type", _FORMS[events]), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         after = _after(request)
         wire.tap = request.open(200, headers, owner=wire)
-        wire.feed = self._context.hub.start(wire, (_STREAM + id,), after=after)
+        wire.feed = self._context.hub.start(
+            wire, (stream_of(shard),), after=after, allow=lambda entry: entry.type == id
+        )
         return LIVE
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
@@ -60,8 +60,9 @@ class Roster:
         self._proofs = Proofs(context, self._spawn, self._runs, self._proved)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
 
-    async def start(self, courier: Courier) -> None:
-        """Go on with what the registry holds."""
+    async def start(self, courier: Courier, shard_of: Callable[[str], int | None]) -> None:
+        """Go on with what the registry holds. *shard_of* knows the receipt subscriptions of this service."""
+        self._proofs.shard_of = shard_of
         self._means = Means(self._context, courier, self._proofs, self._pace, self._gone, self._may)
         await self.look()
         if not self._members.alone:

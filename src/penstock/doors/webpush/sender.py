@@ -6,7 +6,7 @@ encrypts, signs and posts to whatever push service the browser named, be it ours
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -99,14 +99,14 @@ class Sender:
         self._context, self._settings = context, settings
         self._roster = Roster(context, settings)
 
-    async def start(self) -> None:
-        """Go on with what the registry holds."""
+    async def start(self, shard_of: Callable[[str], int | None]) -> None:
+        """Go on with what the registry holds. *shard_of* knows the receipt subscriptions of this service."""
         settings = self._settings
         if settings.contact and not settings.contact.startswith(("mailto:", "https:")):
             raise ConfigInvalid("webpush.contact", "is neither mailto:… nor https:…")
         key = await open_vapid_key(self._context.registry, settings.vapid_key)
         self._courier = Courier(key, settings.contact)
-        await self._roster.start(self._courier)
+        await self._roster.start(self._courier, shard_of)
 
     async def stop(self) -> None:
         """End all bindings here."""

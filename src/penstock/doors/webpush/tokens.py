@@ -113,12 +113,13 @@ class Tokens:
         return plain.hex()
 
     def receipt_id(self) -> str:
-        """A new name for a receipt subscription."""
-        return self._seal(b"", _RECEIPT)
+        """A new name for a receipt subscription; in which shard its outcomes are is sealed in."""
+        return self._seal(secrets.token_bytes(1), _RECEIPT)
 
-    def is_receipt(self, text: str) -> bool:
-        """Whether this is a name that we gave to a receipt subscription."""
-        return self._open(text, _RECEIPT) is not None
+    def receipt_shard(self, text: str) -> int | None:
+        """In which shard the outcomes of a receipt subscription are; None for a name that we did not give."""
+        plain = self._open(text, _RECEIPT)
+        return None if plain is None else int.from_bytes(plain[:1])
 
     def _seal(self, plain: bytes, purpose: bytes) -> str:
         # Strictly rising within the process, and its own among processes: no nonce comes twice.
