@@ -239,7 +239,10 @@ class WebPushSettings:
         30 * 86_400.0, "Longest TTL: a user agent that was away for longer is forgotten. Over it: cut, and said so.",
         unit="s", least=1,
     )  # fmt: skip
-    broadcasts: tuple[str, ...] = setting((), "Broadcasts that user agents may subscribe to, each as ID=VERSION.")
+    broadcasts: tuple[str, ...] = setting(
+        (),
+        "First versions of broadcasts that user agents may subscribe to, each as ID=VERSION; PUT changes them.",
+    )
     node_timeout: float = setting(
         3.0, "For the internal listener of another node to answer. Over it: stored.", unit="s", least=0.1
     )

@@ -237,6 +237,15 @@ PUSH_CHANNELS: Final = 2_000
 PUSH_BODY_READ: Final = 256 * 1024
 """Bytes of a message's body that are read before it is refused. Over it: 413 at once, and the connection ends."""
 
+BROADCASTS: Final = 100
+"""Broadcasts of one server: a user agent may ask for all of them, and is told of each change. Over it: 413."""
+
+BROADCAST_ID_CHARACTERS: Final = 128
+"""Characters of a broadcast's id. Over it: 400."""
+
+BROADCAST_VERSION_CHARACTERS: Final = 256
+"""Characters of a broadcast's version: each user agent that asked for it holds the one it knows. Over it: 400."""
+
 CODING_CHARACTERS: Final = 2048
 """Characters of `Encryption` and of `Crypto-Key` with the older `aesgcm`: both are stored beside the message, and real
 ones have some 200. Over it: 400, errno 110."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 import typer
@@ -127,6 +128,24 @@ def unbind(
     with connect(url, token) as client:
         client.send("DELETE", f"/v1/webpush/{id}")
     print(f"unbound {id}")
+
+
+@webpush.command()
+def broadcast(
+    id: Annotated[str, typer.Argument(metavar="ID", help="What user agents subscribe to.")],
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="Its new version.")],
+    url: Url = "",
+    token: Token = "",
+) -> None:
+    """Give a broadcast a new version; the user agents that asked for it are told at once.
+
+    \b
+    ./penstock webpush broadcast remote-settings/monitor_changes '"1763200000000"'
+    """
+    with connect(url, token) as client:
+        body = msgspec.json.encode({"version": version})
+        client.call("PUT", f"/v1/webpush/broadcasts/{quote(id, safe='/')}", body=body)
+    print(f"{id} is at {version}")
 
 
 def _post(url: str, token: str, subscription: str, **fields: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from penstock.config import WebPushSettings
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.months import month_of
+from penstock.doors.webpush.broadcasts import Broadcasts
 from penstock.doors.webpush.items import receipt_of, to_item
 from penstock.doors.webpush.lookup import Known, Lookup
 from penstock.doors.webpush.peers import Outcome, Peers
@@ -21,7 +22,7 @@ from penstock.doors.webpush.receipts import GONE, Receipts
 from penstock.doors.webpush.records import AlreadyConnected, RouterRecord, RouterTable
 from penstock.doors.webpush.session import Session
 from penstock.doors.webpush.tokens import Tokens
-from penstock.errors import ConfigInvalid, NotFound, PenstockError
+from penstock.errors import NotFound, PenstockError
 from penstock.limits import PUSH_WORKERS
 from penstock.server.context import Context
 from penstock.server.exchange import LIVE, Request, Response
@@ -30,14 +31,6 @@ from penstock.wire.frames import offered_subprotocols
 from penstock.wire.webpush import SUBPROTOCOL, Close, Message
 
 log = logging.getLogger("penstock.webpush")
-
-
-def _version(pair: str) -> tuple[str, str]:
-    """A broadcast of the settings: its id and its version."""
-    id, found, version = pair.partition("=")
-    if not (id and found and version):
-        raise ConfigInvalid("webpush.broadcasts", f"{pair!r} is not of the form ID=VERSION")
-    return id, version
 
 
 class Turns:
@@ -78,7 +71,7 @@ class Agents:
         self.receipts = Receipts(context, tokens)
         self.peers: Peers
         self.table: dict[str, Session] = {}
-        self.broadcasts = dict(map(_version, settings.broadcasts))
+        self.broadcasts = Broadcasts(context, settings)
         self.room = Room(settings.stored_most, settings.stored_bytes)
         self.counts: Counter[str] = Counter()
         self.turnstile = asyncio.Semaphore(PUSH_WORKERS)
@@ -93,6 +86,7 @@ class Agents:
         self._stopping = False
 
     async def __aenter__(self) -> Self:
+        await self.broadcasts.start()
         return self
 
     async def __aexit__(
@@ -100,6 +94,7 @@ class Agents:
     ) -> None:
         """Store what is still unacknowledged; everything else ends by itself."""
         self._stopping = True
+        await self.broadcasts.stop()
         for session in list(self.table.values()):
             session.finish(Close.GOING_AWAY)
         while self._tasks:

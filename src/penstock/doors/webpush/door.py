@@ -85,7 +85,7 @@ class WebPush:
 
     def routes(self) -> list[Route]:
         """What user agents and senders use, as far as this node serves them."""
-        rows = self._sender.routes()
+        rows = self._sender.routes() + self.agents.broadcasts.routes()
         if self._takes_agents:
             rows.append(Route("GET", "/", self._open, timeout=None, door=DOOR))
         if self._takes_messages:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.ledger import recipient
 from penstock.doors.webpush.delivery import Delivery
@@ -37,7 +37,8 @@ class Session(Delivery):
     """A connection of a user agent. Its end, whoever brings it about, is `leave`, once."""
 
     __slots__ = (
-        "_alive", "_asked", "_client_pinged", "_ending", "_finish_by", "_left", "_origin", "_settle_at", "_waiting",
+        "_alive", "_asked", "_client_pinged", "_ending", "_finish_by", "_left", "_origin", "_settle_at", "_told",
+        "_waiting",
         "_working",
     )  # fmt: skip
 
@@ -48,6 +49,7 @@ class Session(Delivery):
         self._working: asyncio.Task[object] | None = None
         self._ending: tuple[Close, str] | None = None  # how it is closed when what waits is done
         self._finish_by = 0.0
+        self._told: dict[str, str] | None = None  # broadcasts that it wants to hear of, as it knows them
         self._left = False
         self._alive = home.time()  # when it last showed life; all times are the loop's
         self._asked = 0.0  # when it was pinged; 0 while no answer is due
@@ -102,6 +104,7 @@ class Session(Delivery):
         if not self._left:
             self._left, self.ready, self._waiting = True, False, None
             self.home.wheel.forget(self)
+            self.home.broadcasts.leave(self)
             self.home.left(self, self.take_unsaved())
 
     def _pinged(self) -> None:
@@ -177,7 +180,7 @@ class Session(Delivery):
             case wire.Nack():
                 self.home.counts["nacked"] += 1  # it stays unacknowledged
             case wire.BroadcastSubscribe(asked):
-                if news := wire.broadcast_news(self.home.broadcasts, asked):
+                if news := self._subscribe(asked):
                     self.socket.send_text(wire.broadcast(news))
             case wire.Ping():
                 self._pinged()
@@ -192,8 +195,7 @@ class Session(Delivery):
         if self._left:  # meanwhile
             self.home.left(self, [])
             return
-        news = wire.broadcast_news(self.home.broadcasts, hello.broadcasts or {})
-        self.socket.send_text(wire.hello(self.uaid, news))
+        self.socket.send_text(wire.hello(self.uaid, self._subscribe(hello.broadcasts or {})))
         self.home.counts["hellos"] += 1
         if self._ending:  # it did not wait for the answer
             return
@@ -279,6 +281,32 @@ class Session(Delivery):
             self.home.lookup.forget(self.uaid)
             self.forget_channel(channel)
         self.socket.send_text(wire.unregistered(channel))
+
+    # ── broadcasts ────────────────────────────────────────────────────────────────────────────
+
+    def _subscribe(self, asked: dict[str, str]) -> dict[str, Any]:
+        """Hear of new versions of these from now on; returns what is new already. What does not exist is not kept."""
+        broadcasts = self.home.broadcasts
+        found = {id: broadcasts.versions[id] for id in asked if id in broadcasts.versions}
+        if found:
+            self._told = {**(self._told or {}), **found}
+            broadcasts.join(self)
+        return wire.broadcast_news(broadcasts.versions, asked)
+
+    def tell_broadcasts(self) -> None:
+        """Say which versions have changed; a user agent that does not read hears it when it does."""
+        if self._told is None or not self.ready or self.socket.full:
+            return
+        versions = self.home.broadcasts.versions
+        news = {id: versions[id] for id, told in self._told.items() if versions.get(id, told) != told}
+        if news:
+            self._told |= news
+            self.socket.send_text(wire.broadcast(news))
+
+    def drained(self) -> None:
+        """The user agent takes bytes again."""
+        super().drained()
+        self.tell_broadcasts()
 
     # ── deadlines ─────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,207 @@
+"""Broadcasts: versions of things that concern every user agent, told to those that asked as soon as they change.
+
+    webpush/broadcasts      one record: {"ID": "VERSION", …}, what was put since the first start
+
+The setting `webpush.broadcasts` has the first versions; what was put comes before it. The record is the truth: a node
+hears of a change over the bus, and looks at the record once a second besides, so that a lost hint costs a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final, Protocol
+
+import msgspec
+
+from penstock.config import WebPushSettings
+from penstock.core.registry import NEW
+from penstock.errors import ConfigInvalid, InputInvalid, NotFound, PenstockError, TooLarge, VersionMismatch
+from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
+from penstock.server.context import Context
+from penstock.server.exchange import Request, Response
+from penstock.server.routing import WHOLE, Route
+from penstock.values import Record
+
+log = logging.getLogger("penstock.webpush")
+
+RECORD: Final = "webpush/broadcasts"
+HINT: Final = "webpush.broadcasts"
+LOOK_SECONDS = 1.0  # by which a lost hint delays a new version
+AT_ONCE = 256  # user agents that are told before the loop may do something else
+_ID = re.compile(r"[!-~]+")
+_VERSION = re.compile(r"[ -~]+")
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class Listener(Protocol):
+    """A user agent that wants to hear of new versions."""
+
+    def tell_broadcasts(self) -> None: ...
+
+
+class VersionWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a PUT."""
+
+    version: str
+
+
+class Broadcasts:
+    """All broadcasts, and who wants to hear of them on this node."""
+
+    def __init__(self, context: Context, settings: WebPushSettings) -> None:
+        self._context = context
+        self._first = dict(map(_first_version, settings.broadcasts))
+        self.versions = dict(self._first)
+        self._seen = NEW  # the record's version that these are of
+        self._listeners: dict[Listener, None] = {}
+        self._telling: Iterator[Listener] | None = None
+        self._look = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        context.bus.listen(HINT, lambda topic, message: self._look.set())
+
+    async def start(self) -> None:
+        """Know what was put; with other nodes about, keep looking for what they put."""
+        await self.look()
+        if not self._context.bus.alone:
+            self._looking = asyncio.get_running_loop().create_task(self._keep_looking())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    def join(self, listener: Listener) -> None:
+        """Tell *listener* when a version changes."""
+        self._listeners[listener] = None
+
+    def leave(self, listener: Listener) -> None:
+        """Tell it no more."""
+        self._listeners.pop(listener, None)
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────
+
+    async def _keep_looking(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._look.wait()
+            self._look.clear()
+            try:
+                await self.look()
+            except PenstockError as error:
+                log.warning("broadcasts.not_read", extra={"error": str(error)})
+            except Exception:  # whatever it was, the next look may succeed
+                log.exception("broadcasts.not_read")
+
+    async def look(self) -> None:
+        """Read the record, and tell what is new in it."""
+        self._know(await self._context.registry.get(RECORD))
+
+    def _know(self, record: Record | None) -> None:
+        seen = record.version if record is not None else NEW
+        if seen != self._seen:
+            self._seen = seen
+            self.versions = self._first | (_decode(record.value) if record is not None else {})
+            self._telling = iter(tuple(self._listeners))
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        """Tell some, and the others in the next turns of the loop; who left meanwhile takes it without a word."""
+        telling = self._telling
+        for _ in range(AT_ONCE):
+            listener = next(telling, None) if telling is not None else None
+            if listener is None:
+                self._telling = None
+                return
+            listener.tell_broadcasts()
+        asyncio.get_running_loop().call_soon(self._tell_some)
+
+    async def _change(self, change: Callable[[dict[str, str]], None]) -> None:
+        """Change what was put, by compare-and-set; have all nodes look."""
+        registry = self._context.registry
+        while True:
+            record = await registry.get(RECORD)
+            before = _decode(record.value) if record is not None else {}
+            after = dict(before)
+            change(after)
+            if after == before:
+                return
+            try:
+                written = await registry.put(RECORD, _encode(after), expect=record.version if record else NEW)
+            except VersionMismatch:
+                continue
+            self._know(written)
+            await self._context.bus.hint(HINT, b"")
+            return
+
+    # ── the calls ─────────────────────────────────────────────────────────────────────────────
+
+    def routes(self) -> list[Route]:
+        """Their rows of the table."""
+        small, admit = WHOLE(4096), self._context.admit
+        return [
+            Route("GET", "/v1/webpush/broadcasts", self.show_all, door="webpush"),
+            Route("PUT", "/v1/webpush/broadcasts/**", self.put, body=small, admit=admit, door="webpush"),
+            Route("DELETE", "/v1/webpush/broadcasts/**", self.delete, door="webpush"),
+        ]
+
+    def show_all(self, request: Request) -> Response:
+        """All versions that this node knows."""
+        self._context.caller(request).check_grant("webpush")
+        return Response(200, _encode({"broadcasts": dict(sorted(self.versions.items()))}))
+
+    async def put(self, request: Request) -> Response:
+        """Give a broadcast a new version: every user agent that asked for it is told at once."""
+        self._context.caller(request).check_admin("broadcasts")
+        id, version = _check_id(request.captures[0]), _check_version(request.body)
+
+        def change(versions: dict[str, str]) -> None:
+            versions[id] = version
+            if len(self._first | versions) > BROADCASTS:
+                raise TooLarge("broadcasts", len(self._first | versions), BROADCASTS)
+
+        await self._change(change)
+        return Response(200, _encode({"id": id, "version": version}))
+
+    async def delete(self, request: Request) -> Response:
+        """Forget what was put; the version of the setting counts again, if there is one."""
+        self._context.caller(request).check_admin("broadcasts")
+        id = _check_id(request.captures[0])
+
+        def change(versions: dict[str, str]) -> None:
+            if versions.pop(id, None) is None:
+                raise NotFound("broadcast", id)
+
+        await self._change(change)
+        return Response(204)
+
+
+def _check_id(id: str) -> str:
+    if not _ID.fullmatch(id) or len(id) > BROADCAST_ID_CHARACTERS or id == "errors":
+        why = f"is not 1 to {BROADCAST_ID_CHARACTERS} printable characters without a space, or is 'errors'"
+        raise InputInvalid("broadcast id", why)
+    return id
+
+
+def _check_version(body: bytes) -> str:
+    try:
+        version = msgspec.json.decode(body, type=VersionWanted).version
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputInvalid("body", str(error), code="json_invalid") from None
+    if not _VERSION.fullmatch(version) or len(version) > BROADCAST_VERSION_CHARACTERS:
+        raise InputInvalid("version", f"is not 1 to {BROADCAST_VERSION_CHARACTERS} printable characters")
+    return version
+
+
+def _first_version(pair: str) -> tuple[str, str]:
+    """A broadcast of the settings: its id and its version."""
+    id, found, version = pair.partition("=")
+    if not (id and found and version):
+        raise ConfigInvalid("webpush.broadcasts", f"{pair!r} is not of the form ID=VERSION")
+    return id, version
