@@ -2,8 +2,9 @@
 
     python -m tests.bystander.client PORT TOKEN SERVER_PID
 
-It listens to one stream and publishes into it, on a connection that stays and now and then on a new one, until its
-standard input ends. Then it prints one line of JSON (`watching.Report`).
+It listens to one stream and publishes into it, on a connection that stays and now and then on a new one with a head
+that nobody has sent before, and reads back some of what it published, until its standard input ends. Then it prints
+one line of JSON (`watching.Report`).
 
 How long it had to wait is measured twice. By the clock, which is only reported: two shared cores stand still for
 reasons of their own. And by the CPU time that the server's loop spent between a request and its answer, which says
@@ -22,6 +23,7 @@ from urllib.parse import quote
 
 PAUSE_SECONDS = 0.01  # between two publishes: the pace of a client, not a wait for something
 NEW_CONNECTION_EVERY = 3
+READ_EVERY = 4
 ANSWER_SECONDS = 30
 STREAM = "/bystander"
 
@@ -69,11 +71,14 @@ class Bystander:
         body = f"event {number}"
         cpu, begun = self._spent(), time.perf_counter()
         try:
-            connection.request("POST", f"/v1/publish?stream={quote(STREAM)}", body, self._headers)
+            headers = self._headers | {"X-Number": str(number)} if fresh else self._headers
+            connection.request("POST", f"/v1/publish?stream={quote(STREAM)}", body, headers)
             answer = connection.getresponse()
             text = answer.read()
             if answer.status == http.HTTPStatus.CREATED:
                 self.sent.append(body)
+                if number % READ_EVERY == 0:
+                    self._read_back(connection, json.loads(text)["index"], body)
             else:
                 self.errors.append(f"publish: {answer.status} {text[:200]!r}")
         except Exception as error:  # noqa: BLE001
@@ -83,6 +88,13 @@ class Bystander:
         self.cpu_ms.append((self._spent() - cpu) / 1e6)
         if fresh:
             connection.close()
+
+    def _read_back(self, connection: http.client.HTTPConnection, index: int, body: str) -> None:
+        connection.request("GET", f"/v1/read?stream={quote(STREAM)}&from={index}&limit=1", headers=self._headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        if answer.status != http.HTTPStatus.OK or [one["data"] for one in json.loads(text)["entries"]] != [body]:
+            self.errors.append(f"read: {answer.status} {text[:200]!r}")
 
     def _spent(self) -> int:
         """Nanoseconds of CPU that the thread of the server's loop has used."""

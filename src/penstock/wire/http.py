@@ -100,7 +100,7 @@ def find_head_end(data: bytes | bytearray, looked: int = 0) -> int:
 
 
 class HeadParser:
-    """Parses complete heads, one after the other, of any number of connections.
+    """Parses complete heads of any number of connections, each as if it were the first.
 
     Clients that keep a connection send the same head again and again, to the byte. Those are parsed once
     and remembered, and so is what handlers work out from them (`Head.memo`): it halves the cost of a publish.
@@ -110,9 +110,6 @@ class HeadParser:
     def __init__(self) -> None:
         self.known: dict[bytes, Head] = {}
         self._seen: set[int] = set()  # hashes of heads that came once
-        self.headers: list[tuple[bytes, bytes]] = []
-        self._done = False
-        self._parser = httptools.HttpRequestParser(self)
 
     def parse(self, raw: bytes) -> Head:
         """Parse a head, its empty line included. `PeerError` carries the status to answer with."""
@@ -120,15 +117,12 @@ class HeadParser:
         if known is not None:
             return known
         method, target, http10 = _request_line(raw)
-        self._split(raw)
-        headers, self.headers = self.headers, []
+        headers = _fields(raw)
         if len(headers) > HEAD_FIELDS:
             raise PeerError(431, f"more than {HEAD_FIELDS} header fields", remedy=f"Send at most {HEAD_FIELDS}.")
         path, query, authority = _target(method, target)
         head = Head(method, path, query, http10, headers)
         _apply_fields(head, authority)
-        if not head.keep_alive:
-            self._renew()  # llhttp takes nothing after such a head, but the next one is another connection's
         if len(raw) <= KNOWN_HEAD_BYTES and not head.expects_continue and not head.upgrade:
             self._remember(raw, head)
         return head
@@ -144,31 +138,35 @@ class HeadParser:
             self.known.clear()  # the busy ones are back at once
         self.known[raw] = head
 
-    def _split(self, raw: bytes) -> None:
-        """Have llhttp check the head and cut it into fields."""
-        self.headers, self._done = [], False
-        try:
-            self._parser.feed_data(raw)
-        except httptools.HttpParserUpgrade:
-            self._done = False
-        except httptools.HttpParserInvalidMethodError:
-            self._renew()
-            raise PeerError(501, "unknown method") from None
-        except httptools.HttpParserError as error:
-            self._renew()
-            raise PeerError(400, f"malformed head: {error}") from None
-        if not self._done:
-            # llhttp waits for a body or believes the protocol has changed; bodies are not its business here.
-            self._renew()
 
-    def _renew(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
+class _Fields:
+    """What llhttp tells of one head."""
+
+    __slots__ = ("headers",)
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value.strip(b" \t")))
 
-    def on_message_complete(self) -> None:
-        self._done = True
+
+def _fields(raw: bytes) -> list[tuple[bytes, bytes]]:
+    """Have llhttp check the head and cut it into fields.
+
+    With a parser of its own: llhttp decides from a head what may follow it on the same connection, and here the
+    next head is another peer's. A new one costs a quarter of a microsecond.
+    """
+    found = _Fields()
+    try:
+        httptools.HttpRequestParser(found).feed_data(raw)
+    except httptools.HttpParserUpgrade:
+        pass  # whether the protocol changes is not its business
+    except httptools.HttpParserInvalidMethodError:
+        raise PeerError(501, "unknown method") from None
+    except httptools.HttpParserError as error:
+        raise PeerError(400, f"malformed head: {error}") from None
+    return found.headers
 
 
 def _request_line(raw: bytes) -> tuple[str, str, bool]:
