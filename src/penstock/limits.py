@@ -160,6 +160,10 @@ HEAD_FIELDS: Final = 100
 CHUNK_EXTENSION_BYTES: Final = 256
 """Bytes of one chunk's size line: extensions mean nothing here and must not cost much. Over it: 400."""
 
+CHUNK_FRAMING_BYTES: Final = 1024 * 1024
+"""Bytes by which the framing of a chunked body may outweigh the body: some hundred thousand chunks of a byte or two,
+each of which costs as much as a large one. Over it: 400."""
+
 TRAILER_BYTES: Final = 4 * 1024
 """Bytes of the trailer fields after a chunked body; they are read and dropped. Over it: 400."""
 
@@ -183,6 +187,16 @@ never reads is not read from until it has."""
 RATE_BUCKETS: Final = 100_000
 """Addresses and tokens whose rates are remembered. Over it: those quiet for longest are forgotten, which can
 only allow them a little more."""
+
+# ── answers to requests that the server sends ──────────────────────────────────────────────────
+
+ANSWER_HEAD_BYTES: Final = 32 * 1024
+"""Bytes of an answer besides its body: status lines and fields of the interim answers, of the answer itself and of its
+trailer. Over it: the answer is broken, the connection is closed, and the request is tried again as after any failure."""
+
+ANSWER_BODY_BYTES: Final = 1024 * 1024
+"""Bytes of an answer's body: nobody who is pushed to has more to say. The framing of its chunks may outweigh them by
+ANSWER_HEAD_BYTES. Over it: as ANSWER_HEAD_BYTES."""
 
 # ── sps ────────────────────────────────────────────────────────────────────────────────────────
 

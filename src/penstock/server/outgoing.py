@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
-import httptools
-
-from penstock.errors import InputInvalid
+from penstock.errors import InputInvalid, PeerError
+from penstock.limits import ANSWER_BODY_BYTES
+from penstock.wire.http_answers import AnswerReader
 
 _IDLE_KEPT = 16
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -106,7 +106,7 @@ class Target:
         allow_private: bool = False,
         timeout: float = 30.0,
         connect_timeout: float = 10.0,
-        limit_bytes: int = 1024 * 1024,
+        limit_bytes: int = ANSWER_BODY_BYTES,
     ) -> None:
         self.url = url
         self._allow_private, self._timeout, self._connect_timeout = allow_private, timeout, connect_timeout
@@ -208,11 +208,7 @@ class _Connection(asyncio.Protocol):
         if self._lost:
             raise Unreachable("the connection was closed")
         self.reusable = False
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
-        self._size = 0
-        self._begun = False
+        self._reader = AnswerReader(self._limit_bytes)
         self._waiting = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return await self._waiting
@@ -231,43 +227,27 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
             return
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(AnswerBroken(f"the answer is not HTTP: {error}"))
+            self._reader.feed(data)
+        except PeerError as error:
+            self._fail(AnswerBroken(error.detail))
+            return
+        if self._reader.complete:
+            self.reusable = self._reader.keep_alive and not self._lost
+            self._complete(self._waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost, self.reusable = True, False
         if self._waiting is not None and not self._waiting.done():
-            if self._begun and exc is None and not {"content-length", "transfer-encoding"} & self._headers.keys():
-                self._complete()  # the end of the connection is the end of such an answer
+            if exc is None:
+                self._reader.end()
+            if self._reader.complete:
+                self._complete(self._waiting)
             else:
                 self._fail(Unreachable("the connection was closed before the answer was complete"))
 
-    # ── from the parser ────────────────────────────────────────────────────────────────────────
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        self._begun = self._parser.get_status_code() >= 200
-
-    def on_body(self, body: bytes) -> None:
-        self._size += len(body)
-        if self._size > self._limit_bytes:
-            self._fail(AnswerBroken(f"the answer has more than {self._limit_bytes:,} bytes"))
-        else:
-            self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        if not self._begun:  # an interim answer: the real one follows
-            self._headers = {}
-            return
-        self.reusable = bool(self._parser.should_keep_alive()) and not self._lost
-        self._complete()
-
-    def _complete(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(Answer(self._parser.get_status_code(), self._headers, b"".join(self._body)))
+    def _complete(self, waiting: asyncio.Future[Answer]) -> None:
+        reader = self._reader
+        waiting.set_result(Answer(reader.status, reader.headers, bytes(reader.body)))
 
     def _fail(self, error: OutgoingError) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -26,6 +26,7 @@ import httptools
 from penstock.errors import InputInvalid, PeerError
 from penstock.limits import (
     CHUNK_EXTENSION_BYTES,
+    CHUNK_FRAMING_BYTES,
     HEAD_BYTES,
     HEAD_FIELDS,
     KNOWN_HEAD_BYTES,
@@ -286,15 +287,17 @@ def _apply_framing(head: Head, lengths: list[bytes], codings: list[bytes]) -> No
 
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
 _TRAILER_LINE = re.compile(_TOKEN + rb":" + _TEXT)
+_SMALL_SIZES: Final = {line % size: size for size in range(1, 256) for line in (b"%x", b"%X")}
 
 
 class ChunkDecoder:
     """Takes the framing off a chunked body."""
 
-    __slots__ = ("_held", "_left", "_step", "_trailer")
+    __slots__ = ("_held", "_left", "_spare", "_step", "_trailer")
 
-    def __init__(self) -> None:
+    def __init__(self, framing_bytes: int = CHUNK_FRAMING_BYTES) -> None:
         self._held = b""  # the beginning of a line that is not complete
+        self._spare = framing_bytes  # how much more framing may come than what it frames
         self._left = 0  # bytes of the chunk that are still to come
         self._step = self._size
         self._trailer = 0
@@ -320,6 +323,9 @@ class ChunkDecoder:
     # Each step takes one thing from *data* at *at*, returns where it ended, or -1 if it is not all there.
 
     def _size(self, data: bytes, at: int, pieces: list[bytes]) -> int:
+        passed = self._small_chunks(data, at, pieces)
+        if passed > at:
+            return passed
         line, after = _line(data, at, CHUNK_EXTENSION_BYTES, "chunk size")
         if line is None:
             return -1
@@ -328,7 +334,28 @@ class ChunkDecoder:
             raise PeerError(400, "malformed chunk size")
         self._left = int(found[1], 16)
         self._step = self._data if self._left else self._trailers
+        self._pay(len(line) + 4 - self._left)
         return after
+
+    def _small_chunks(self, data: bytes, at: int, pieces: list[bytes]) -> int:
+        """Take the small chunks that are there from end to end: many in a row must cost little each."""
+        spare = self._spare
+        while size := _SMALL_SIZES.get(data[at : (end := data.find(b"\r", at, at + 3))]):
+            begin = end + 2
+            after = begin + size
+            if data[end:begin] != b"\r\n" or data[after : after + 2] != b"\r\n":
+                break
+            pieces.append(data[begin:after])
+            spare += size - (begin - at) - 2
+            at = after + 2
+        self._pay(self._spare - spare)
+        return at
+
+    def _pay(self, framing: int) -> None:
+        """Count bytes of framing, less those that they frame."""
+        self._spare -= framing
+        if self._spare < 0:
+            raise PeerError(400, "the chunks are too small", remedy="Send chunks of a kilobyte or more.")
 
     def _data(self, data: bytes, at: int, pieces: list[bytes]) -> int:
         piece = data[at : at + self._left]
