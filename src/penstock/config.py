@@ -103,6 +103,12 @@ class ServerSettings:
         unit="bytes",
         least=1,
     )
+    bodies_bytes: int = setting(
+        256 * 1024 * 1024,
+        "Bytes of request bodies of all connections: bounds memory. One address may hold a quarter. Over it: 503.",
+        unit="bytes",
+        least=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

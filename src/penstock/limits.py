@@ -69,6 +69,16 @@ KEEP_LEAST_SECONDS: Final = 1
 KEEP_LEAST_BYTES: Final = 1024
 """Smallest size for `log.keep`, for the same reason. Under it: refused."""
 
+CALL_BYTES: Final = 64 * 1024
+"""Bytes of a request body that is one JSON object of names and numbers: decoding holds up the loop. Over it: 413."""
+
+REPORT_BYTES: Final = 1024 * 1024
+"""Bytes of what a pusher elsewhere reports at once. Over it: 413."""
+
+LENIENT_BYTES: Final = 1024 * 1024
+"""Bytes of a JSON body of the Event Horizon door in which names are found whatever their case, which takes a table of
+all names in it. Over it: names are matched as they are documented, and others are passed over."""
+
 ERASE_IDS: Final = 1_000
 """Ids of one request to erase: each is looked up, and all are one entry of `/_erased`. Over it: 413."""
 
@@ -167,6 +177,14 @@ each of which costs as much as a large one. Over it: 400."""
 TRAILER_BYTES: Final = 4 * 1024
 """Bytes of the trailer fields after a chunked body; they are read and dropped. Over it: 400."""
 
+COUNTED_BODY_BYTES: Final = 16 * 1024
+"""Bytes of a request body from which on it counts under `server.bodies_bytes`, until its request is answered; so does
+a WebSocket message that is not complete. Smaller ones are no more than what a connection may hold in any case."""
+
+BODIES_SHARE: Final = 4
+"""One client address may hold one part in so many of `server.bodies_bytes`, and always one body. Over it, or over the
+whole: 503 before the body is read (a chunked one: in the middle of it), WebSockets are closed with 1013."""
+
 PIPELINED_BYTES: Final = 64 * 1024
 """Bytes kept of what a client sends before its last answer is complete. At it: no more is read."""
 
@@ -192,11 +210,16 @@ only allow them a little more."""
 
 ANSWER_HEAD_BYTES: Final = 32 * 1024
 """Bytes of an answer besides its body: status lines and fields of the interim answers, of the answer itself and of its
-trailer. Over it: the answer is broken, the connection is closed, and the request is tried again as after any failure."""
+trailer. Over it: the answer is broken, its connection is closed, and the push is tried again as after any failure."""
 
 ANSWER_BODY_BYTES: Final = 1024 * 1024
 """Bytes of an answer's body: nobody who is pushed to has more to say. The framing of its chunks may outweigh them by
 ANSWER_HEAD_BYTES. Over it: as ANSWER_HEAD_BYTES."""
+
+# ── WebSockets ─────────────────────────────────────────────────────────────────────────────────
+
+FRAGMENTS: Final = 1_024
+"""Frames of one WebSocket message: an empty one adds nothing to its size, but has its price. Over it: closed, 1008."""
 
 # ── sps ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,6 +14,7 @@ from penstock.core.promise import Pending
 from penstock.errors import PeerError
 from penstock.limits import UNREAD_BODY_BYTES
 from penstock.server import answers
+from penstock.server.bodies import Booking
 from penstock.server.body import Intake
 from penstock.server.exchange import LIVE, Answer, Headers, Held, Later, Owner, Request, Response
 from penstock.server.flush import Outlet, Pipe, Tap
@@ -50,7 +51,7 @@ class Answering(Pipe):
     """A connection as handlers see it (`exchange.Carrier`)."""
 
     __slots__ = (
-        "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request",
+        "_booking", "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request",
         "_scope", "_service", "_work", "phase",
     )  # fmt: skip
 
@@ -69,6 +70,7 @@ class Answering(Pipe):
         self._eof = False  # the peer sends no more
         self._lease: Lease | None = None  # of the live answer, if a token opened it
         self._door = ""
+        self._booking: Booking | None = None  # of the body, or of a WebSocket message, that is held here
 
     # ── calling handlers ──────────────────────────────────────────────────────────────────────
 
@@ -185,6 +187,8 @@ class Answering(Pipe):
 
     def _finished(self) -> None:
         """The answer is complete; its request may still be on its way in."""
+        if self._booking is not None:
+            self._end_booking()
         self._head = self._request = None
         if self._intake is not None:
             self._drop_body(self._intake)
@@ -198,10 +202,15 @@ class Answering(Pipe):
         else:
             self.end()
 
+    def _end_booking(self) -> None:
+        booking, self._booking = self._booking, None
+        if booking is not None:
+            booking.end()
+
     def _drop_body(self, intake: Intake) -> None:
         """Nobody reads the rest of this body. A little of it we read past."""
         intake.dropped, intake.stream = True, None
-        intake.pieces.clear()
+        intake.held.clear()
         intake.limit = intake.received + UNREAD_BODY_BYTES
         intake.timeout = self._service.settings.body_timeout  # whatever patience its route had
 
@@ -267,6 +276,7 @@ class Answering(Pipe):
             self._scope.reschedule(None)
             self._scope = None
         self._request = None
+        self._end_booking()
         if isinstance(self._work, Held):
             self._work = None
         if self._intake is None:

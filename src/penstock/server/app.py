@@ -327,6 +327,7 @@ class Node:
         yield "counter", "requests", "Requests that came.", counters.requests, {}
         yield "counter", "refused", "Connections closed at once, over a cap.", counters.refused, {}
         yield "counter", "cut", "Connections cut because the peer took nothing.", counters.cut, {}
+        yield "gauge", "bodies_bytes", "Bytes of larger request bodies that are held.", self._listener.body_bytes, {}
         yield "counter", "received_bytes", "Bytes that came.", counters.bytes_in, {}
         yield "counter", "sent_bytes", "Bytes that went out.", self._listener.bytes_out, {}
         yield "counter", "appended", "Entries that came into the log.", self._pace.appended, {}
@@ -436,6 +437,7 @@ def connection_settings(server: ServerSettings) -> ConnectionSettings:
         linger_ms=server.linger_ms,
         high_water=server.write_high,
         websocket_bytes=server.websocket_bytes,
+        bodies_bytes=server.bodies_bytes,
         cors_origins=server.cors_origins,
         cors_expose=("Retry-After", *HEADERS),
     )

@@ -81,6 +81,16 @@ class Caller(msgspec.Struct, frozen=True):
         """Whether one stream is covered by any of the grants."""
         return self.admin or self._covered(self.subscribe, stream)
 
+    def check_publishes(self) -> None:
+        """Raise `Forbidden` for who may publish to no stream at all."""
+        if not self.admin and not self.publish:
+            raise Forbidden(self.subject, "publish", "any stream")
+
+    def check_subscribes(self) -> None:
+        """Raise `Forbidden` for who may read no stream at all."""
+        if not self.admin and not self.subscribe:
+            raise Forbidden(self.subject, "subscribe", "any stream")
+
     def check_grant(self, name: str) -> None:
         """Raise `Forbidden` without a further right."""
         if not self.admin and name not in self.grants:
@@ -201,7 +211,7 @@ class Keys:
 
         try:
             kid = jwt.get_unverified_header(token).get("kid")
-        except jwt.InvalidTokenError:
+        except (jwt.InvalidTokenError, RecursionError):
             raise Unauthenticated("the token is not a JWT of this server") from None
         reason = "no key of this server signed it"
         for key in self.stored:
@@ -216,7 +226,7 @@ class Keys:
                 )
             except jwt.InvalidSignatureError:
                 continue
-            except jwt.InvalidTokenError as error:
+            except (jwt.InvalidTokenError, RecursionError, OverflowError) as error:
                 reason = str(error)
             else:
                 return _caller(claims)

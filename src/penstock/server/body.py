@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from penstock.errors import PenstockError, TooLarge
-from penstock.limits import BODY_BUFFER_BYTES
+from penstock.limits import BODY_BUFFER_BYTES, COUNTED_BODY_BYTES
+from penstock.server.bodies import Booking
 from penstock.server.routing import Route
 from penstock.wire.http import ChunkDecoder, Head
 
@@ -15,7 +16,7 @@ from penstock.wire.http import ChunkDecoder, Head
 class Intake:
     """A body on its way in. What it holds is bounded by *limit*."""
 
-    __slots__ = ("_decoder", "_left", "dropped", "limit", "pieces", "received", "route", "stream", "timeout")
+    __slots__ = ("_decoder", "_left", "booking", "dropped", "held", "limit", "received", "route", "stream", "timeout")
 
     def __init__(self, head: Head, limit: int, timeout: float | None) -> None:
         self._decoder = ChunkDecoder() if head.chunked else None
@@ -23,21 +24,22 @@ class Intake:
         self.limit, self.timeout = limit, timeout
         self.route: Route | None = None  # whose handler waits for it
         self.received = 0
-        self.pieces: list[bytes] = []
+        self.held = bytearray()  # what is collected of it; never a list of pieces, which may have a byte each
+        self.booking: Booking | None = None  # under which a body of unknown length is counted as it grows
         self.stream: BodyStream | None = None  # who reads it, if it is not collected
         self.dropped = False  # nobody wants it
 
     def feed(self, data: bytes) -> bytes | None:
         """Take bytes; returns what follows the body once it has ended, None before that.
 
-        Raises `PeerError` for broken framing and `TooLarge` over the limit.
+        Raises `PeerError` for broken framing, `TooLarge` over the limit, `Busy` where all bodies together are too much.
         """
         pieces: list[bytes] = []
         try:
             return self._cut(data, pieces) if self._decoder is None else self._decoder.feed(data, pieces)
         finally:
-            for piece in pieces:
-                self._take(piece)
+            if pieces:
+                self._take(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def _cut(self, data: bytes, pieces: list[bytes]) -> bytes | None:
         piece = data[: self._left]
@@ -52,7 +54,9 @@ class Intake:
         if self.stream is not None:
             self.stream.put(piece)
         elif not self.dropped:
-            self.pieces.append(piece)
+            if self.booking is not None and self.received > COUNTED_BODY_BYTES:
+                self.booking.grow(self.received)
+            self.held += piece
 
 
 class BodySink(Protocol):

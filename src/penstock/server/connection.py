@@ -17,10 +17,17 @@ from typing import cast
 
 from websockets.frames import CloseCode
 
-from penstock.errors import PeerError, PenstockError, TooLarge
-from penstock.limits import BODY_PROGRESS_BYTES, INPUT_QUEUE_BYTES, PIPELINED_BYTES, UNREAD_BODY_BYTES
+from penstock.errors import Busy, PeerError, PenstockError, TooLarge
+from penstock.limits import (
+    BODY_PROGRESS_BYTES,
+    COUNTED_BODY_BYTES,
+    INPUT_QUEUE_BYTES,
+    PIPELINED_BYTES,
+    UNREAD_BODY_BYTES,
+)
 from penstock.server import answers
 from penstock.server.answering import CLOSE_SECONDS, Answering, Phase
+from penstock.server.bodies import Booking
 from penstock.server.body import BodyStream, Intake
 from penstock.server.exchange import Held, Request, Response
 from penstock.server.routing import BodyKind, Route
@@ -30,6 +37,11 @@ from penstock.wire import http
 from penstock.wire.proxy import forwarded_scheme, parse_proxy
 
 log = logging.getLogger("penstock.server")
+
+FRAME_SLICE = 16 * 1024
+"""Bytes of WebSocket frames that are taken at once: of the smallest frames some 20 milliseconds."""
+FRAMES_PER_TURN = 256
+"""Frames after which others have their turn."""
 
 _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
@@ -83,6 +95,7 @@ class Connection(Answering, asyncio.BaseProtocol):
         self.phase, self.out, self.queued, self.stuck = _CLOSED, None, 0, False
         self._buffer = b""
         self._head = self._request = None
+        self._end_booking()
         if self._address is not None:
             self._leave(self._address)
         work, self._work = self._work, None
@@ -123,7 +136,7 @@ class Connection(Answering, asyncio.BaseProtocol):
             if head is not None and head.route is not None and head.length == len(data) - end and self._is_free():
                 self._take_again(head, data[end:])
                 return
-        if phase is _SOCKET and not self._buffer:
+        if phase is _SOCKET and not self._buffer and len(data) <= FRAME_SLICE:
             self._take_frames(data)
             self._regulate()
             return
@@ -171,16 +184,39 @@ class Connection(Answering, asyncio.BaseProtocol):
                 if self.ending or self._must_write_first() or not self._take_head():
                     break
             elif phase is _SOCKET:
-                data, self._buffer = self._buffer, b""
-                self._take_frames(data)
+                if not self._take_frames_in_turn():
+                    break
             elif phase is not _PROXY or not self._take_proxy_header():
                 break
         self._regulate()
 
-    def _take_frames(self, data: bytes) -> None:
-        """Give the WebSocket what came. A message that has begun must make progress, as a body must."""
+    def _take_frames_in_turn(self) -> bool:
+        """Take what waits, slice by slice; False if the rest comes later: others are there, or the peer must read."""
+        frames = 0
+        while self._buffer and self.phase is _SOCKET:
+            if self.stuck and self.pending > INPUT_QUEUE_BYTES:
+                return False
+            if frames > FRAMES_PER_TURN:
+                self._service.loop.call_soon(self._go_on)
+                return False
+            data, self._buffer = self._buffer[:FRAME_SLICE], self._buffer[FRAME_SLICE:]
+            frames += self._take_frames(data)
+        return True
+
+    def _take_frames(self, data: bytes) -> int:
+        """Give the WebSocket what came; return how many frames that were.
+
+        A message that has begun must make progress, as a body must, and is counted as one.
+        """
         socket = cast("WebSocket", self.tap)
-        socket.receive(data)
+        frames = socket.receive(data)
+        if socket.held > COUNTED_BODY_BYTES:
+            try:
+                self._book("" if self._trusted else self._peer, socket.held)
+            except Busy:
+                socket.close(CloseCode.TRY_AGAIN_LATER, "too many bytes of messages")
+        elif self._booking is not None:
+            self._end_booking()
         if socket.open and not self.stuck:  # else its close, or its output, has a deadline already
             if not socket.halfway:
                 self.due = 0
@@ -188,6 +224,14 @@ class Connection(Answering, asyncio.BaseProtocol):
                 self._mark += len(data)
             else:
                 self._arm_for_phase()
+        return frames
+
+    def _book(self, address: str, size: int) -> Booking:
+        """Count *size* bytes that are held, or will be; raises `Busy` where that is too much."""
+        if self._booking is None:
+            self._booking = Booking(self._service.bodies, address)
+        self._booking.grow(size)
+        return self._booking
 
     def _is_free(self) -> bool:
         """Nothing is in the way of a request that came whole, and the peer speaks for itself."""
@@ -293,11 +337,14 @@ class Connection(Answering, asyncio.BaseProtocol):
                 raise TooLarge("request body bytes", head.length, route.body.limit)
             if route.admit is not None and (head.chunked or head.length > len(self._buffer)):
                 route.admit(request)
+            if head.length > COUNTED_BODY_BYTES and route.body.kind is BodyKind.WHOLE:
+                self._book(request.peer, head.length)
         except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
             self._answer_early(answers.early_problem(service, request, error))
             return
         self._door = route.door
-        if not head.chunked and route.body.kind is not BodyKind.STREAM and not service.settings.requests_per_address:
+        whole = not head.chunked and head.length <= COUNTED_BODY_BYTES and route.body.kind is not BodyKind.STREAM
+        if whole and not service.settings.requests_per_address:
             head.route, head.captures = route, request.captures
         if head.has_body:
             self._begin_body(head, route, request)
@@ -342,6 +389,7 @@ class Connection(Answering, asyncio.BaseProtocol):
             self._call(route, request)
         else:
             intake.dropped = kind is BodyKind.NONE
+            intake.booking = self._book(request.peer, 0) if head.chunked else None
             self._body_wanted()
             self._arm_for_phase()
         if self._buffer and self._intake is not None:
@@ -377,7 +425,7 @@ class Connection(Answering, asyncio.BaseProtocol):
             self._ready_for_next()
         elif intake.stream is None:
             request = cast("Request", self._request)
-            request.body = b"".join(intake.pieces)
+            request.body = bytes(intake.held)
             self._call(cast("Route", intake.route), request)
         else:
             self._arm_for_phase()

@@ -45,7 +45,7 @@ class Context:
 
         A live answer that is opened after this is counted under them, too, and ends with their token.
         """
-        return self._count(request, self._known(request))
+        return self._count(request, self.known(request))
 
     def holder(self, request: Request, token: str) -> Caller:
         """As `caller`, where the token does not come in the header but in the URL."""
@@ -57,7 +57,8 @@ class Context:
         request.caller = caller
         return caller
 
-    def _known(self, request: Request) -> Caller:
+    def known(self, request: Request) -> Caller:
+        """As `caller`, without counting the request: before its body is read, `caller` comes after that."""
         memo = request.memo
         known: Caller | None = memo.get("caller")
         if known is None or memo["keys"] is not self.gate.keys or known.expires <= time.time():
@@ -67,7 +68,15 @@ class Context:
 
     def admit(self, request: Request) -> None:
         """Turn strangers away before a byte of their body is read."""
-        self._known(request)
+        self.known(request)
+
+    def admitting(self, check: Callable[[Caller], object]) -> Callable[[Request], None]:
+        """As `admit`; turns those away, too, for whom *check* raises: rights come before bytes."""
+
+        def admit(request: Request) -> None:
+            check(self.known(request))
+
+        return admit
 
 
 def integer(request: Request, name: str, default: int | None, *, least: int = 0, most: int = 2**63 - 1) -> int:

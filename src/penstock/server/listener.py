@@ -100,6 +100,11 @@ class Listener:
         """Bytes written so far."""
         return self._service.bytes_out
 
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of request bodies that are held now, small ones aside."""
+        return self._service.bodies.held
+
     def reload_tls(self) -> None:
         """Use renewed certificate files for new connections; `ConfigInvalid` and the old ones if they are bad."""
         if self._certificates is not None:

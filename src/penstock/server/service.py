@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
+from penstock.server.bodies import BodyBudget
 from penstock.server.caps import Caps
 from penstock.server.cors import Cors
 from penstock.server.flush import Flusher
@@ -64,9 +65,9 @@ class Service:
     """Settings, table, timers and counters of one listener."""
 
     __slots__ = (
-        "_date", "_date_second", "caps", "clock", "connections", "cors", "counters", "crew", "decrypted", "draining",
-        "emptied", "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers", "request_ticks",
-        "router", "scheme", "settings", "trusted", "wheel",
+        "_date", "_date_second", "bodies", "caps", "clock", "connections", "cors", "counters", "crew", "decrypted",
+        "draining", "emptied", "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers",
+        "request_ticks", "router", "scheme", "settings", "trusted", "wheel",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,7 @@ class Service:
         self.cors = Cors(settings)
         self.counters = Counters()
         self.parser = HeadParser()
+        self.bodies = BodyBudget(settings.bodies_bytes)
         self.readers = FrameReaders(settings.websocket_bytes)
         self.scheme = "https" if settings.certificate else "http"
         self.prompt_flusher = Flusher(self.loop)

@@ -35,6 +35,7 @@ class ConnectionSettings:
 
     linger_ms: int = 0  # 0..20: how long output is collected before it is written
     high_water: int = 64 * 1024  # an outlet with more bytes pending is full until all are written
+    bodies_bytes: int = 256 * 1024 * 1024  # of request bodies in all
     websocket_bytes: int = 1024 * 1024  # the largest message a WebSocket may send us
 
     cors_origins: tuple[str, ...] = ("*",)

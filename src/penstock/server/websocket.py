@@ -17,6 +17,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from penstock.limits import FRAGMENTS
 from penstock.server.flush import Pipe, Tap
 from penstock.server.lease import EXPIRED
 from penstock.wire.frames import binary_frame, ping_frame, text_frame
@@ -126,12 +127,18 @@ class WebSocket(Tap):
         """A frame, or a message in fragments, has begun and is not complete: this waits for the peer."""
         return self._reader is not None and self._reader.state is State.OPEN
 
-    def receive(self, data: bytes) -> None:
-        """Take bytes from the peer. Whatever they are, they never raise."""
+    @property
+    def held(self) -> int:
+        """Bytes of a message that is not complete."""
+        return 0 if self._reader is None else self._unread + (self._reader.current_size or 0)
+
+    def receive(self, data: bytes) -> int:
+        """Take bytes from the peer; return how many frames they made. Whatever they are, they never raise."""
         reader = self._borrow()
         self._unread += len(data)
         reader.receive_data(data)
-        for event in reader.events_received():
+        events = reader.events_received()
+        for event in events:
             if isinstance(event, Frame):
                 self._unread -= _wire_size(event)
                 self._take(event, reader)
@@ -139,6 +146,7 @@ class WebSocket(Tap):
         if self._unread == 0 and reader.state is State.OPEN and reader.current_size is None:
             self._readers.give_back(reader)
             self._reader = None
+        return len(events)
 
     def broken(self) -> None:
         if self._line is not None:
@@ -193,7 +201,10 @@ class WebSocket(Tap):
         if parts is None:
             return
         parts.append(bytes(frame.data))
-        if frame.fin:
+        if len(parts) > FRAGMENTS:
+            self._parts = None
+            self._fail(reader, CloseCode.POLICY_VIOLATION, f"a message in more than {FRAGMENTS} frames")
+        elif frame.fin:
             self._parts = None
             self._deliver(b"".join(parts), reader)
 

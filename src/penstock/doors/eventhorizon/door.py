@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +15,8 @@ from penstock.doors.eventhorizon.pushers import Pushers
 from penstock.doors.eventhorizon.reader import Reader
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.eventhorizon.writer import Writer
+from penstock.limits import CALL_BYTES, REPORT_BYTES
+from penstock.server.auth import Caller
 from penstock.server.context import Context
 from penstock.server.exchange import Handler
 from penstock.server.routing import WHOLE, Route
@@ -57,22 +59,25 @@ class EventHorizon:
         """The original's paths, and those of managed pushers."""
         writer, reader, pushers = self._writer, self._reader, self._pushers
         return [
-            self._call("/writer/create_stream", writer.create_stream),
-            self._call("/writer/append", writer.append),
-            self._call("/writer/subscribe", writer.subscribe),
-            self._call("/writer/unsubscribe", writer.unsubscribe),
-            self._call("/writer/liveread", writer.liveread),
-            self._call("/reader/read", reader.read),
+            self._call("/writer/create_stream", writer.create_stream, Caller.check_publishes),
+            self._call("/writer/append", writer.append, Caller.check_publishes, self._context.body_limit),
+            self._call("/writer/subscribe", writer.subscribe, Caller.check_subscribes),
+            self._call("/writer/unsubscribe", writer.unsubscribe, Caller.check_subscribes),
+            self._call("/writer/liveread", writer.liveread, Caller.check_subscribes),
+            self._call("/reader/read", reader.read, Caller.check_subscribes),
             Route("GET", "/reader/notify", reader.notify, timeout=None, door="eventhorizon"),
-            self._call("/reader/report", pushers.report),
-            self._call("/v1/pushers", pushers.create),
+            self._call("/reader/report", pushers.report, _check_pushers, REPORT_BYTES),
+            self._call("/v1/pushers", pushers.create, _check_pushers),
             Route("GET", "/v1/pushers", pushers.list, door="eventhorizon"),
             Route("GET", "/v1/pushers/*", pushers.show, door="eventhorizon"),
-            self._call("/v1/pushers/*/pause", pushers.pause),
-            self._call("/v1/pushers/*/resume", pushers.resume),
+            self._call("/v1/pushers/*/pause", pushers.pause, _check_pushers),
+            self._call("/v1/pushers/*/resume", pushers.resume, _check_pushers),
             Route("DELETE", "/v1/pushers/*", pushers.delete, door="eventhorizon"),
         ]
 
-    def _call(self, path: str, handler: Handler) -> Route:
-        context = self._context
-        return Route("POST", path, handler, WHOLE(context.body_limit), admit=context.admit, door="eventhorizon")
+    def _call(self, path: str, handler: Handler, check: Callable[[Caller], None], limit: int = CALL_BYTES) -> Route:
+        return Route("POST", path, handler, WHOLE(limit), admit=self._context.admitting(check), door="eventhorizon")
+
+
+def _check_pushers(caller: Caller) -> None:
+    caller.check_grant("pushers")

@@ -60,12 +60,14 @@ class Reader:
 
     async def read(self, request: Request) -> Response:
         """A page of lines."""
+        caller = self._context.caller(request)
+        caller.check_subscribes()
         asked = decode(request.body, Read)
         try:
             cursor = parse_cursor(asked.cursor)
         except CursorInvalid as error:
             raise InputInvalid("Cursor", str(error), code="cursor_invalid") from None
-        self._context.caller(request).check_subscribe(check_name(cursor.stream))
+        caller.check_subscribe(check_name(cursor.stream))
         if not 1 <= asked.max_lines_to_read <= PAGE_ENTRIES:
             raise InputInvalid("MaxLinesToRead", f"is not from 1 to {PAGE_ENTRIES:,}")
         found = await read_lines(self._log, cursor, asked.max_lines_to_read)

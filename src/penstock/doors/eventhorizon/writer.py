@@ -58,8 +58,10 @@ class Writer:
 
     async def create_stream(self, request: Request) -> Response:
         """Make a stream whose parent exists; the parent hears of it in the same batch."""
+        caller = self._context.caller(request)
+        caller.check_publishes()
         asked = decode(request.body, CreateStream)
-        name, caller = check_name(asked.name), self._context.caller(request)
+        name = check_name(asked.name)
         # A subscription's stream is made by its app, and then written to by the server alone.
         caller.check_covered(name) if name.startswith(SUBSCRIPTIONS) else caller.check_publish(name)
         await self._log.append(Batch(create=name))
@@ -67,9 +69,11 @@ class Writer:
 
     async def append(self, request: Request) -> Response:
         """Append lines, all or none of them."""
+        caller = self._context.caller(request)
+        caller.check_publishes()
         asked = decode(request.body, Append)
         stream = check_name(asked.stream)
-        self._context.caller(request).check_publish(stream)
+        caller.check_publish(stream)
         if await self._log.head(stream) is None:
             raise NotFound("stream", stream, code="stream_missing", remedy="Create the stream first.")
         if not asked.lines:
@@ -120,12 +124,13 @@ class Writer:
         return Response(200, b"OK\n", _TEXT)
 
     def _asked_subscription(self, request: Request) -> Subscribe:
+        caller = self._context.caller(request)
+        caller.check_subscribes()
         asked = decode(request.body, Subscribe)
         check_name(asked.stream)
         check_name(asked.subscription_id)
         if not asked.subscription_id.startswith(SUBSCRIPTIONS):
             raise InputInvalid("SubscriptionId", f"does not begin with {SUBSCRIPTIONS}", code="subscription_id_invalid")
-        caller = self._context.caller(request)
         caller.check_subscribe(asked.stream)
         # The subscription's stream will be written to, and whoever reads it learns of this one.
         caller.check_covered(asked.subscription_id)
@@ -143,12 +148,14 @@ class Writer:
 
     async def liveread(self, request: Request) -> Response:
         """Stored lines as they are, type byte and newline included, of a chunk that is still written to."""
+        caller = self._context.caller(request)
+        caller.check_subscribes()
         asked = decode(request.body, LiveRead)
         try:
             cursor = parse_cursor(asked.cursor)
         except CursorInvalid as error:
             raise InputInvalid("Cursor", str(error), code="cursor_invalid") from None
-        self._context.caller(request).check_subscribe(check_name(cursor.stream))
+        caller.check_subscribe(check_name(cursor.stream))
         head = await self._log.head(cursor.stream)
         if head is None or head.chunk != cursor.chunk:
             raise NotFound("live chunk", str(cursor), code="chunk_missing", remedy="Read it with /reader/read.")

@@ -137,8 +137,12 @@ class Api:
 
     def _caller(self, request: Request) -> Caller:
         caller = self._context.caller(request)
-        caller.check_grant("sessions")
+        self.check(caller)
         return caller
+
+    def check(self, caller: Caller) -> None:
+        """Raise `Forbidden` for who may not ask anything here."""
+        caller.check_grant("sessions")
 
 
 def _check_follow(caller: Caller, patterns: tuple[str, ...]) -> tuple[str, ...]:

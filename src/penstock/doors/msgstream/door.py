@@ -17,7 +17,8 @@ from penstock.doors.msgstream.sessions import Sessions
 from penstock.doors.msgstream.streaming import Streaming
 from penstock.doors.msgstream.tasks import Tasks
 from penstock.errors import PenstockError
-from penstock.limits import PACK_BYTES
+from penstock.limits import CALL_BYTES, PACK_BYTES
+from penstock.server.auth import Caller
 from penstock.server.context import Context
 from penstock.server.exchange import Handler
 from penstock.server.routing import WHOLE, Route
@@ -62,9 +63,9 @@ class MessageStream:
     def routes(self) -> list[Route]:
         """The stream under its path, with and without a slash at the end, and the backend's calls."""
         rows = [
-            self._call("POST", "/v1/emit", self._emitter, 2 * PACK_BYTES),
-            self._call("POST", "/v1/sessions", self._api.create),
-            self._call("POST", "/v1/actors", self._api.find_actors, 256 * 1024),
+            self._call("POST", "/v1/emit", self._emitter, self._emitter.check, 2 * PACK_BYTES),
+            self._call("POST", "/v1/sessions", self._api.create, self._api.check),
+            self._call("POST", "/v1/actors", self._api.find_actors, self._api.check, 256 * 1024),
             Route("GET", "/v1/sessions", self._api.list, door=DOOR),
             Route("GET", "/v1/sessions/*", self._api.show, door=DOOR),
             Route("DELETE", "/v1/sessions/*", self._api.end, door=DOOR),
@@ -74,8 +75,10 @@ class MessageStream:
             rows.append(Route("OPTIONS", path, self._streaming.options, door=DOOR))
         return rows
 
-    def _call(self, method: str, path: str, handler: Handler, limit: int = 64 * 1024) -> Route:
-        return Route(method, path, handler, body=WHOLE(limit), admit=self._context.admit, door=DOOR)
+    def _call(
+        self, method: str, path: str, handler: Handler, check: Callable[[Caller], None], limit: int = CALL_BYTES
+    ) -> Route:
+        return Route(method, path, handler, body=WHOLE(limit), admit=self._context.admitting(check), door=DOOR)
 
 
 async def _again_and_again(work: Callable[[], Awaitable[None]], seconds: float) -> None:

@@ -23,6 +23,7 @@ from penstock.doors.msgstream.session import BROADCAST
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import InputInvalid, TooLarge
 from penstock.limits import BATCH_ENTRIES, EMIT_ACTORS
+from penstock.server.auth import Caller
 from penstock.server.context import only
 from penstock.server.exchange import Request, Response
 from penstock.values import Batch, Draft, Item, NewItem
@@ -53,6 +54,7 @@ class Emitter:
         """Emit, to exactly one kind of target."""
         caller = self._context.caller(request)
         only(request)
+        self.check(caller)
         wanted = _wanted(request.body)
         actors, streams = _names(wanted.actors), _names(wanted.streams)
         if (bool(actors) + bool(streams) + wanted.broadcast) != 1:
@@ -65,6 +67,11 @@ class Emitter:
         caller.check_grant("emit")
         text = pack([message.encoded() for message in messages])
         return await self._broadcast(text) if wanted.broadcast else await self._to_actors(actors, text)
+
+    def check(self, caller: Caller) -> None:
+        """Raise `Forbidden` for who may emit to nobody and nowhere."""
+        if not caller.publish:
+            caller.check_grant("emit")
 
     # ── to actors ─────────────────────────────────────────────────────────────────────────────
 

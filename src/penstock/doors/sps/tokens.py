@@ -30,13 +30,13 @@ class Tokens:
 
     def __call__(self, request: Request) -> Response:
         """Sign one: for the admin, or a backend with the grant `sessions`, of what it may read itself."""
+        caller = self._context.caller(request)
+        caller.check_grant("sessions")
         wanted = _wanted(request.body)
         uid = user_number("uid", str(wanted.uid))
         patterns = tuple(check_pattern(pattern) for pattern in wanted.subscribe)
         if not 1 <= wanted.ttl <= USER_TOKEN_SECONDS:
             raise InputInvalid("ttl", f"is not a number of seconds from 1 to {USER_TOKEN_SECONDS:,}")
-        caller = self._context.caller(request)
-        caller.check_grant("sessions")
         for pattern in patterns:
             caller.check_subscribe(pattern)
         now = self._context.clock.now_ms() // 1000
@@ -46,11 +46,11 @@ class Tokens:
     def admit(self, request: Request) -> None:
         """Turn strangers away before a byte of their body is read."""
         only(request)
-        self._context.caller(request)
+        self._context.known(request).check_grant("sessions")
 
 
 def _wanted(body: bytes) -> Wanted:
     try:
         return msgspec.json.decode(body, type=Wanted)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputInvalid("body", str(error)) from None

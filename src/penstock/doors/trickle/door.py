@@ -346,7 +346,7 @@ class Trickle:
         caller = self._context.caller(request)
         try:
             wanted = msgspec.json.decode(request.body, type=Wanted)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InputInvalid("body", str(error)) from None
         unknown = [right for right in wanted.rights if right not in trickle.RIGHTS]
         if unknown or not wanted.rights or not 0 <= wanted.ttl <= LONGEST_TTL or "~" in wanted.channel:

@@ -115,9 +115,10 @@ class Sender:
     def routes(self) -> list[Route]:
         """Its rows of the table."""
         body = WHOLE(min(self._context.body_limit, 2 * ENTRY_BYTES))
+        admit = self._context.admitting(lambda caller: caller.check_grant("webpush"))
         patience = self._settings.send_timeout + 15  # one message waits for its push service, and for the way there
         return [
-            Route("POST", "/v1/webpush", self.create, body, patience, admit=self._context.admit, door="webpush"),
+            Route("POST", "/v1/webpush", self.create, body, patience, admit=admit, door="webpush"),
             Route("GET", "/v1/webpush", self.show_all, door="webpush"),
             Route("GET", "/v1/webpush/key", self.key, door="webpush"),
             Route("GET", "/v1/webpush/*", self.show, door="webpush"),

@@ -43,7 +43,7 @@ class Erasing:
 
     def routes(self) -> list[Route]:
         """Its part of the table."""
-        body, admit = WHOLE(64 * 1024), self._context.admit
+        body, admit = WHOLE(64 * 1024), self._context.admitting(lambda caller: caller.check_admin("erase"))
         return [Route("POST", "/v1/log/erase", self, body=body, timeout=None, admit=admit, door="v1")]
 
     def _forget(self, entries: Sequence[Entry]) -> None:
@@ -105,5 +105,5 @@ def _is_part(entry: Entry) -> bool:
 def _decode(body: bytes) -> EraseWanted:
     try:
         return msgspec.json.decode(body, type=EraseWanted)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputInvalid("body", str(error)) from None

@@ -72,7 +72,7 @@ class Operations:
         self._context.caller(request).check_admin("backup")
         try:
             wanted = msgspec.json.decode(request.body, type=BackupWanted)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InputInvalid("body", str(error)) from None
         directory = Path(wanted.directory)
         if not directory.is_absolute():

@@ -68,7 +68,8 @@ class Pipeline:
 
     def routes(self) -> list[Route]:
         """Its part of the table."""
-        admit, record = self._context.admit, "/v1/pipeline/records/**"
+        admit = self._context.admitting(lambda caller: caller.check_grant("export"))
+        record = "/v1/pipeline/records/**"
         whole = WHOLE(RECORD_BYTES)
         return [
             Route("GET", "/v1/pipeline", self.state, door="v1"),
@@ -256,5 +257,5 @@ def _milliseconds(text: str) -> int:
 def _decode(body: bytes, type: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=type)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputInvalid("body", str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -35,6 +35,8 @@ from penstock.wire.eventhorizon import CursorInvalid, parse_cursor
 
 _PRODUCER = re.compile(r"([^/]+)/([0-9]{1,18})", re.ASCII)
 _SAMPLED = 16  # one publish in so many is timed: timing each would cost more than it tells
+SLICE_BYTES = 64 * 1024  # of lines that are cut in one turn of the loop: a few milliseconds of the shortest
+_NEWLINE = b"\n"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -83,21 +85,30 @@ class Publisher:
 
     def __call__(self, request: Request) -> Later | asyncio.Future[Response]:
         """Publish, and answer when it is durable."""
-        caller = self._context.caller(request)
-        options: Options | None = request.memo.get("publish")
-        if options is None or options.caller is not caller:
-            options = request.memo["publish"] = _options(request, caller, self._log.server)
+        options = self._options(request, self._context.caller(request))
         body = request.body
         expires_ms = self._clock.now_ms() + 1000 * options.expires_seconds if options.expires_seconds else None
         if options.lines:
             storing = self._loop.create_task(self._publish_many(body, options, expires_ms))
             self._time(storing, self.lines_seconds)
             return storing
-        appending = self._log.append(_batch((body,), body, options, expires_ms))
+        appending = self._log.append(
+            _batch((body,), _digest(body, options) if options.key else b"", options, expires_ms)
+        )
         self._count += 1
         if not self._count % _SAMPLED:
             self._time(appending, self.seconds)
         return Later(appending, options.answered)
+
+    def admit(self, request: Request) -> None:
+        """Refuse before the body is read what its head says to refuse."""
+        self._options(request, self._context.known(request))
+
+    def _options(self, request: Request, caller: Caller) -> Options:
+        options: Options | None = request.memo.get("publish")
+        if options is None or options.caller is not caller:
+            options = request.memo["publish"] = _options(request, caller, self._log.server)
+        return options
 
     def _time(self, storing: Pending[Any], seconds: Histogram) -> None:
         began = perf_counter()
@@ -105,17 +116,26 @@ class Publisher:
 
     async def _publish_many(self, body: bytes, options: Options, expires_ms: int | None) -> Response:
         """Store the lines in order, as one batch if they fit, else as several."""
-        batches = list(_batches(body))
-        if not batches:
-            raise InputInvalid("body", "has no line that is not empty")
-        if len(batches) > 1 and options.producer:
-            raise TooLarge("lines under one producer sequence", sum(map(len, batches)), BATCH_ENTRIES)
+        _check_lines(body)
+        digest = _digest(body, options) if options.key else b""
         results: list[Appended] = []
-        for part, lines in enumerate(batches):
-            try:
-                results.append(await self._log.append(_batch(tuple(lines), body, options, expires_ms, part)))
-            except PenstockError as error:
-                return _failed_after(sum(result.count for result in results), error)
+        waiting: list[bytes] = []
+        try:
+            async for lines in _batches(body):
+                if waiting:
+                    if options.producer:
+                        raise TooLarge("lines under one producer sequence", BATCH_ENTRIES + len(lines), BATCH_ENTRIES)
+                    batch = _batch(tuple(waiting), digest, options, expires_ms, len(results))
+                    results.append(await self._log.append(batch))
+                waiting = lines
+            if not waiting:
+                raise InputInvalid("body", "has no line that is not empty")
+            batch = _batch(tuple(waiting), digest, options, expires_ms, len(results))
+            results.append(await self._log.append(batch))
+        except PenstockError as error:
+            if not results:
+                raise
+            return _failed_after(sum(result.count for result in results), error)
         first, last = results[0], results[-1]
         count = sum(result.count for result in results)
         server = self._log.server
@@ -148,38 +168,58 @@ def _failed_after(taken: int, error: PenstockError) -> Response:
     return response
 
 
-def _batch(bodies: tuple[bytes, ...], whole: bytes, options: Options, expires_ms: int | None, part: int = 0) -> Batch:
-    """One batch of a request; *part* counts the batches that one long body becomes."""
+def _batch(bodies: tuple[bytes, ...], digest: bytes, options: Options, expires_ms: int | None, part: int = 0) -> Batch:
+    """One batch of a request; *part* counts the batches that one long body becomes, *digest* is of the whole."""
     stream, type, attributes = options.stream, options.type, options.attributes
     if len(bodies) == 1:
         drafts: tuple[Draft, ...] = (Draft(stream, bodies[0], type, attributes, expires_ms),)
     else:
         drafts = tuple([Draft(stream, body, type, attributes, expires_ms) for body in bodies])
-    key = _key(whole, options, part) if options.key else None
+    key = _key(digest, options, part) if options.key else None
     return Batch(drafts, "", True, options.expect if part == 0 else None, key, options.producer)
 
 
-def _key(whole: bytes, options: Options, part: int) -> Key:
-    digest = hashlib.sha256(b"\n".join((options.type.encode(), options.attributes.encode(), whole))).digest()
+def _digest(whole: bytes, options: Options) -> bytes:
+    return hashlib.sha256(b"\n".join((options.type.encode(), options.attributes.encode(), whole))).digest()
+
+
+def _key(digest: bytes, options: Options, part: int) -> Key:
     key = f"{options.key}/{part}" if part else options.key
     return Key(options.caller.subject, options.stream, key, digest)
 
 
-def _batches(body: bytes) -> Iterator[list[bytes]]:
-    """Cut a body into batches of lines; empty lines are no events."""
+def _check_lines(body: bytes) -> None:
+    """Refuse a line that is too long, before any is stored; looks at one place in a megabyte."""
+    begin = 0
+    while len(body) - begin > ENTRY_BYTES:
+        end = body.rfind(b"\n", begin, begin + ENTRY_BYTES + 2)
+        if end < 0:
+            end = body.find(b"\n", begin)
+            line = body[begin : end if end >= 0 else len(body)].removesuffix(b"\r")
+            if len(line) > ENTRY_BYTES:
+                raise TooLarge(f"bytes of line {body.count(_NEWLINE, 0, begin) + 1}", len(line), ENTRY_BYTES)
+            end = begin + len(line)
+        begin = end + 1
+
+
+async def _batches(body: bytes) -> AsyncIterator[list[bytes]]:
+    """Cut a body into batches of lines; empty lines are no events. Others have their turn between two slices."""
     batch: list[bytes] = []
-    size = 0
-    for number, raw in enumerate(body.split(b"\n"), 1):
-        line = raw.removesuffix(b"\r")
-        if not line:
-            continue
-        if len(line) > ENTRY_BYTES:
-            raise TooLarge(f"bytes of line {number}", len(line), ENTRY_BYTES)
-        if len(batch) == BATCH_ENTRIES or size + len(line) > BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(line)
-        size += len(line)
+    size = begin = 0
+    while begin < len(body):
+        end = body.find(b"\n", begin + SLICE_BYTES) + 1 or len(body)
+        for raw in body[begin:end].split(b"\n"):
+            line = raw.removesuffix(b"\r")
+            if not line:
+                continue
+            if len(batch) == BATCH_ENTRIES or size + len(line) > BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+            batch.append(line)
+            size += len(line)
+        begin = end
+        if begin < len(body):
+            await asyncio.sleep(0)
     if batch:
         yield batch
 
@@ -238,7 +278,7 @@ def _attributes(value: bytes) -> str:
         raise TooLarge("bytes of Event-Attributes", len(value), ATTRIBUTES_BYTES)
     try:
         decoded = msgspec.json.decode(value, type=dict[str, str])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise InputInvalid("header Event-Attributes", "is not a JSON object of strings") from None
     return _encode(decoded).decode() if decoded else ""
 

@@ -62,6 +62,9 @@ class TrimWanted(msgspec.Struct, forbid_unknown_fields=True):
     apply: bool = False
 
 
+_RIGHT = "audit and retention"
+
+
 class Retention:
     """Answers the jobs audit and retention."""
 
@@ -70,7 +73,7 @@ class Retention:
 
     def routes(self) -> list[Route]:
         """Its part of the table."""
-        small, admit = WHOLE(4096), self._context.admit
+        small, admit = WHOLE(4096), self._context.admitting(lambda caller: caller.check_admin(_RIGHT))
         return [
             Route("POST", "/v1/audit/cut", self.cut, admit=admit, door="v1"),
             Route("GET", "/v1/audit/heads", self.heads, door="v1"),
@@ -213,7 +216,7 @@ class Retention:
         return await aged_upto(self._log, seconds, self._context.clock.now_ms(), step=self._log.followed)
 
     def _admin(self, request: Request) -> None:
-        self._context.caller(request).check_admin("audit and retention")
+        self._context.caller(request).check_admin(_RIGHT)
 
 
 def _shown(head: Head) -> tuple[str, int, int, int, int]:
@@ -223,5 +226,5 @@ def _shown(head: Head) -> tuple[str, int, int, int, int]:
 def _decode(body: bytes, type: type[S]) -> S:
     try:
         return msgspec.json.decode(body, type=type)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputInvalid("body", str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.limits import CALL_BYTES
 from penstock.server.context import Context
 from penstock.server.metrics import Metrics
 from penstock.server.routing import WHOLE, Route
@@ -19,9 +20,9 @@ def v1_routes(
 ) -> list[Route]:
     """Every path of the own API, and of operations."""
     reader, tails = Reader(context), Tails(context)
-    small = WHOLE(64 * 1024)
+    admin = context.admitting(lambda caller: caller.check_admin("backup"))
     return [
-        Route("POST", "/v1/publish", publisher, body=WHOLE(context.body_limit), admit=context.admit, door="v1"),
+        Route("POST", "/v1/publish", publisher, body=WHOLE(context.body_limit), admit=publisher.admit, door="v1"),
         Route("GET", "/v1/read", reader.read, door="v1"),
         Route("GET", "/v1/tail", tails, timeout=None, door="v1"),
         Route("GET", "/v1/streams", reader.streams, door="v1"),
@@ -30,7 +31,7 @@ def v1_routes(
         Route("GET", "/v1/log/plan", exporter.plan, door="export"),
         Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None, door="export"),
         *Pipeline(context).routes(),
-        Route("POST", "/v1/backup", operations.backup, body=small, timeout=None, admit=context.admit, door="v1"),
+        Route("POST", "/v1/backup", operations.backup, body=WHOLE(CALL_BYTES), timeout=None, admit=admin, door="v1"),
         Route("GET", "/openapi.json", openapi),
         Route("GET", "/health", operations.alive),
         Route("GET", "/__lbheartbeat__", operations.alive),

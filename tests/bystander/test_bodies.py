@@ -1,0 +1,212 @@
+"""Request bodies: large ones, many small parts of them, and many at once cost the others nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.server import bodies
+from penstock.server.auth import open_keys
+from penstock.server.v1 import publish as publishing
+from penstock.testing import RunningServer, start_server, wait_until
+from penstock.wire import gojson, http
+from tests.bystander.sabotaged import start_sabotaged
+from tests.bystander.watching import beside
+from tests.server.api import Reply, ask
+
+MIB = 1024 * 1024
+SMALL_VALUES = b'{"Half":"\\ud800","Stream":"/a","Lines":[' + b'"",' * (2 * MIB) + b'""]}'
+SMALL_NAMES = b"{" + b",".join(b'"%x":1' % number for number in range(MIB // 2)) + b"}"
+DEEP = b'{"a":' * 50_000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with start_server(tmp_path_factory.mktemp("bodies") / "data") as running:
+        yield running
+
+
+def send(server: RunningServer, path: str, body: bytes, token: str = "", **headers: str) -> Reply:
+    return ask(server, "POST", path, body, headers, token)
+
+
+def send_small_values(server: RunningServer) -> None:
+    assert send(server, "/writer/append", SMALL_VALUES).status == 400
+    assert send(server, "/writer/append", SMALL_NAMES).status in (400, 404)
+
+
+def send_empty_lines(server: RunningServer) -> None:
+    lines = {"Content-Type": "application/x-ndjson"}
+    assert send(server, "/v1/publish?stream=/a", b"\n" * (8 * MIB), **lines).status == 400
+    assert send(server, "/v1/publish?stream=/a", b"\r\n" * (4 * MIB), **lines).status == 400
+    assert send(server, "/v1/publish?stream=/a", b"a\n\n" * 20_000, **lines).json["count"] == 20_000
+
+
+def send_small_chunks(server: RunningServer) -> None:
+    assert chunked(server, b"2\r\nxx\r\n" * (MIB // 2)).startswith(b"HTTP/1.1 400")
+
+
+def chunked(server: RunningServer, body: bytes) -> bytes:
+    """The beginning of the answer to a body in these chunks."""
+    head = f"POST /v1/publish?stream=/a HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {server.admin_token}\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as peer:
+        peer.settimeout(30)
+        with suppress(OSError):  # it is refused in the middle, and the answer is there
+            peer.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body + http.LAST_CHUNK)
+        return peer.recv(200)
+
+
+def json_as_python_reads_it() -> None:
+    """Bodies become objects, whatever is in them."""
+
+    def decode(body: bytes, type: Any) -> Any:
+        json.loads(body)
+        return honest(b"{}", type)
+
+    honest = gojson.decode
+    gojson.decode = decode
+
+
+def lines_in_one_go() -> None:
+    """A body of lines is cut in one turn of the loop."""
+    publishing.SLICE_BYTES = 1 << 40
+
+
+def chunks_of_any_size() -> None:
+    """Framing may outweigh a body by any number of bytes."""
+    http.ChunkDecoder._pay = lambda self, framing: None
+
+
+ATTACKS = {
+    send_small_values: json_as_python_reads_it,
+    send_empty_lines: lines_in_one_go,
+    send_small_chunks: chunks_of_any_size,
+}
+
+
+def test_a_body_of_many_small_things_holds_up_nobody(server: RunningServer) -> None:
+    with beside(server) as bystander:
+        for attack in ATTACKS:
+            attack(server)
+
+    bystander.noticed_nothing()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_without_its_guard_each_is_noticed(tmp_path: Path, attack: Callable[[RunningServer], None]) -> None:
+    def harm() -> None:
+        with start_sabotaged(tmp_path / "data", ATTACKS[attack]) as server:
+            with beside(server) as bystander:
+                attack(server)
+            bystander.noticed_nothing()
+
+    with pytest.raises(AssertionError):
+        harm()
+
+
+# ── rights, before anything is read ────────────────────────────────────────────────────────────
+
+CALLS = [
+    "/v1/publish?stream=/others", "/writer/create_stream", "/writer/append", "/writer/subscribe", "/writer/unsubscribe",
+    "/writer/liveread", "/reader/read", "/reader/report", "/v1/pushers", "/v1/emit", "/v1/sessions", "/v1/actors",
+    "/v1/webpush", "/v1/tokens", "/v1/log/erase", "/v1/audit/heads", "/v1/log/trim", "/v1/backup",
+    "/v1/pipeline/consumers/a", "/notify_to_all",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_who_may_not_is_refused_before_a_byte_of_the_body_is_read(server: RunningServer, path: str) -> None:
+    token = open_keys(server.data).issue("nobody")
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\nContent-Length: 4000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as peer:
+        peer.sendall(head.encode())  # and nothing of the body
+
+        assert peer.recv(12) == b"HTTP/1.1 403"
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_who_may_not_learns_nothing_of_his_body(server: RunningServer, path: str) -> None:
+    token = open_keys(server.data).issue("nobody")
+
+    assert send(server, path, b"{broken", token).status == 403
+
+
+@pytest.mark.parametrize("path", [*CALLS[1:-1], "/v1/capabilities"])
+def test_a_deep_nest_is_a_mistake_of_the_caller(server: RunningServer, path: str) -> None:
+    for body in (DEEP[:3000], DEEP[:60_000], b"[" * 60_000):
+        assert send(server, path, body).status in (400, 413)
+
+
+def test_a_deep_nest_in_a_token_is_no_token(server: RunningServer) -> None:
+    for part in (b"[" * 20_000, b'{"alg":' * 2000):
+        text = base64.urlsafe_b64encode(part).decode().rstrip("=")
+        assert send(server, "/v1/emit", b"{}", f"{text[:15_000]}.e30.AAAA").status == 401
+
+
+# ── bytes in flight ────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def half_sent(server: RunningServer, address: str, count: int) -> Iterator[list[socket.socket]]:
+    """So many bodies of half a megabyte from one address, of which the second half never comes."""
+    head = f"POST /v1/publish?stream=/a HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {server.admin_token}\r\n"
+    with ExitStack() as stack:
+        peers = []
+        for _ in range(count):
+            peer = stack.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=20, source_address=(address, 0))
+            )
+            peer.sendall(f"{head}Content-Length: {MIB // 2}\r\n\r\n".encode() + b"x" * (MIB // 4))
+            peers.append(peer)
+        yield peers
+
+
+def held(server: RunningServer) -> int:
+    text = ask(server, "GET", "/metrics").body.decode()
+    return next(int(float(line.split()[1])) for line in text.splitlines() if line.startswith("penstock_bodies_bytes "))
+
+
+def take_all_room(server: RunningServer) -> None:
+    """One address holds bodies back; another one's come through, and what was held is free again."""
+    with half_sent(server, "127.0.0.2", 12) as peers:
+        wait_until(lambda: held(server) >= MIB)  # a quarter
+        refused = [peer for peer in peers if said(peer).startswith(b"HTTP/1.1 503")]
+        assert len(refused) == 10
+        big = send(server, "/v1/publish?stream=/a", b"x" * (MIB - 5000))
+        assert big.status == 201, big.body
+    wait_until(lambda: held(server) == 0)
+
+
+def said(peer: socket.socket) -> bytes:
+    peer.settimeout(0.2)
+    try:
+        return peer.recv(1000)
+    except TimeoutError:
+        return b""
+
+
+def no_shares() -> None:
+    """One address may hold all."""
+    bodies.BODIES_SHARE = 1
+
+
+@pytest.mark.parametrize("sabotage", [None, no_shares])
+def test_one_address_cannot_take_the_room_for_bodies(tmp_path: Path, sabotage: Callable[[], None] | None) -> None:
+    def attack() -> None:
+        with start_sabotaged(tmp_path / "data", sabotage, server_bodies_bytes=4 * MIB) as server:
+            with beside(server) as bystander:
+                take_all_room(server)
+            bystander.noticed_nothing()
+
+    if sabotage is None:
+        attack()
+    else:
+        with pytest.raises(AssertionError):
+            attack()
