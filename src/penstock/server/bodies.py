@@ -19,10 +19,13 @@ class BodyBudget:
         self._by_address: dict[str, int] = {}
         self.held = 0
 
-    def book(self, address: str, size: int) -> None:
-        """Count *size* bytes under an address; raises `Busy` where that is too much, and counts nothing."""
+    def book(self, address: str, size: int, before: int = 0) -> None:
+        """Count *size* more bytes of a body under an address, of which it has booked some *before*.
+
+        Raises `Busy` where that is too much, and counts nothing. Nobody, as a proxy is, has no share of his own.
+        """
         own = self._by_address.get(address, 0)
-        if (self.held and self.held + size > self._limit) or (own and own + size > self._share):
+        if (self.held > before and self.held + size > self._limit) or (address and own > before and own + size > self._share):
             raise Busy("server.bodies_bytes", self._limit)
         self._by_address[address] = own + size
         self.held += size
@@ -47,7 +50,7 @@ class Booking:
     def grow(self, size: int) -> None:
         """Have *size* bytes booked at least; `Busy` where there is no room for them."""
         if size > self.size:
-            self._budget.book(self._address, size - self.size)
+            self._budget.book(self._address, size - self.size, self.size)
             self.size = size
 
     def end(self) -> None:

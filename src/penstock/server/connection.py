@@ -17,7 +17,7 @@ from typing import cast
 
 from websockets.frames import CloseCode
 
-from penstock.errors import Busy, PeerError, PenstockError, TooLarge
+from penstock.errors import PeerError, PenstockError, TooLarge
 from penstock.limits import (
     BODY_PROGRESS_BYTES,
     COUNTED_BODY_BYTES,
@@ -26,10 +26,10 @@ from penstock.limits import (
     UNREAD_BODY_BYTES,
 )
 from penstock.server import answers
-from penstock.server.answering import CLOSE_SECONDS, Answering, Phase
-from penstock.server.bodies import Booking
+from penstock.server.answering import CLOSE_SECONDS, Phase
 from penstock.server.body import BodyStream, Intake
 from penstock.server.exchange import Held, Request, Response
+from penstock.server.framing import FRAME_SLICE, Framing
 from penstock.server.routing import BodyKind, Route
 from penstock.server.service import Service
 from penstock.server.websocket import WebSocket
@@ -38,28 +38,20 @@ from penstock.wire.proxy import forwarded_scheme, parse_proxy
 
 log = logging.getLogger("penstock.server")
 
-FRAME_SLICE = 16 * 1024
-"""Bytes of WebSocket frames that are taken at once: of the smallest frames some 20 milliseconds."""
-FRAMES_PER_TURN = 256
-"""Frames after which others have their turn."""
-
 _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
 
 
-class Connection(Answering, asyncio.BaseProtocol):
+class Connection(Framing, asyncio.BaseProtocol):
     """One peer."""
 
-    __slots__ = ("_address", "_looked", "_mark", "_paused", "_peer", "_trusted")
+    __slots__ = ("_address", "_looked", "_paused")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._address: str | None = None  # under which it is counted; None while it is not
-        self._peer = ""
-        self._trusted = False
         self._looked = 0  # bytes of the buffer that were searched for the end of a head
         self._paused = False
-        self._mark = 0  # bytes received or pending when the wheel was armed: has anything moved since?
 
     # ── the transport's callbacks ─────────────────────────────────────────────────────────────
 
@@ -189,49 +181,6 @@ class Connection(Answering, asyncio.BaseProtocol):
             elif phase is not _PROXY or not self._take_proxy_header():
                 break
         self._regulate()
-
-    def _take_frames_in_turn(self) -> bool:
-        """Take what waits, slice by slice; False if the rest comes later: others are there, or the peer must read."""
-        frames = 0
-        while self._buffer and self.phase is _SOCKET:
-            if self.stuck and self.pending > INPUT_QUEUE_BYTES:
-                return False
-            if frames > FRAMES_PER_TURN:
-                self._service.loop.call_soon(self._go_on)
-                return False
-            data, self._buffer = self._buffer[:FRAME_SLICE], self._buffer[FRAME_SLICE:]
-            frames += self._take_frames(data)
-        return True
-
-    def _take_frames(self, data: bytes) -> int:
-        """Give the WebSocket what came; return how many frames that were.
-
-        A message that has begun must make progress, as a body must, and is counted as one.
-        """
-        socket = cast("WebSocket", self.tap)
-        frames = socket.receive(data)
-        if socket.held > COUNTED_BODY_BYTES:
-            try:
-                self._book("" if self._trusted else self._peer, socket.held)
-            except Busy:
-                socket.close(CloseCode.TRY_AGAIN_LATER, "too many bytes of messages")
-        elif self._booking is not None:
-            self._end_booking()
-        if socket.open and not self.stuck:  # else its close, or its output, has a deadline already
-            if not socket.halfway:
-                self.due = 0
-            elif self.due:
-                self._mark += len(data)
-            else:
-                self._arm_for_phase()
-        return frames
-
-    def _book(self, address: str, size: int) -> Booking:
-        """Count *size* bytes that are held, or will be; raises `Busy` where that is too much."""
-        if self._booking is None:
-            self._booking = Booking(self._service.bodies, address)
-        self._booking.grow(size)
-        return self._booking
 
     def _is_free(self) -> bool:
         """Nothing is in the way of a request that came whole, and the peer speaks for itself."""
@@ -469,7 +418,7 @@ class Connection(Answering, asyncio.BaseProtocol):
             self.transport.resume_reading()
 
     def _must_wait(self) -> bool:
-        if self.stuck and self.pending > INPUT_QUEUE_BYTES:
+        if self._owes_too_much():
             return True
         intake = self._intake
         if intake is not None:

@@ -4,17 +4,19 @@
         entries, upto = await lake.read(("/orders",), 0, 5000, look)
 
 Everything that touches the disk runs in a few threads of its own, with a bounded line before them: a reader
-of old entries waits behind other readers of old entries, never in front of a publish.
+of old entries waits behind other readers of old entries, never in front of a publish. What may take long is
+done in slices, and stands in line again after each: a search through the whole lake holds up nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from penstock.errors import Busy, ConfigInvalid, OperatorError, Trimmed
 from penstock.limits import LAKE_READS
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 THREADS: Final = 2
 """One long replay must not hold up the others."""
+SLICE_SECONDS: Final = 0.05
+"""How long a search keeps a thread while others wait: a few row groups."""
 _ATTEMPTS: Final = 4  # a file that compaction has just moved is found again by listing once more
 
 T = TypeVar("T")
@@ -78,6 +82,13 @@ class Lake:
         finally:
             self._waiting -= 1
 
+    async def _in_slices(self, search: Callable[[], Generator[None, None, T]]) -> T:
+        """Carry a search to its end, a slice at a time."""
+        sliced = _Sliced(search)
+        while not await self.run(sliced.go_on):
+            pass
+        return cast("T", sliced.found)
+
     def _attempt(self, work: Callable[[], T]) -> T:
         """Do it; list the files anew when one of them was moved away, or seems to be missing."""
         for attempt in range(_ATTEMPTS):
@@ -118,12 +129,34 @@ class Lake:
 
     async def find_index(self, stream: str, index: int) -> int | None:
         """The id of the data entry at *index*; of the stream's very first entry if that is -1."""
-        return await self.run(lambda: self._search.find_index(stream, index))
+        return await self._in_slices(lambda: self._search.find_index(stream, index))
 
     async def find_line(self, stream: str, chunk: int, offset: int) -> Line | None:
         """The line at a byte position or, where none begins there, the last one before it in the chunk."""
-        return await self.run(lambda: self._search.find_line(stream, chunk, offset))
+        return await self._in_slices(lambda: self._search.find_line(stream, chunk, offset))
 
     async def id_before(self, ms: int, upto: int) -> int:
         """The highest id up to *upto* that was published before a time; 0 if there is none."""
-        return await self.run(lambda: self._search.id_before(ms, upto))
+        return await self._in_slices(lambda: self._search.id_before(ms, upto))
+
+
+class _Sliced(Generic[T]):
+    """A search that is carried on in whichever thread is free."""
+
+    def __init__(self, search: Callable[[], Generator[None, None, T]]) -> None:
+        self._search = search
+        self._steps: Generator[None, None, T] | None = None
+        self.found: T | None = None
+
+    def go_on(self) -> bool:
+        """Search on for one slice; True when all is done. After an error it begins anew."""
+        end = time.monotonic() + SLICE_SECONDS
+        steps, self._steps = self._steps or self._search(), None
+        try:
+            while time.monotonic() < end:
+                next(steps)
+        except StopIteration as over:
+            self.found = over.value
+            return True
+        self._steps = steps
+        return False

@@ -8,8 +8,8 @@ by their footers, and the first that holds something older ends the search.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -22,8 +22,13 @@ from penstock.storage.lake.rows import Footer, Rows
 from penstock.values import Entry
 from penstock.wire.lake import LakeFile
 
+R = TypeVar("R")
 SCAN_ROWS: Final = 131_072
 """Rows that one read looks at when nothing matches: some ten milliseconds of two columns."""
+
+
+Steps = Generator[None, None, R]
+"""A search that may be long: after each step others may have the thread."""
 
 
 class Search:
@@ -60,24 +65,30 @@ class Search:
         following = self._files.next_after(after + 1)
         return Trimmed(after, min(upto, following.lo) if following else upto)
 
-    def find_index(self, stream: str, index: int) -> int | None:
+    def find_index(self, stream: str, index: int) -> Steps[int | None]:
         """The id of the data entry at *index*; of the stream's very first entry if that is -1."""
         self._files.refresh()
-        if index < 0:
-            return next((table.column("id")[0].as_py() for table in self._of(stream, self._files.cover)), None)
-        for table in self._of(stream, reversed(self._files.cover)):
+        for table in self._of(stream, self._files.cover if index < 0 else reversed(self._files.cover)):
+            yield
+            if table is None:
+                continue
+            if index < 0:
+                return int(table.column("id")[0].as_py())
             data = table.filter(pc.is_valid(table.column("index")))
             indexes = data.column("index").to_pylist()
             if indexes and indexes[0] <= index:
                 place = bisect_left(indexes, index)
                 here = place < len(indexes) and indexes[place] == index
-                return data.column("id")[place].as_py() if here else None
+                return int(data.column("id")[place].as_py()) if here else None
         return None
 
-    def find_line(self, stream: str, chunk: int, offset: int) -> Line | None:
+    def find_line(self, stream: str, chunk: int, offset: int) -> Steps[Line | None]:
         """The line at a byte position or, where none begins there, the last one before it in the chunk."""
         self._files.refresh()
         for table in self._of(stream, reversed(self._files.cover)):
+            yield
+            if table is None:
+                continue
             lines = table.filter(pc.greater(table.column("size"), 0))
             here = pc.and_(pc.equal(lines.column("chunk"), chunk), pc.less_equal(lines.column("offset"), offset))
             before = lines.filter(here)
@@ -88,7 +99,10 @@ class Search:
         return None
 
     def _of(self, stream: str, files: Iterable[LakeFile]) -> Iterator[Any]:
-        """The rows of one stream, group by group, in the order in which *files* come: newest or oldest first."""
+        """The rows of one stream, group by group, in the order in which *files* come: newest or oldest first.
+
+        None for a file or a group that was looked at in vain.
+        """
         backwards = isinstance(files, reversed)
         for file in files:
             footer = self._rows.footer(self._files.path(file))
@@ -96,16 +110,18 @@ class Search:
             for group in reversed(groups) if backwards else groups:
                 table = self._rows.table(footer, group, rows.KEYS)
                 own = table.filter(pc.equal(table.column("stream"), stream))
-                if own.num_rows:
-                    yield own
+                yield own if own.num_rows else None
+            if not groups:
+                yield None
 
-    def id_before(self, ms: int, upto: int) -> int:
+    def id_before(self, ms: int, upto: int) -> Steps[int]:
         """The highest id up to *upto* that was published before a time; 0 if there is none."""
         self._files.refresh()
         cover = [file for file in self._files.cover if file.lo < upto]
         place = bisect_left(cover, ms, key=self._begins_ms)
         # Times hardly ever go back, so the last file that begins before the time holds the answer.
         for file in reversed(cover[:place]):
+            yield
             if found := self._last_before(self._rows.footer(self._files.path(file)), ms, upto):
                 return found
         return 0

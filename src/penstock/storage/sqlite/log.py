@@ -17,7 +17,7 @@ from penstock.storage.sqlite import pages, retention
 from penstock.storage.sqlite.ahead import Ahead, Kind, Read
 from penstock.storage.sqlite.known import Known, KnownStreams, load_by_name
 from penstock.storage.sqlite.pages import Source
-from penstock.storage.sqlite.reader import Look
+from penstock.storage.sqlite.reader import Look, Reader
 from penstock.storage.sqlite.readers import Readers
 from penstock.storage.sqlite.recent import Recent
 from penstock.storage.sqlite.writer import Writer
@@ -69,7 +69,11 @@ class SqliteLog:
 
     async def heads(self, pattern: str, *, after: str = "", limit: int = PAGE_ENTRIES) -> list[Head]:
         check_pattern(pattern)
-        folded = await self._readers.run(lambda reader: reader.heads(pattern, after, limit))
+        folded: list[Head] = []
+        place: str | None = after
+        while place is not None and len(folded) < limit:
+            found, place = await self._readers.scan(partial(_heads, pattern, place, limit - len(folded)))
+            folded += found
         current = [known.head if (known := self._known.peek(head.stream)) else head for head in folded]
         await self._wait_until_followed(max((head.last_id for head in current), default=0))
         # A stream without any entry was committed a moment ago, and is not known here yet.
@@ -146,7 +150,8 @@ class SqliteLog:
                 return Page((), after, more=False)
             if not ahead:
                 page_after = await self._pages(wanted, look)
-                return await self._readers.run(lambda reader: page_after(reader, after))
+                run = self._readers.run if _are_exact(wanted) else self._readers.scan
+                return await run(lambda reader: page_after(reader, after))
             kind = Kind(wanted, look.limit, look.limit_bytes, meta)
             begun = self._ahead.take(kind, after)
             # One that says it is the last was so when its replay began, perhaps not now.
@@ -158,7 +163,7 @@ class SqliteLog:
 
     async def _pages(self, wanted: tuple[str, ...], look: Look) -> Read:
         """How to read pages of what is wanted, as far as *look* goes."""
-        if len(wanted) > EXACT_STREAMS or not all(is_exact(pattern) for pattern in wanted):
+        if not _are_exact(wanted):
             return lambda reader, after: pages.by_scan(reader, wanted, after, self._now(look))
         sources = await self._sources(wanted, look.upto)
         return lambda reader, after: pages.by_ids(reader, sources, after, self._now(look))
@@ -234,3 +239,12 @@ class SqliteLog:
 
     async def stored_bytes(self) -> int:
         return await self._readers.run(lambda reader: retention.stored_bytes(reader.connection))
+
+
+def _are_exact(wanted: tuple[str, ...]) -> bool:
+    """A few streams by name: found by their indexes, where patterns need a look at every entry."""
+    return len(wanted) <= EXACT_STREAMS and all(map(is_exact, wanted))
+
+
+def _heads(pattern: str, after: str, limit: int, reader: Reader) -> tuple[list[Head], str | None]:
+    return reader.heads(pattern, after, limit)

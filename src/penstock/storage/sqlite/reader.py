@@ -374,17 +374,19 @@ class Reader:
         query = "SELECT id, published_ms FROM entries WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
         return self.connection.execute(query, (after, upto, limit)).fetchall()
 
-    def heads(self, pattern: str, after: str, limit: int) -> list[Head]:
-        """Heads of matching streams in order of their names, as they were folded last."""
+    def heads(self, pattern: str, after: str, limit: int) -> tuple[list[Head], str | None]:
+        """Heads of matching streams in order of their names, as they were folded last, and where to look on.
+
+        Looks at a thousand names at most; None when there are no more.
+        """
         prefix = pattern.partition("*")[0].partition(">")[0]
         found: list[Head] = []
-        while len(found) < limit:
-            rows = self.connection.execute(_HEADS, (after, prefix, prefix, _HEADS_ROWS)).fetchall()
-            for name, next_index, chunk, offset, subscribers, last_id, last_ms in rows:
-                after = name.decode()
-                if matches(pattern, after):
-                    who = msgspec.json.decode(subscribers, type=tuple[str, ...])
-                    found.append(Head(after, next_index, chunk, offset, who, last_id, last_ms))
-            if len(rows) < _HEADS_ROWS:
-                break
-        return found[:limit]
+        rows = self.connection.execute(_HEADS, (after, prefix, prefix, _HEADS_ROWS)).fetchall()
+        for name, next_index, chunk, offset, subscribers, last_id, last_ms in rows:
+            after = name.decode()
+            if matches(pattern, after):
+                who = msgspec.json.decode(subscribers, type=tuple[str, ...])
+                found.append(Head(after, next_index, chunk, offset, who, last_id, last_ms))
+                if len(found) == limit:
+                    break
+        return found, after if len(rows) == _HEADS_ROWS else None

@@ -1,4 +1,8 @@
-"""A few threads that read, each with a connection of its own."""
+"""A few threads that read, each with a connection of its own.
+
+Looking through many names or entries for a few is a *scan*. Scans run in slices of some milliseconds, and leave one of
+the threads to everybody else: however many there are, a read by name or number waits for none of them.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from penstock.storage.sqlite.reader import Names, Reader
 
 READERS: Final = 3
 """Threads. SQLite works without the interpreter lock, so more than one of them gets something done."""
+WAITING_SCANS: Final = 1_000
+"""Scans that wait or run. Over it: `Busy`."""
 WAITING_READS: Final = 10_000
 """Reads that wait or run. Over it: `Busy`."""
 
@@ -32,7 +38,8 @@ class Readers:
         self._names = Names()
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._running = 0
+        self._running = self._scanning = 0
+        self._lane = asyncio.Semaphore(max(1, threads - 1))
         self._closed = False
 
     async def run(self, function: Callable[[Reader], T]) -> T:
@@ -42,6 +49,17 @@ class Readers:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self.here, function)
         finally:
             self._running -= 1
+
+    async def scan(self, function: Callable[[Reader], T]) -> T:
+        """As `run`, for one slice of a scan: first come, first served among scans."""
+        if self._scanning >= WAITING_SCANS:
+            raise Busy("scans at once", WAITING_SCANS)
+        self._scanning += 1
+        try:
+            async with self._lane:
+                return await self.run(function)
+        finally:
+            self._scanning -= 1
 
     def start(self, work: Callable[[], None]) -> None:
         """Call *work*, which must not raise, in a reader's thread: it calls `here`, and tells the loop by itself."""
