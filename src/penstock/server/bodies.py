@@ -25,7 +25,8 @@ class BodyBudget:
         Raises `Busy` where that is too much, and counts nothing. Nobody, as a proxy is, has no share of his own.
         """
         own = self._by_address.get(address, 0)
-        if (self.held > before and self.held + size > self._limit) or (address and own > before and own + size > self._share):
+        full = self.held > before and self.held + size > self._limit
+        if full or (address and own > before and own + size > self._share):
             raise Busy("server.bodies_bytes", self._limit)
         self._by_address[address] = own + size
         self.held += size
