@@ -28,7 +28,8 @@ PURE_LIBRARIES = ("msgspec", "httptools", "websockets.utils", "cryptography")
 
 BASE = ("penstock.values", "penstock.limits", "penstock.errors")
 FACING_DOORS = (
-    "exchange", "context", "door", "live", "routing", "auth", "flush", "wheel", "outgoing", "problems", "websocket",
+    "exchange", "context", "describing", "door", "live", "routing", "auth", "flush", "wheel", "outgoing", "problems",
+    "websocket",
 )  # fmt: skip
 DOOR_SIDE = tuple(f"penstock.server.{name}" for name in FACING_DOORS)
 """The side that the server turns towards its doors. Never its listener, its connections or another API."""

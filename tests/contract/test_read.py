@@ -25,6 +25,15 @@ def numbers(page) -> list[int]:
     return [int(entry.body) for entry in page.entries]
 
 
+async def test_the_newest_id_is_the_last_that_was_given(open_engine):
+    async with open_engine() as engine:
+        assert await engine.log.newest() == engine.log.followed
+
+        appended = await engine.log.append(Batch((Draft("/a", b"1"), Draft("/b", b"2"))))
+
+        assert await engine.log.newest() == appended.last.id == engine.log.followed
+
+
 # ── by index ───────────────────────────────────────────────────────────────────────────────────
 
 

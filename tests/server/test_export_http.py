@@ -14,7 +14,7 @@ from penstock.core.export import Selection
 from penstock.server.auth import Caller
 from penstock.server.v1.export import _selection
 from penstock.testing import wait_until_async
-from tests.server.export_site import code, publish, read_export, site
+from tests.server.export_site import Site, code, publish, read_export, site
 
 
 async def test_a_plan_and_its_slices_are_the_log(tmp_path: Path) -> None:
@@ -78,9 +78,30 @@ async def test_below_the_trim_point_is_gone(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/log/plan", "/v1/log/arrow"])
-async def test_an_id_that_never_comes_is_a_503(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("beyond", [1, 10**6, 2**63 - 100])
+async def test_an_id_beyond_the_log_is_refused_at_once(tmp_path: Path, path: str, beyond: int) -> None:
+    async with site(tmp_path, patience=1e9) as node:
+        end = await publish(node)
+        status, _, body = await node.get(path, after=0, upto=end + beyond)
+        assert (status, code(body)) == (404, "id_beyond_log")
+        status, _, body = await node.get("/v1/log/plan", after=end + beyond)
+        assert (status, code(body)) == (404, "id_beyond_log")
+
+
+def fall_behind(node: Site, newest: int) -> None:
+    """Other nodes have written up to *newest*, and this one has not seen it yet."""
+
+    async def known() -> int:
+        return newest
+
+    node.engine.log.newest = known
+
+
+@pytest.mark.parametrize("path", ["/v1/log/plan", "/v1/log/arrow"])
+async def test_an_id_of_the_log_that_does_not_come_in_time_is_a_503(tmp_path: Path, path: str) -> None:
     async with site(tmp_path, patience=0.01) as node:
         end = await publish(node)
+        fall_behind(node, end + 1)
         status, headers, body = await node.get(path, after=0, upto=end + 1)
         assert (status, code(body), headers["retry-after"]) == (503, "not_followed", "1")
 
@@ -88,6 +109,7 @@ async def test_an_id_that_never_comes_is_a_503(tmp_path: Path, path: str) -> Non
 async def test_an_id_that_is_on_its_way_is_waited_for(tmp_path: Path) -> None:
     async with site(tmp_path, patience=20) as node:
         end = await publish(node)
+        fall_behind(node, end + 1)
         request = asyncio.create_task(node.get("/v1/log/arrow", after=end, upto=end + 1))
         await wait_until_async(lambda: node.exporter._waiting)
         await publish(node)

@@ -78,5 +78,5 @@ def test_errors_of_every_request_are_named(document: dict[str, Any]) -> None:
 def test_what_needs_no_token_says_so(shared_server: RunningServer, document: dict[str, Any]) -> None:
     public = {path for path, found in document["paths"].items() for one in found.values() if one.get("security") == []}
 
-    assert public == {"/health", "/ready", "/v1/webpush/key"}
+    assert public == {"/health", "/ready", "/__heartbeat__", "/__lbheartbeat__", "/v1/webpush/key"}
     assert {ask(shared_server, "GET", path, token=None).status for path in public} == {200}

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.core.log import Log
 from penstock.core.names import matches
-from penstock.errors import Busy, PenstockError, Trimmed
+from penstock.errors import Busy, NotFound, PenstockError, Trimmed
 from penstock.values import Entry
 
 COLUMNS: Final = (
@@ -48,14 +48,22 @@ _EPOCH: Final = date(1970, 1, 1).toordinal()
 
 
 class NotFollowed(Busy):
-    """The range ends at an id that this node has not seen. It may be on its way."""
+    """The range ends at an id of the log that this node has not seen. It is on its way."""
 
     code = "not_followed"
-    remedy = "Try again in 1 s; if it stays so, the id was taken from another log."
+    remedy = "Try again in 1 s."
 
     def __init__(self, upto: int, followed: int) -> None:
         PenstockError.__init__(self, f"this node has followed the log up to id {followed:,}, not {upto:,}")
         self.upto, self.followed = upto, followed
+
+
+class BeyondLog(NotFound):
+    """No node has given out that id: it was taken from another log, or made up."""
+
+    def __init__(self, id: int, newest: int) -> None:
+        remedy = f"The log's newest id is {newest:,}: ask for ids up to that."
+        super().__init__("id", str(id), code="id_beyond_log", remedy=remedy)
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):

@@ -37,6 +37,10 @@ class Log(Protocol):
         """The highest id that this node's followers have been given."""
         ...
 
+    async def newest(self) -> int:
+        """The highest id that any node can have been told; never below `followed`."""
+        ...
+
     @property
     def trimmed_upto(self) -> int:
         """The highest id that was trimmed; 0 if none was."""

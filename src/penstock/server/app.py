@@ -50,6 +50,7 @@ from penstock.server.tls import map_large_buffers
 from penstock.server.trimming import Trimming
 from penstock.server.v1.erasing import Erasing
 from penstock.server.v1.export import Exporter
+from penstock.server.v1.openapi import Document
 from penstock.server.v1.operations import Operations
 from penstock.server.v1.publish import Publisher
 from penstock.server.v1.retention import Retention
@@ -286,7 +287,8 @@ class Node:
             "delivery_seconds": ("From an append to the reader's socket; a sample of entries.", self._pace.seconds),
         }
         metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
-        return v1_routes(context, self._publisher, operations, Exporter(context, self._engine.export), metrics)
+        exporter, document = Exporter(context, self._engine.export), Document(lambda: self.routes)
+        return v1_routes(context, self._publisher, operations, exporter, metrics, document)
 
     @property
     def url(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.metering import Histogram, Sample
 from penstock.server.context import Context
+from penstock.server.describing import operation
 from penstock.server.exchange import Request, Response
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Metrics:
     ) -> None:
         self._context, self._samples, self._histograms, self._public = context, samples, histograms, public
 
+    @operation("Counts in Prometheus' format.", answers={200: None}, media="text/plain")
     def __call__(self, request: Request) -> Response:
         """Answer with all of them; a token is needed unless `metrics.public` is set."""
         from prometheus_client import CONTENT_TYPE_LATEST, GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry

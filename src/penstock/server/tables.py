@@ -19,6 +19,7 @@ from penstock.core.months import month_of, shifted
 from penstock.core.registry import NEW, Registry
 from penstock.errors import VersionMismatch
 from penstock.server.context import Context, only
+from penstock.server.describing import operation
 from penstock.server.door import Lodging
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import Route
@@ -108,10 +109,12 @@ class Tables:
             Route("POST", "/v1/tables", self._apply, timeout=None, door="v1"),
         ]
 
+    @operation("The months of mailboxes that are missing or due to go.", answers={200: Plan})
     async def _show(self, request: Request) -> Response:
         self._check(request)
         return Response(200, msgspec.json.encode(await self.plan()))
 
+    @operation("Make the missing months, and drop those that nobody is on.", answers={200: Plan}, errors=(507,))
     async def _apply(self, request: Request) -> Response:
         self._check(request)
         return Response(200, msgspec.json.encode(await self.apply()))

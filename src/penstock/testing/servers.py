@@ -33,6 +33,7 @@ class RunningServer:
     """
 
     module = "penstock"  # what Python runs; another one for a server that is broken on purpose
+    before: tuple[str, ...] = ()  # what runs Python, if not we: a program that becomes it, as `strace -D` does
 
     def __init__(self, data: Path, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
         self.data, self.arguments = data, arguments
@@ -70,9 +71,11 @@ class RunningServer:
 
     def _start(self) -> subprocess.Popen[bytes]:
         listen = f"127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", self.module, "serve", "--data", str(self.data), "--listen", listen]
+        serve = [sys.executable, "-m", self.module, "serve", "--data", str(self.data), "--listen", listen]
         with self.log.open("ab") as log, self._output.open("wb") as output:
-            process = subprocess.Popen([*command, *self.arguments], stdout=output, stderr=log, env=self._environment)
+            process = subprocess.Popen(
+                [*self.before, *serve, *self.arguments], stdout=output, stderr=log, env=self._environment
+            )
         try:
             wait_until(lambda: self._is_ready() or process.poll() is not None, within=READY_SECONDS)
             if not self._is_ready():

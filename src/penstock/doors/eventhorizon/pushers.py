@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from penstock.limits import (
 )
 from penstock.server.auth import Caller
 from penstock.server.context import Context, only
+from penstock.server.describing import PATH_LEVEL, URL, WEBHOOK_KEY, a_list, an_object, operation, shown_as, text
 from penstock.server.exchange import Request, Response
 from penstock.server.outgoing import Answer, Target, Unreachable, parse_url
 from penstock.values import Record
@@ -49,6 +50,7 @@ T = TypeVar("T")
 HINT = "pushers"
 SETTLE_SECONDS = 3.0
 _PREFIX = "pushers/"
+_ID = (text("id", "As it was given when it was made.", pattern=PATH_LEVEL),)
 _STATES = ("sent", "acked", "retried", "dead")
 _encode = msgspec.json.Encoder().encode
 
@@ -56,8 +58,8 @@ _encode = msgspec.json.Encoder().encode
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     """What somebody asks for."""
 
-    url: str
-    secret: str = ""
+    url: Annotated[str, shown_as(pattern=URL, maxLength=URL_BYTES)]
+    secret: Annotated[str, shown_as(pattern=WEBHOOK_KEY)] = ""
     allow_private: bool = False
 
 
@@ -237,6 +239,9 @@ class Pushers:
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────
 
+    @operation(
+        "Have a subscription pushed into an app (Event Horizon).", body=Wanted, answers={201: Shown}, errors=(507,)
+    )
     async def create(self, request: Request) -> Response:
         """Begin to push to an app."""
         caller = self._caller(request)
@@ -261,6 +266,7 @@ class Pushers:
         await self._begin(managed)
         return Response(201, _encode(self._shown(managed)))
 
+    @operation("List the pushers, with their lag and last error.", answers={200: an_object(pushers=a_list(Shown))})
     async def list(self, request: Request) -> Response:
         """All that the caller may see: the own ones, or everybody's for the admin."""
         caller = self._caller(request)
@@ -270,18 +276,21 @@ class Pushers:
         mine = [m for m in self._all.values() if caller.admin or m.kept.owner == caller.subject]
         return Response(200, _encode({"pushers": [elsewhere.get(m.id) or self._shown(m) for m in mine]}))
 
+    @operation("One pusher.", path=_ID, answers={200: Shown}, errors=(404,))
     async def show(self, request: Request) -> Response:
         """One of them."""
         managed = await self._find(request)
         elsewhere = {} if managed.task is not None else await self._elsewhere()
         return Response(200, _encode(elsewhere.get(managed.id) or self._shown(managed)))
 
+    @operation("Push no more for now.", path=_ID, answers={200: Shown}, errors=(404, 507))
     async def pause(self, request: Request) -> Response:
         """Push no more until it is resumed."""
         managed = await self._find(request)
         await self._halt(managed)
         return await self._change(managed, "paused")
 
+    @operation("Push again, from where it was.", path=_ID, answers={200: Shown}, errors=(404, 507))
     async def resume(self, request: Request) -> Response:
         """Push again; also after the app said that it was gone."""
         managed = await self._find(request)
@@ -296,6 +305,7 @@ class Pushers:
         else:
             await self._changed(managed)
 
+    @operation("Remove a pusher.", path=_ID, answers={204: None}, errors=(404, 507))
     async def delete(self, request: Request) -> Response:
         """Forget it."""
         managed = await self._find(request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -11,29 +11,44 @@ from penstock.doors.msgstream import records
 from penstock.doors.msgstream.records import PREFIX, Kept, check_actor, mailbox_of
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import Forbidden, InputInvalid, NotFound, TooLarge
-from penstock.limits import EMIT_ACTORS, PAGE_ENTRIES, PATTERNS, SESSION_META_BYTES, SESSION_SECONDS
+from penstock.limits import ACTOR_BYTES, EMIT_ACTORS, PAGE_ENTRIES, PATTERNS, SESSION_META_BYTES, SESSION_SECONDS
 from penstock.server.auth import Caller
 from penstock.server.context import integer, only
+from penstock.server.describing import (
+    LARGEST,
+    PATH_LEVEL,
+    PATTERN_FIELD,
+    STRING,
+    STRING_OR_NULL,
+    a_list,
+    an_object,
+    operation,
+    shown_as,
+    text,
+)
+from penstock.server.describing import limit as limit_parameter
 from penstock.server.exchange import Request, Response
 
 T = TypeVar("T")
+Actor = Annotated[str, shown_as(minLength=1, maxLength=ACTOR_BYTES)]
+_ACTOR = text("actor", "The actor.", pattern=PATH_LEVEL, most=ACTOR_BYTES)
 _encode = msgspec.json.Encoder().encode
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     """A session that somebody asks for."""
 
-    actor_id: str
-    ttl: int | None = None
-    meta: msgspec.Raw = msgspec.Raw(b"null")
-    follow: tuple[str, ...] = ()
-    after: int | None = None
+    actor_id: Actor
+    ttl: Annotated[int, shown_as(minimum=1, maximum=SESSION_SECONDS)] | None = None
+    meta: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    follow: Annotated[tuple[Annotated[str, PATTERN_FIELD], ...], shown_as(maxItems=PATTERNS)] = ()
+    after: Annotated[int, shown_as(minimum=0, maximum=LARGEST)] | None = None
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
     """Whom somebody asks for."""
 
-    actors: list[str]
+    actors: Annotated[list[Actor], shown_as(maxItems=EMIT_ACTORS)]
 
 
 class Shown(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -46,7 +61,7 @@ class Shown(msgspec.Struct, rename="camel", omit_defaults=True):
     node: str
     connected: str = ""  # the transport of its connection to this node
     follow: tuple[str, ...] = ()
-    meta: msgspec.Raw = msgspec.Raw(b"null")
+    meta: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     last_pack: int | None = None
     waiting: int | None = None
 
@@ -57,6 +72,12 @@ class Api:
     def __init__(self, sessions: Sessions, default_ttl: int) -> None:
         self._sessions, self._context, self._ttl = sessions, sessions.context, default_ttl
 
+    @operation(
+        "Begin a session of the message stream for an actor.",
+        body=Wanted,
+        answers={201: an_object(sessionKey=STRING, actorId=STRING, expires={"type": "number"})},
+        errors=(507,),
+    )
     async def create(self, request: Request) -> Response:
         """Begin a session: the former one of the actor is over."""
         caller = self._caller(request)
@@ -66,7 +87,7 @@ class Api:
             raise InputInvalid("ttl", f"is not a number of seconds from 1 to {SESSION_SECONDS:,}")
         if len(wanted.meta) > SESSION_META_BYTES:
             raise TooLarge("bytes of meta", len(wanted.meta), SESSION_META_BYTES)
-        if wanted.after is not None and wanted.after < 0:
+        if wanted.after is not None and not 0 <= wanted.after <= LARGEST:
             raise InputInvalid("after", "is not the id of an entry")
         follow = _check_follow(caller, wanted.follow)
         # A copy: a Raw keeps the whole request's body alive.
@@ -75,6 +96,11 @@ class Api:
         expires = self._context.clock.now_ms() / 1000 + ttl
         return Response(201, _encode({"sessionKey": key, "actorId": wanted.actor_id, "expires": round(expires, 3)}))
 
+    @operation(
+        "List sessions, in order of their actors.",
+        query=(text("after", "Actors after this one."), limit_parameter("Sessions at most.")),
+        answers={200: an_object(sessions=a_list(Shown), after=STRING_OR_NULL)},
+    )
     async def list(self, request: Request) -> Response:
         """Sessions in order of their actors."""
         self._caller(request)
@@ -86,6 +112,7 @@ class Api:
         following = found[-1][0] if len(found) == limit else None
         return Response(200, _encode({"sessions": shown, "after": following}))
 
+    @operation("One session, with what waits in it.", path=(_ACTOR,), answers={200: Shown}, errors=(404,))
     async def show(self, request: Request) -> Response:
         """One session, with what waits in it."""
         self._caller(request)
@@ -97,6 +124,13 @@ class Api:
         shown.last_pack, shown.waiting = head.next_number - 1 - kept.base, head.pending
         return Response(200, _encode(shown))
 
+    @operation(
+        "End a session.",
+        path=(_ACTOR,),
+        query=(text("reason", "What its client hears; expired.", least=1, most=64),),
+        answers={204: None},
+        errors=(404, 507),
+    )
     async def end(self, request: Request) -> Response:
         """End a session, now; its client hears the reason."""
         self._caller(request)
@@ -109,6 +143,11 @@ class Api:
             raise NotFound("session", actor, code="session_unknown")
         return Response(204)
 
+    @operation(
+        "Which of these actors have a session.",
+        body=Asked,
+        answers={200: an_object(online=a_list(STRING), offline=a_list(STRING))},
+    )
     async def find_actors(self, request: Request) -> Response:
         """Who of these has a session, in the order they were named."""
         self._caller(request)

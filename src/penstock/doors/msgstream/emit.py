@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from itertools import count
+from typing import Annotated
 
 import msgspec
 
@@ -22,23 +23,29 @@ from penstock.doors.msgstream.records import DOOR, mailbox_of
 from penstock.doors.msgstream.session import BROADCAST
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import InputInvalid, TooLarge
-from penstock.limits import BATCH_ENTRIES, EMIT_ACTORS
+from penstock.limits import ACTOR_BYTES, BATCH_ENTRIES, EMIT_ACTORS, MESSAGE_TYPE_BYTES, PACK_MESSAGES
 from penstock.server.auth import Caller
 from penstock.server.context import only
+from penstock.server.describing import NAME_FIELD, an_object, operation, shown_as
 from penstock.server.exchange import Request, Response
 from penstock.values import Batch, Draft, Item, NewItem
 from penstock.wire.msgstream import PACK_TYPE, Message, check_messages, pack
 
 _encode = msgspec.json.Encoder().encode
 OFFLINE, FULL = "offline", "full"
+_MESSAGE = shown_as(
+    minItems=1, maxItems=2, prefixItems=[{"type": "string", "minLength": 1, "maxLength": MESSAGE_TYPE_BYTES}]
+)
+_Actor = Annotated[str, shown_as(minLength=1, maxLength=ACTOR_BYTES)]
+_Stream = Annotated[str, NAME_FIELD]
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of an emit."""
 
-    messages: list[list[msgspec.Raw]]
-    actors: list[str] | str = ""
-    streams: list[str] | str = ""
+    messages: Annotated[list[Annotated[list[msgspec.Raw], _MESSAGE]], shown_as(minItems=1, maxItems=PACK_MESSAGES)]
+    actors: Annotated[list[_Actor], shown_as(maxItems=EMIT_ACTORS)] | str = ""
+    streams: Annotated[list[_Stream], shown_as(maxItems=BATCH_ENTRIES)] | str = ""
     broadcast: bool = False
 
 
@@ -50,6 +57,12 @@ class Emitter:
         self.emitted = 0  # packs
         self._life, self._calls = secrets.token_hex(6), count(1)  # of this process: its message ids are unique
 
+    @operation(
+        "Emit messages to actors, to everybody, or into streams (message stream).",
+        body=Wanted,
+        answers={200: an_object(packs={"type": "object"})},
+        errors=(507,),
+    )
     async def __call__(self, request: Request) -> Response:
         """Emit, to exactly one kind of target."""
         caller = self._context.caller(request)
@@ -78,6 +91,8 @@ class Emitter:
     async def _to_actors(self, actors: list[str], text: bytes) -> Response:
         if len(actors) > EMIT_ACTORS:
             raise TooLarge("actors of an emit", len(actors), EMIT_ACTORS)
+        for actor in actors:
+            records.check_actor(actor)
         new = NewItem(f"pack-{self._life}-{next(self._calls):x}", body=text)
         outcomes = [await self._to_actor(actors[0], new)] if len(actors) == 1 else await self._to_many(actors, new)
         told = dict(zip(actors, outcomes, strict=True))
@@ -110,7 +125,7 @@ class Emitter:
         return self._accepted(actor, session.kept.month, session.kept.base, item)
 
     async def _to_any_node(self, actor: str, new: NewItem) -> int | str:
-        found = await records.find(self._context.registry, records.check_actor(actor))
+        found = await records.find(self._context.registry, actor)
         if found is None or found[0].ended or found[0].expires_ms <= self._context.clock.now_ms():
             return OFFLINE
         kept = found[0]

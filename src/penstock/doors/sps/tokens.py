@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from penstock.core.names import check_pattern
 from penstock.errors import InputInvalid
 from penstock.limits import USER_TOKEN_SECONDS
 from penstock.server.context import Context, only
+from penstock.server.describing import INTEGER, LARGEST, PATTERN_FIELD, STRING, an_object, operation, shown_as
 from penstock.server.exchange import Request, Response
 from penstock.wire.sps import user_number
 
+_NUMBER = "^-?[0-9]{1,18}$"
 _encode = msgspec.json.Encoder().encode
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     """For whom, for how long, and what besides the user's own events."""
 
-    uid: int | str
-    ttl: int = 3600
-    subscribe: tuple[str, ...] = ("/rooms/*",)
+    uid: Annotated[int, shown_as(minimum=-(2**63), maximum=LARGEST)] | Annotated[str, shown_as(pattern=_NUMBER)]
+    ttl: Annotated[int, shown_as(minimum=1, maximum=USER_TOKEN_SECONDS)] = 3600
+    subscribe: tuple[Annotated[str, PATTERN_FIELD], ...] = ("/rooms/*",)
 
 
 class Tokens:
@@ -28,6 +32,11 @@ class Tokens:
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    @operation(
+        "Make the token of a user who has logged in (sps).",
+        body=Wanted,
+        answers={201: an_object(token=STRING, uid=STRING, expires=INTEGER)},
+    )
     def __call__(self, request: Request) -> Response:
         """Sign one: for the admin, or a backend with the grant `sessions`, of what it may read itself."""
         caller = self._context.caller(request)

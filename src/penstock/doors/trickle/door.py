@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ from penstock.doors.trickle.streams import Streams
 from penstock.errors import Busy, Conflict, InputInvalid, PenstockError, TooLarge, VersionMismatch
 from penstock.limits import CONTENT_TYPE_BYTES
 from penstock.server.context import Context, flag, integer, only
+from penstock.server.describing import INTEGER, STRING, STRING_OR_NULL, a_list, an_object, operation, shown_as
 from penstock.server.exchange import LIVE, Held, Request, Response
 from penstock.server.problems import error_response
 from penstock.server.routing import STREAM, WHOLE, Route
@@ -35,14 +36,19 @@ from penstock.wire.trickle_channel import Segment
 
 DOOR: Final = "trickle"
 LONGEST_TTL: Final = 10 * 366 * 24 * 3600
+_CHANNELS: Final = an_object(
+    channels=a_list(
+        an_object(name=STRING, epoch=INTEGER, head=INTEGER, bytes=INTEGER, readers=INTEGER, stream=STRING_OR_NULL)
+    )
+)
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     """What `POST /v1/capabilities` takes."""
 
-    channel: str
-    rights: list[str]
-    ttl: int = 0
+    channel: Annotated[str, shown_as(pattern="^[^~]+$")]
+    rights: Annotated[list[Annotated[str, shown_as(enum=list(trickle.RIGHTS))]], shown_as(minItems=1)]
+    ttl: Annotated[int, shown_as(minimum=0, maximum=LONGEST_TTL)] = 0
 
 
 class Trickle:
@@ -341,6 +347,11 @@ class Trickle:
 
     # ── the own API ───────────────────────────────────────────────────────────────────────────
 
+    @operation(
+        "Put rights into the name of a Trickle channel, for clients without headers.",
+        body=Wanted,
+        answers={201: an_object(channel=STRING)},
+    )
     def capability(self, request: Request) -> Response:
         """Put rights into a channel's name, for a client that cannot send a token. Nobody gives more than he has."""
         caller = self._context.caller(request)
@@ -357,6 +368,7 @@ class Trickle:
         sealed = self._gate.seal(wanted.channel, rights, wanted.ttl)
         return Response(201, msgspec.json.encode({"channel": sealed}))
 
+    @operation("List the Trickle channels that are open on this node.", answers={200: _CHANNELS})
     def list(self, request: Request) -> Response:
         """The channels that are open on this node."""
         self._context.caller(request).check_admin("channels")

@@ -7,7 +7,7 @@ encrypts, signs and posts to whatever push service the browser named, be it ours
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -23,12 +23,26 @@ from penstock.errors import Busy, ConfigInvalid, InputInvalid, NotFound, Penstoc
 from penstock.limits import BINDINGS, ENTRY_BYTES, PAGE_ENTRIES, URL_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context, integer, only
+from penstock.server.describing import (
+    BOOLEAN,
+    LARGEST,
+    PATH_LEVEL,
+    PATTERN_FIELD,
+    STRING,
+    a_list,
+    an_object,
+    operation,
+    shown_as,
+    text,
+)
+from penstock.server.describing import limit as limit_parameter
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.wire.eventhorizon import timestamp
-from penstock.wire.pushing import Outcome, PushSubscription, Verdict, Wish, check_subscription, check_wish
+from penstock.wire.pushing import URGENCIES, Outcome, PushSubscription, Verdict, Wish, check_subscription, check_wish
 
 T = TypeVar("T")
+_ID = (text("id", "As it was given when it was made.", pattern=PATH_LEVEL),)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -62,12 +76,12 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     """What somebody asks for: a stream to bind to, or one message."""
 
     subscription: PushSubscription
-    stream: str = ""
-    after: int | None = None
+    stream: Annotated[str, shown_as(anyOf=[PATTERN_FIELD.extra_json_schema, {"maxLength": 0}])] = ""
+    after: Annotated[int, shown_as(minimum=0, maximum=LARGEST)] | None = None
     message: str | None = None
-    ttl: int = 86_400
-    urgency: str = ""
-    topic: str = ""
+    ttl: Annotated[int, shown_as(minimum=0)] = 86_400
+    urgency: Annotated[str, shown_as(enum=["", *URGENCIES])] = ""
+    topic: Annotated[str, shown_as(pattern="^[A-Za-z0-9_-]{0,32}$")] = ""
     receipts: bool = False
     allow_private: bool = False
 
@@ -140,10 +154,21 @@ class Sender:
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────
 
+    @operation(
+        "The public key that pages subscribe with (applicationServerKey).",
+        answers={200: an_object(public_key=STRING)},
+        public=True,
+    )
     def key(self, request: Request) -> Response:
         """The public key that pages subscribe with; no secret."""
         return Response(200, _encode({"public_key": self._courier.public_key}))
 
+    @operation(
+        "Bind a browser's PushSubscription to a stream, or send it one message.",
+        body=Wanted,
+        answers={200: Shown, 201: {"anyOf": [Shown, an_object(sent=BOOLEAN, location=STRING)]}},
+        errors=(404, 507),
+    )
     async def create(self, request: Request) -> Response:
         """Bind a subscription to a stream, or send it one message."""
         caller = self._caller(request)
@@ -170,9 +195,11 @@ class Sender:
             raise NotFound("binding", id)
         if known is None and len(self._roster.running) >= BINDINGS:
             raise TooLarge("bindings", len(self._roster.running) + 1, BINDINGS)
+        if wanted.after is not None and not 0 <= wanted.after <= LARGEST:
+            raise InputInvalid("after", "is not the id of an entry")
         after, made_ms = self._context.hub.position, self._context.clock.now_ms()
         if wanted.after is not None:
-            after = max(0, wanted.after)
+            after = wanted.after
         if known is not None:  # it stays where it is
             after, made_ms = known.after, known.created_ms
         kept = Kept(
@@ -202,25 +229,35 @@ class Sender:
             raise ServiceFailed(verdict)
         return Response(201, _encode({"sent": True, "location": verdict.location}))
 
+    @operation(
+        "List the bindings, with what became of them.",
+        query=(text("after", "Ids after this one."), limit_parameter("Bindings at most.")),
+        answers={200: an_object(bindings=a_list(Shown), more=BOOLEAN)},
+    )
     async def show_all(self, request: Request) -> Response:
         """All that the caller may see, in order of their ids: the own ones, or everybody's for the admin."""
         caller = self._caller(request)
         only(request, "after", "limit")
-        after, limit = request.params.get("after", ""), integer(request, "limit", PAGE_ENTRIES, least=1)
+        after, limit = (
+            request.params.get("after", ""),
+            integer(request, "limit", PAGE_ENTRIES, least=1, most=PAGE_ENTRIES),
+        )
         shown: list[Shown] = []
         async for record in self._roster.records(after=after):
             kept = msgspec.json.decode(record.value, type=Kept)
             if _may_see(caller, kept):
-                if len(shown) == min(limit, PAGE_ENTRIES):
+                if len(shown) == limit:
                     return Response(200, _encode({"bindings": shown, "more": True}))
                 shown.append(await self._shown(record.key.removeprefix(PREFIX), kept))
         return Response(200, _encode({"bindings": shown, "more": False}))
 
+    @operation("One binding.", path=_ID, answers={200: Shown}, errors=(404,))
     async def show(self, request: Request) -> Response:
         """One of them."""
         id, kept = await self._find(request)
         return Response(200, _encode(await self._shown(id, kept)))
 
+    @operation("Unbind: send no more.", path=_ID, answers={204: None}, errors=(404, 507))
     async def delete(self, request: Request) -> Response:
         """Unbind it."""
         id, _ = await self._find(request)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from penstock.core.names import check_name, is_system
 from penstock.errors import InputInvalid, NotFound, TooLarge
 from penstock.limits import ERASE_IDS
 from penstock.server.context import Context, only
+from penstock.server.describing import INTEGER, LARGEST, NAME_FIELD, an_object, operation, shown_as
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.values import Batch, Draft, Entry, Kind
@@ -30,8 +31,8 @@ _encode = msgspec.json.Encoder().encode
 class EraseWanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request."""
 
-    ids: list[int] = []
-    stream: str = ""
+    ids: Annotated[list[Annotated[int, shown_as(minimum=1, maximum=LARGEST)]], shown_as(maxItems=ERASE_IDS)] = []
+    stream: Annotated[str, shown_as(anyOf=[NAME_FIELD.extra_json_schema, {"maxLength": 0}])] = ""
 
 
 class Erasing:
@@ -52,6 +53,12 @@ class Erasing:
             if entry.stream == STREAM:
                 self._context.hub.forget_recent()
 
+    @operation(
+        "Take the bodies of events away for good.",
+        body=EraseWanted,
+        answers={200: an_object(request=INTEGER, entries=INTEGER)},
+        errors=(404, 507),
+    )
     async def __call__(self, request: Request) -> Response:
         """Erase; the answer comes when the log does not have the bodies any more."""
         self._context.caller(request).check_admin("erase")

@@ -13,8 +13,10 @@ from penstock.core.export import (
     COLUMNS,
     PLAN_ROWS,
     PLAN_SLICES,
+    BeyondLog,
     Export,
     NotFollowed,
+    Plan,
     PlanQuestion,
     Range,
     Selection,
@@ -24,6 +26,7 @@ from penstock.core.export import (
 from penstock.errors import Busy, InputInvalid
 from penstock.server.auth import Caller
 from penstock.server.context import Context, integer, only, readable
+from penstock.server.describing import number, operation, patterns, text
 from penstock.server.exchange import Headers, Request, Response
 from penstock.values import Entry
 from penstock.wire.http import chunk
@@ -32,7 +35,7 @@ EXPORTS: Final = 8
 """Plans and exports that run at once: each takes some megabytes and a good part of a core. Over it: 503."""
 
 PATIENCE_SECONDS: Final = 5.0
-"""How long a request waits for an id that this node has not followed yet. After it: 503."""
+"""How long a request waits for an id of the log that this node has not followed yet. After it: 503."""
 
 _HEADERS: Final[Headers] = (("Content-Type", "application/vnd.apache.arrow.stream"), ("Cache-Control", "no-store"))
 _encode = msgspec.json.Encoder().encode
@@ -50,6 +53,18 @@ class Exporter:
         self._waiting: dict[asyncio.Future[None], int] = {}
         context.log.follow(self._followed)
 
+    @operation(
+        "Cut a range of the log into slices for a parallel export.",
+        query=(
+            number("after", "Ids greater than this.", required=True),
+            number("upto", "Ids up to this; without it, to the end."),
+            number("parts", "How many slices are wanted.", least=1, most=PLAN_SLICES),
+            number("max_rows", "Rows in all at most.", least=1),
+            number("max_bytes", "Bytes in all at most.", least=1),
+        ),
+        answers={200: Plan},
+        errors=(404, 410),
+    )
     async def plan(self, request: Request) -> Response:
         """Slices of the log, each of one day, about equal in rows."""
         self._context.caller(request).check_grant("export")
@@ -68,6 +83,18 @@ class Exporter:
         check_not_trimmed(self._log, after)
         return Response(200, _encode(plan))
 
+    @operation(
+        "Export a range of the log as an Arrow IPC stream that ends in a trailer.",
+        query=(
+            number("after", "Ids greater than this.", required=True),
+            number("upto", "Ids up to this.", required=True),
+            patterns(),
+            text("columns", "Columns with commas; without it, all.",
+                 pattern=rf"^(?:{'|'.join(COLUMNS)})(?:,(?:{'|'.join(COLUMNS)})){{0,{len(COLUMNS)}}}$"),
+        ),
+        media="application/vnd.apache.arrow.stream",
+        errors=(404, 410),
+    )  # fmt: skip
     async def arrow(self, request: Request) -> None:
         """The rows of a range. What fails before the first byte is answered as such, later it cuts the connection."""
         caller = self._context.caller(request)
@@ -102,8 +129,13 @@ class Exporter:
         check_not_trimmed(self._log, after)
 
     async def _wait_for(self, upto: int) -> None:
-        """Return when this node has followed the log up to *upto*; give up after a while."""
+        """Return when this node has followed the log up to *upto*, if that is in the log; give up after a while."""
         if upto <= self._log.followed:
+            return
+        newest = await self._log.newest()
+        if upto > newest:
+            raise BeyondLog(upto, newest)
+        if upto <= self._log.followed:  # it came meanwhile, and nobody would tell
             return
         followed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[followed] = upto

@@ -5,24 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from penstock import __version__
-from penstock.core.why import Folded, Why
+from penstock.core.why import Answer, Folded, Why
 from penstock.errors import InputInvalid
 from penstock.limits import MESSAGE_ID_CHARACTERS, RECIPIENT_BYTES
 from penstock.server.context import Context, integer, only
+from penstock.server.describing import INTEGER, STRING, an_object, operation, shown_as, text
 from penstock.server.exchange import Request, Response
 
 _encode = msgspec.json.Encoder().encode
+_WHAT = r"^(?:[1-9][0-9]{0,17}|[\s\S]*[^0-9][\s\S]*)$"  # an id, or what cannot be one
+_READY = an_object(status=STRING, uptime_seconds=INTEGER, durability=STRING, upto=INTEGER)
 Backup = Callable[[Path], Awaitable[object]]
 
 
 class BackupWanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/backup`."""
 
-    directory: str
+    directory: Annotated[str, shown_as(pattern="^/[^\\x00]*$", maxLength=4096)]
 
 
 class Operations:
@@ -35,10 +39,12 @@ class Operations:
         self._why = Why(context.log, context.ledger, context.hub, folded)
         self._started = time.monotonic()
 
+    @operation("The process answers.", answers={200: an_object(status=STRING, version=STRING)}, public=True)
     def alive(self, request: Request) -> Response:
         """The process answers: nothing more is said."""
         return Response(200, _encode({"status": "ok", "version": __version__}))
 
+    @operation("Requests should be sent here.", answers={200: _READY, 503: _READY}, public=True)
     def ready(self, request: Request) -> Response:
         """Whether requests should be sent here, and why not."""
         why_not = self._readiness()
@@ -53,6 +59,17 @@ class Operations:
     def version(self, request: Request) -> Response:
         return Response(200, _encode({"name": "penstock", "version": __version__}))
 
+    @operation(
+        "What became of an entry, or of a message, for a recipient.",
+        query=(
+            text(
+                "entry", "Id of the entry, or of the message.", pattern=_WHAT, most=MESSAGE_ID_CHARACTERS, required=True
+            ),
+            text("recipient", "Name of the recipient.", least=1, most=RECIPIENT_BYTES, required=True),
+        ),
+        answers={200: Answer},
+        errors=(404, 410),
+    )
     async def why(self, request: Request) -> Response:
         """What became of an entry, or of a message, for a recipient."""
         self._context.caller(request).check_admin("why")
@@ -67,6 +84,12 @@ class Operations:
             raise InputInvalid("parameter entry", "is neither the id of an entry nor that of a message")
         return Response(200, _encode(await self._why.item(what, recipient)))
 
+    @operation(
+        "Copy the data of the running node into a directory of its machine.",
+        body=BackupWanted,
+        answers={201: None},
+        errors=(409, 507),
+    )
     async def backup(self, request: Request) -> Response:
         """Copy the data of the running node into a directory on its machine."""
         self._context.caller(request).check_admin("backup")

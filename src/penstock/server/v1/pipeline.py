@@ -14,16 +14,29 @@ admin changes them; a token with `export` keeps the positions of consumers and s
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from penstock.core.epoch import KEY as EPOCH
 from penstock.core.epoch import Epoch
+from penstock.core.export import BeyondLog
 from penstock.core.registry import NEW
 from penstock.errors import Conflict, InputInvalid, TooLarge, VersionMismatch
 from penstock.limits import LEVEL_BYTES, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.server.context import Context, integer, only
+from penstock.server.describing import (
+    INTEGER,
+    LARGEST,
+    PATH_LEVEL,
+    Parameter,
+    a_list,
+    an_object,
+    number,
+    operation,
+    shown_as,
+    text,
+)
 from penstock.server.exchange import Held, Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.server.v1.news import News
@@ -38,6 +51,12 @@ DRIVER_SECONDS: Final = 30
 ANYBODY: Final = ("pipeline/consumers/", "pipeline/sinks/")
 """Records that a token with `export` may change."""
 
+_KEY: Final = (
+    Parameter("space", "Of which records.", {"type": "string", "enum": ["lake", "pipeline"]}),
+    text("name", "The rest of the key; it may have further levels.", pattern=PATH_LEVEL, most=LEVEL_BYTES),
+)
+_RECORD: Final = an_object(version=INTEGER, value={"type": "object"})
+_AFTER: Final = an_object(after=INTEGER)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,9 +73,11 @@ class EpochPassed(Conflict):
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/pipeline/consumers/NAME`: exactly one of them."""
 
-    position: str = ""  # earliest or latest
-    id: int | None = None  # begin after this id
-    time: str = ""  # begin with what was published at or after this time
+    position: Annotated[str, shown_as(enum=["", "earliest", "latest"])] = ""  # earliest or latest
+    id: Annotated[int, shown_as(minimum=0, maximum=LARGEST)] | None = None  # begin after this id
+    time: Annotated[str, shown_as(anyOf=[{"format": "date-time"}, {"maxLength": 0}])] = (
+        ""  # begin with what was published at or after this time
+    )
 
 
 class Pipeline:
@@ -84,6 +105,14 @@ class Pipeline:
 
     # ── news ──────────────────────────────────────────────────────────────────────────────────
 
+    @operation(
+        "The newest id, as soon as it is above after=.",
+        query=(
+            number("after", "Wait for an id above this."),
+            Parameter("wait", "Seconds at most.", {"type": "number", "minimum": 0, "maximum": NEWS_SECONDS}),
+        ),
+        answers={200: an_object(id=INTEGER)},
+    )
     def news(self, request: Request) -> Response | Held:
         """The newest id, as soon as it is above `after`; after `wait` seconds whatever it is then.
 
@@ -95,6 +124,13 @@ class Pipeline:
 
     # ── where consumers begin ─────────────────────────────────────────────────────────────────
 
+    @operation(
+        "Settle where a consumer begins; the first answer stays.",
+        path=(text("name", "Name of the consumer.", pattern=PATH_LEVEL, most=LEVEL_BYTES),),
+        body=Wanted,
+        answers={200: _AFTER},
+        errors=(404, 507),
+    )
     async def begin(self, request: Request) -> Response:
         """Settle where a consumer begins. Whoever asks first decides; everybody gets that answer."""
         self._context.caller(request).check_grant("export")
@@ -109,6 +145,11 @@ class Pipeline:
                 known = await self._registry.get(key)
         return Response(200, known.value if known else b"{}")
 
+    @operation(
+        "The last id that was published before a time.",
+        query=(Parameter("time", "Like 2026-11-15T12:00:00Z.", {"type": "string", "format": "date-time"}, True),),
+        answers={200: _AFTER},
+    )
     async def position(self, request: Request) -> Response:
         """The last id that was published before a time: everything after it is not older."""
         self._context.caller(request).check_grant("export")
@@ -123,6 +164,9 @@ class Pipeline:
         if wanted.id is not None:
             if wanted.id < 0:
                 raise InputInvalid("id", "is below 0")
+            newest = await self._log.newest()
+            if wanted.id > newest:
+                raise BeyondLog(wanted.id, newest)
             return wanted.id
         if wanted.time:
             return max(self._log.trimmed_upto, await self._log.id_before(_milliseconds(wanted.time)))
@@ -132,6 +176,16 @@ class Pipeline:
 
     # ── records ───────────────────────────────────────────────────────────────────────────────
 
+    @operation(
+        "List records of the pipeline.",
+        query=(
+            text(
+                "prefix", "Keys begin with this.", pattern="^(?:lake|pipeline)/", most=RECORD_KEY_BYTES, required=True
+            ),
+            text("after", "Keys after this one."),
+        ),
+        answers={200: an_object(records=a_list(_RECORD))},
+    )
     async def list(self, request: Request) -> Response:
         """The records whose keys begin with `prefix`."""
         self._context.caller(request).check_grant("export")
@@ -140,11 +194,20 @@ class Pipeline:
         found = await self._registry.list(prefix, after=request.params.get("after", ""), limit=PAGE_ENTRIES)
         return Response(200, _encode({"records": [{"key": one.key, **_shown(one)} for one in found]}))
 
+    @operation("One record of the pipeline; version 0 if there is none.", path=_KEY, answers={200: _RECORD})
     async def get(self, request: Request) -> Response:
         """One record; version 0 if there is none."""
         self._context.caller(request).check_grant("export")
         return Response(200, _encode(_shown(await self._registry.get(_checked_key(request.captures[0])))))
 
+    @operation(
+        "Change one record by compare-and-set.",
+        path=_KEY,
+        query=(number("expect", "Its version now; 0: there is none.", required=True),),
+        body={"application/json": {"type": "object"}},
+        answers={200: an_object(version=INTEGER)},
+        errors=(409, 507),
+    )
     async def put(self, request: Request) -> Response:
         """Change one record, if its version is still the one in `expect`."""
         key = self._changeable(request)
@@ -156,6 +219,7 @@ class Pipeline:
             self._news.wake_all()  # the driver waits there
         return Response(200, _encode({"version": stored.version}))
 
+    @operation("Remove one record.", path=_KEY, answers={204: None}, errors=(507,))
     async def delete(self, request: Request) -> Response:
         """Remove one record."""
         await self._registry.delete(self._changeable(request))
@@ -180,6 +244,7 @@ class Pipeline:
 
     # ── the state ─────────────────────────────────────────────────────────────────────────────
 
+    @operation("How far the lake is, and how the pipeline's driver and its jobs do.")
     async def state(self, request: Request) -> Response:
         """How far the lake is, and how its driver does."""
         self._context.caller(request).check_grant("export")

@@ -28,6 +28,8 @@ from penstock.limits import (
 )
 from penstock.server.auth import Caller
 from penstock.server.context import Context, only
+from penstock.server.describing import CURSOR, PRINTABLE, operation, stream, text
+from penstock.server.describing import number as number_parameter
 from penstock.server.exchange import Later, Request, Response
 from penstock.server.problems import error_response
 from penstock.values import Appended, Batch, Draft, Expect, Key, Place, Producer
@@ -83,6 +85,26 @@ class Publisher:
         self._count = 0
         self.seconds, self.lines_seconds = Histogram(), Histogram()
 
+    @operation(
+        "Publish one event (raw body) or many (application/x-ndjson, a line each).",
+        query=(stream("stream", "Name of a stream, like /orders/eu.", required=True),),
+        headers=(
+            text("Idempotency-Key", "The same key stores nothing again and gets the first answer.",
+                 pattern=PRINTABLE, least=1, most=KEY_BYTES),
+            text("Producer", "NAME/SEQUENCE: one not above your last under NAME is a repeat, for ever.",
+                 pattern=r"^[ -.0-~]+/[0-9]{1,18}$", most=KEY_BYTES),
+            text("Expected-Position", "Index or cursor at which the stream must be.",
+                 pattern=rf"^[0-9]{{1,18}}$|{CURSOR}", most=NAME_BYTES + 60),
+            text("Event-Type", "Type of the event.", pattern=PRINTABLE, least=1, most=TYPE_BYTES),
+            text("Event-Attributes", "A JSON object of strings.", most=ATTRIBUTES_BYTES),
+            number_parameter("Expires-In", "Seconds after which nobody gets it.", least=1, most=EXPIRES_SECONDS),
+        ),
+        body={"application/octet-stream": {"type": "string", "format": "binary"},
+              "application/x-ndjson": {"type": "string", "minLength": 1}},
+        body_required=False,
+        answers={201: {"oneOf": [PlaceShown, ManyShown]}},
+        errors=(409, 507),
+    )  # fmt: skip
     def __call__(self, request: Request) -> Later | asyncio.Future[Response]:
         """Publish, and answer when it is durable."""
         options = self._options(request, self._context.caller(request))

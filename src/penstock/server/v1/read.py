@@ -10,8 +10,24 @@ from penstock.errors import InputInvalid
 from penstock.limits import PAGE_ENTRIES
 from penstock.server.auth import Caller
 from penstock.server.context import Context, flag, integer, only, readable
+from penstock.server.describing import (
+    BOOLEAN,
+    CURSOR,
+    INTEGER,
+    STRING_OR_NULL,
+    a_list,
+    an_object,
+    number,
+    operation,
+    pattern,
+    patterns,
+    stream,
+    text,
+)
+from penstock.server.describing import flag as flag_parameter
+from penstock.server.describing import limit as limit_parameter
 from penstock.server.exchange import Request, Response
-from penstock.server.v1.shown import Shown
+from penstock.server.v1.shown import EntryShown, Shown
 from penstock.values import Page
 from penstock.wire.eventhorizon import CursorInvalid, parse_cursor, timestamp
 
@@ -48,6 +64,20 @@ class Reader:
         self._log = context.log
         self._shown = Shown(context.log.server)
 
+    @operation(
+        "Read a page: by stream= and from=, by cursor=, or by streams= and after=.",
+        query=(
+            stream("stream", "Name of a stream; with from=."),
+            number("from", "Index of the first entry."),
+            text("cursor", "A cursor, as publish answers it.", pattern=CURSOR),
+            patterns(),
+            number("after", "Entries with greater ids only."),
+            limit_parameter(),
+            flag_parameter("meta", "true also shows meta entries and tombstones."),
+        ),
+        answers={200: an_object(entries=a_list(EntryShown), upto=INTEGER, more=BOOLEAN)},
+        errors=(404, 410),
+    )
     async def read(self, request: Request) -> Response:
         """A page by index, by cursor, or by id over a pattern."""
         caller = self._context.caller(request)
@@ -90,6 +120,15 @@ class Reader:
             return page
         return Page(tuple(e for e in page.entries if allow(e.stream)), page.upto, page.more)
 
+    @operation(
+        "List streams, in order of their names.",
+        query=(
+            pattern("pattern", "Which ones; > is all."),
+            text("after", "Names after this one."),
+            limit_parameter("Streams at most."),
+        ),
+        answers={200: an_object(streams=a_list(StreamShown), after=STRING_OR_NULL)},
+    )
     async def streams(self, request: Request) -> Response:
         """The streams that match, a page at a time."""
         caller = self._context.caller(request)
@@ -113,6 +152,10 @@ class Reader:
         after = heads[-1].stream if len(heads) == limit else None
         return Response(200, _encode({"streams": shown, "after": after}))
 
+    @operation(
+        "List those who read now, with their lag.",
+        answers={200: an_object(consumers=a_list(ConsumerShown), upto=INTEGER)},
+    )
     async def consumers(self, request: Request) -> Response:
         """Everybody who is reading now, with the ids between them and the end of the log."""
         self._context.caller(request).check_admin("consumers")

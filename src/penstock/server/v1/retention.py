@@ -14,17 +14,28 @@ meanwhile can only make the lake hold more than is demanded of it.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from penstock.core.aging import aged_upto
 from penstock.core.log import Log
 from penstock.core.names import check_name
-from penstock.errors import Conflict, InputInvalid, TooLarge
+from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
 from penstock.limits import MAILBOX_PAGE, PAGE_ENTRIES
 from penstock.measures import measure
 from penstock.server.context import Context, integer, only
+from penstock.server.describing import (
+    INTEGER,
+    NAME_FIELD,
+    STRING_OR_NULL,
+    a_list,
+    an_object,
+    operation,
+    shown_as,
+    text,
+)
+from penstock.server.describing import limit as limit_parameter
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.server.trimming import Trimming
@@ -34,6 +45,7 @@ EVERYTHING: Final = (">", "/_sub", "/_sub/>", "/_ledger", "/_presence", "/_broad
 """Patterns that together cover what there is by itself. A level that begins with `_` must be spelt, so streams that
 somebody has named like that are missing here; the lake knows them, and they are asked for by name."""
 
+_CUT = an_object(upto=INTEGER, trimmed=INTEGER, ms=INTEGER, ledger={"type": "object"})
 S = TypeVar("S")
 _encode = msgspec.json.Encoder().encode
 
@@ -51,13 +63,13 @@ class TrimRefused(Conflict):
 class StreamsWanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/audit/heads`."""
 
-    streams: list[str]
+    streams: Annotated[list[Annotated[str, NAME_FIELD]], shown_as(maxItems=PAGE_ENTRIES)]
 
 
 class TrimWanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/log/trim`."""
 
-    upto: int | None = None  # an id
+    upto: Annotated[int, shown_as(minimum=0)] | None = None  # an id
     keep: str = ""  # or an age: all that is older
     apply: bool = False
 
@@ -86,6 +98,7 @@ class Retention:
 
     # ── the cut ───────────────────────────────────────────────────────────────────────────────
 
+    @operation("Flush the ledger and say up to which id the log is complete.", answers={200: _CUT})
     async def cut(self, request: Request) -> Response:
         """Make everything durable that was recorded so far, and say up to which id it lies in the log."""
         self._admin(request)
@@ -100,6 +113,11 @@ class Retention:
         }
         return Response(200, _encode(shown))
 
+    @operation(
+        "Where every stream goes on, those of the system too.",
+        query=(text("after", "Names after this one."), limit_parameter("Streams at most.")),
+        answers={200: an_object(heads={"type": "array"}, after=STRING_OR_NULL)},
+    )
     async def heads(self, request: Request) -> Response:
         """Heads in order of their streams' names, a page at a time."""
         self._admin(request)
@@ -113,6 +131,11 @@ class Retention:
         more = heads[-1].stream if len(heads) == limit else None
         return Response(200, _encode({"heads": [_shown(head) for head in heads], "after": more}))
 
+    @operation(
+        "Where the streams of the body go on.",
+        body=StreamsWanted,
+        answers={200: an_object(heads={"type": "array"})},
+    )
     async def heads_of(self, request: Request) -> Response:
         """Heads of the streams that are named; those that do not exist are left out."""
         self._admin(request)
@@ -123,13 +146,23 @@ class Retention:
         heads = [head for name in streams if (head := await self._log.head(check_name(name)))]
         return Response(200, _encode({"heads": [_shown(head) for head in heads]}))
 
+    @operation(
+        "What each recipient of a month still has to confirm.",
+        query=(
+            text("month", "A month, like 2026_11.", pattern="^[0-9]{4}_[0-9]{2}$", required=True),
+            text("after", "Recipients after this one."),
+            limit_parameter("Recipients at most.", MAILBOX_PAGE),
+        ),
+        answers={200: an_object(mailboxes=a_list({"type": "object"}), after=STRING_OR_NULL)},
+        errors=(404,),
+    )
     async def mailboxes(self, request: Request) -> Response:
         """Recipients of a month with the numbers that they still have to confirm, a page at a time."""
         self._admin(request)
         only(request, "month", "after", "limit")
         month = request.params.get("month", "")
         if month not in await self._context.mailbox.months():
-            raise InputInvalid("parameter month", f"{month[:20]!r} is none of the months; see /v1/retention/months")
+            raise NotFound("month", month[:20], remedy="GET /v1/retention/months lists them.")
         limit = integer(request, "limit", MAILBOX_PAGE, least=1, most=MAILBOX_PAGE)
         heads = await self._context.mailbox.recipients(month, after=request.params.get("after", ""), limit=limit)
         shown = [await self._pending(head) for head in heads]
@@ -147,6 +180,10 @@ class Retention:
         expired = max(0, head.pending - len(numbers))
         return {"recipient": head.recipient, "next": head.next_number, "pending": numbers, "expired": expired}
 
+    @operation(
+        "The pushers there are, and their states.",
+        answers={200: an_object(pushers=a_list({"type": "object"}))},
+    )
     async def pushers(self, request: Request) -> Response:
         """The pushers that the registry keeps."""
         self._admin(request)
@@ -160,6 +197,10 @@ class Retention:
 
     # ── retention ─────────────────────────────────────────────────────────────────────────────
 
+    @operation(
+        "The months of the mailboxes, and what is in them.",
+        answers={200: an_object(months=a_list({"type": "object"}))},
+    )
     async def months(self, request: Request) -> Response:
         """The months of the mailboxes, oldest first, with what is in them."""
         self._admin(request)
@@ -177,6 +218,12 @@ class Retention:
             size += sum(head.pending_bytes for head in heads)
         return {"month": month, "recipients": recipients, "pending": pending, "bytes": size}
 
+    @operation(
+        "Drop the oldest entries; a dry run unless the body says apply.",
+        body=TrimWanted,
+        answers={200: an_object(wanted=INTEGER, allowed=INTEGER, trimmed=INTEGER, entries=INTEGER)},
+        errors=(409,),
+    )
     async def trim(self, request: Request) -> Response:
         """Say what a trim would drop and what holds it back; with `apply`, drop it."""
         self._admin(request)

@@ -7,7 +7,7 @@ from penstock.server.context import Context
 from penstock.server.metrics import Metrics
 from penstock.server.routing import WHOLE, Route
 from penstock.server.v1.export import Exporter
-from penstock.server.v1.openapi import openapi
+from penstock.server.v1.openapi import Document
 from penstock.server.v1.operations import Operations
 from penstock.server.v1.pipeline import Pipeline
 from penstock.server.v1.publish import Publisher
@@ -16,7 +16,12 @@ from penstock.server.v1.tail import Tails
 
 
 def v1_routes(
-    context: Context, publisher: Publisher, operations: Operations, exporter: Exporter, metrics: Metrics
+    context: Context,
+    publisher: Publisher,
+    operations: Operations,
+    exporter: Exporter,
+    metrics: Metrics,
+    document: Document,
 ) -> list[Route]:
     """Every path of the own API, and of operations."""
     reader, tails = Reader(context), Tails(context)
@@ -32,7 +37,7 @@ def v1_routes(
         Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None, door="export"),
         *Pipeline(context).routes(),
         Route("POST", "/v1/backup", operations.backup, body=WHOLE(CALL_BYTES), timeout=None, admit=admin, door="v1"),
-        Route("GET", "/openapi.json", openapi),
+        Route("GET", "/openapi.json", document),
         Route("GET", "/health", operations.alive),
         Route("GET", "/__lbheartbeat__", operations.alive),
         Route("GET", "/ready", operations.ready),

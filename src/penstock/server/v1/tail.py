@@ -9,14 +9,17 @@ from penstock.errors import InputInvalid
 from penstock.limits import RECIPIENT_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context, flag, integer, only, readable
+from penstock.server.describing import INTEGER, an_object, number, operation, patterns, text
+from penstock.server.describing import flag as flag_parameter
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.live import LiveWire
-from penstock.server.v1.shown import Shown
+from penstock.server.v1.shown import EntryShown, Shown
 from penstock.values import Entry
 from penstock.wire.frames import text_frame
 from penstock.wire.http import chunk
 
 _HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+_GAP = an_object(gap=an_object(**{"from": INTEGER, "to": INTEGER}))
 
 
 class Lines:
@@ -65,6 +68,17 @@ class Tails:
         shown = Shown(context.log.server)
         self._chunks, self._plain, self._frames = Lines(shown, chunk), Lines(shown, bytes), Lines(shown, text_frame)
 
+    @operation(
+        "Follow streams: a line of JSON per entry, as they come.",
+        query=(
+            patterns(required=True),
+            flag_parameter("meta", "true also shows meta entries and tombstones."),
+            number("after", "First everything after this id; without it only what comes."),
+            text("consumer", "Name under which the ledger records it.", least=1, most=RECIPIENT_BYTES),
+        ),
+        answers={200: {"oneOf": [EntryShown, _GAP]}},
+        media="application/x-ndjson",
+    )
     def __call__(self, request: Request) -> Response:
         """Answer with a response that stays open, or become a WebSocket."""
         caller = self._context.caller(request)

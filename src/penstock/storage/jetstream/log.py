@@ -94,6 +94,9 @@ class JetStreamLog:
     def followed(self) -> int:
         return self._followed
 
+    async def newest(self) -> int:
+        return max(self._followed, await self._end())  # other nodes write, too
+
     @property
     def trimmed_upto(self) -> int:
         return self._trimmed_upto

@@ -50,6 +50,9 @@ class ColdLog:
     def followed(self) -> int:
         return self._hot.followed
 
+    async def newest(self) -> int:
+        return await self._hot.newest()
+
     @property
     def trimmed_upto(self) -> int:
         return self._hot.trimmed_upto

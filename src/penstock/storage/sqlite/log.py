@@ -43,6 +43,9 @@ class SqliteLog:
     def followed(self) -> int:
         return self._writer.followed
 
+    async def newest(self) -> int:
+        return self._writer.followed  # nobody else writes, and nobody is told an id before it is followed
+
     @property
     def trimmed_upto(self) -> int:
         return self._trimmed_upto
