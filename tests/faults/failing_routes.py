@@ -13,8 +13,10 @@ from penstock.config import Settings
 from penstock.core.metering import Sample
 from penstock.server import app
 from penstock.server.context import Context
+from penstock.server.describing import operation
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
+from penstock.testing import RunningServer
 
 
 class Ordered(msgspec.Struct):
@@ -23,11 +25,13 @@ class Ordered(msgspec.Struct):
     item: str = ""
 
 
+@operation("Fails.", body=Ordered)
 def fails(request: Request) -> Response:
     """The sabotage: takes for granted that a body is JSON, and what is in it."""
     return Response(200, b"%d" % len(msgspec.json.decode(request.body)["item"]))
 
 
+@operation("Hangs.", body=Ordered)
 async def hangs(request: Request) -> Response:
     """The sabotage: waits for ever for an item that is not there."""
     if b'"item":"' not in request.body:
@@ -55,6 +59,12 @@ class Failing:
 
     def samples(self) -> Iterable[Sample]:
         return ()
+
+
+class FailingServer(RunningServer):
+    """A server with that door."""
+
+    module = "tests.faults.failing_routes"
 
 
 if __name__ == "__main__":

@@ -80,3 +80,21 @@ def test_what_needs_no_token_says_so(shared_server: RunningServer, document: dic
 
     assert public == {"/health", "/ready", "/__heartbeat__", "/__lbheartbeat__", "/v1/webpush/key"}
     assert {ask(shared_server, "GET", path, token=None).status for path in public} == {200}
+
+
+NO_JSON = (b'{"\xc9\xd1F":1}', b"\xff", b"[" * 50_000, b'{"a":' * 10_000, b"{" + b'"a":{' * 2_000 + b"}" * 2_001)
+
+
+def test_no_bytes_of_a_body_are_a_failure_of_the_server(shared_server: RunningServer, document: dict[str, Any]) -> None:
+    operations = [(path, method, one) for path, found in document["paths"].items() for method, one in found.items()]
+    taking = [(path, method) for path, method, one in operations if "application/json" in _content(one)]
+    assert len(taking) > 10
+    for path, method in taking:
+        for body in NO_JSON:
+            filled = path.format(space="lake", name="x", id="x", actor="x") + ("?expect=0" if method == "put" else "")
+            assert ask(shared_server, method.upper(), filled, body).status in (400, 413), (method, path, body[:20])
+
+
+def _content(operation: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = operation.get("requestBody", {}).get("content", {})
+    return found

@@ -36,6 +36,8 @@ class Echo:
         self.heard.append(message)
         if message == "fail":
             raise RuntimeError("broken owner")
+        if message == "close":
+            self.socket.close(1008, "enough")
         if isinstance(message, str):
             self.socket.send_text(message.encode())
         else:
@@ -277,6 +279,21 @@ async def test_garbage_is_closed_with_the_right_code(wire: bytes, code: int, cap
             await wait_until_async(lambda: isinstance(owners[-1].heard[-1], int))
             assert owners[-1].heard[0] == "before"
             assert owners[-1].heard[-1] == code
+
+
+@on_uvloop
+async def test_both_sides_may_close_in_the_same_breath(caplog: pytest.LogCaptureFixture) -> None:
+    owners: list[Echo] = []
+    async with site([echo_route(owners)]) as place:
+        peer = await raw(place)
+        peer.send(masked(Opcode.TEXT, b"close") + masked(Opcode.TEXT, b"after") + masked(Opcode.CLOSE, b"\x03\xe8"))
+        told = await peer.rest()
+        peer.leave()
+        await wait_until_async(lambda: owners[0].heard[-1] == 1000)
+
+    assert told.endswith(b"\x88\x02\x03\xe8")
+    assert owners[0].heard == ["close", 1000]
+    assert "websocket.owner_failed" not in caplog.text
 
 
 def test_an_idle_websocket_holds_no_parser_and_a_half_message_does() -> None:

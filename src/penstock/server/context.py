@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
 
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock
@@ -21,6 +24,8 @@ from penstock.server.auth import Caller, Gate
 from penstock.server.caps import Caps
 from penstock.server.exchange import Request
 from penstock.server.wheel import Wheel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,14 @@ class Context:
             check(self.known(request))
 
         return admit
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """A body of JSON as a value of *kind*; `InputInvalid` if it is none, whatever its bytes are and however deep."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputInvalid("body", str(error)) from None
 
 
 def integer(request: Request, name: str, default: int | None, *, least: int = 0, most: int = 2**63 - 1) -> int:

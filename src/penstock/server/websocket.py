@@ -107,6 +107,9 @@ class WebSocket(Tap):
         if self._pipe is None or self._line is None:
             return
         reader = self._borrow()
+        if reader.state is not State.OPEN:  # the peer's close frame came in the same breath, and is being answered
+            self._deaf = True
+            return
         try:
             reader.send_close(code, _short(reason))
         except ProtocolError as error:

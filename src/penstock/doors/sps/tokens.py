@@ -9,7 +9,7 @@ import msgspec
 from penstock.core.names import check_pattern
 from penstock.errors import InputInvalid
 from penstock.limits import USER_TOKEN_SECONDS
-from penstock.server.context import Context, only
+from penstock.server.context import Context, decoded, only
 from penstock.server.describing import INTEGER, LARGEST, PATTERN_FIELD, STRING, an_object, operation, shown_as
 from penstock.server.exchange import Request, Response
 from penstock.wire.sps import user_number
@@ -41,7 +41,7 @@ class Tokens:
         """Sign one: for the admin, or a backend with the grant `sessions`, of what it may read itself."""
         caller = self._context.caller(request)
         caller.check_grant("sessions")
-        wanted = _wanted(request.body)
+        wanted = decoded(request.body, Wanted)
         uid = user_number("uid", str(wanted.uid))
         patterns = tuple(check_pattern(pattern) for pattern in wanted.subscribe)
         if not 1 <= wanted.ttl <= USER_TOKEN_SECONDS:
@@ -56,10 +56,3 @@ class Tokens:
         """Turn strangers away before a byte of their body is read."""
         only(request)
         self._context.known(request).check_grant("sessions")
-
-
-def _wanted(body: bytes) -> Wanted:
-    try:
-        return msgspec.json.decode(body, type=Wanted)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputInvalid("body", str(error)) from None

@@ -25,7 +25,7 @@ from penstock.doors.trickle.registry import KEY, ChannelRecord, Found, State
 from penstock.doors.trickle.streams import Streams
 from penstock.errors import Busy, Conflict, InputInvalid, PenstockError, TooLarge, VersionMismatch
 from penstock.limits import CONTENT_TYPE_BYTES
-from penstock.server.context import Context, flag, integer, only
+from penstock.server.context import Context, decoded, flag, integer, only
 from penstock.server.describing import INTEGER, STRING, STRING_OR_NULL, a_list, an_object, operation, shown_as
 from penstock.server.exchange import LIVE, Held, Request, Response
 from penstock.server.problems import error_response
@@ -355,10 +355,7 @@ class Trickle:
     def capability(self, request: Request) -> Response:
         """Put rights into a channel's name, for a client that cannot send a token. Nobody gives more than he has."""
         caller = self._context.caller(request)
-        try:
-            wanted = msgspec.json.decode(request.body, type=Wanted)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InputInvalid("body", str(error)) from None
+        wanted = decoded(request.body, Wanted)
         unknown = [right for right in wanted.rights if right not in trickle.RIGHTS]
         if unknown or not wanted.rights or not 0 <= wanted.ttl <= LONGEST_TTL or "~" in wanted.channel:
             raise InputInvalid("body", "needs a channel without '~', rights of publish, subscribe, delete, and a ttl")

@@ -18,7 +18,7 @@ import msgspec
 from penstock.core.names import check_name, is_system
 from penstock.errors import InputInvalid, NotFound, TooLarge
 from penstock.limits import ERASE_IDS
-from penstock.server.context import Context, only
+from penstock.server.context import Context, decoded, only
 from penstock.server.describing import INTEGER, LARGEST, NAME_FIELD, an_object, operation, shown_as
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
@@ -63,7 +63,7 @@ class Erasing:
         """Erase; the answer comes when the log does not have the bodies any more."""
         self._context.caller(request).check_admin("erase")
         only(request)
-        wanted = _decode(request.body)
+        wanted = decoded(request.body, EraseWanted)
         if bool(wanted.ids) == bool(wanted.stream):
             raise InputInvalid("body", "must have exactly one of ids and stream")
         erase = self._stream(wanted.stream) if wanted.stream else self._ids(wanted.ids)
@@ -107,10 +107,3 @@ class Erasing:
 
 def _is_part(entry: Entry) -> bool:
     return entry.kind is Kind.PART
-
-
-def _decode(body: bytes) -> EraseWanted:
-    try:
-        return msgspec.json.decode(body, type=EraseWanted)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputInvalid("body", str(error)) from None

@@ -13,7 +13,7 @@ from penstock import __version__
 from penstock.core.why import Answer, Folded, Why
 from penstock.errors import InputInvalid
 from penstock.limits import MESSAGE_ID_CHARACTERS, RECIPIENT_BYTES
-from penstock.server.context import Context, integer, only
+from penstock.server.context import Context, decoded, integer, only
 from penstock.server.describing import INTEGER, STRING, an_object, operation, shown_as, text
 from penstock.server.exchange import Request, Response
 
@@ -93,11 +93,7 @@ class Operations:
     async def backup(self, request: Request) -> Response:
         """Copy the data of the running node into a directory on its machine."""
         self._context.caller(request).check_admin("backup")
-        try:
-            wanted = msgspec.json.decode(request.body, type=BackupWanted)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InputInvalid("body", str(error)) from None
-        directory = Path(wanted.directory)
+        directory = Path(decoded(request.body, BackupWanted).directory)
         if not directory.is_absolute():
             raise InputInvalid("directory", "is not an absolute path on the server's machine")
         return Response(201, _encode(await self._backup(directory)))

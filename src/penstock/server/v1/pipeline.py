@@ -24,7 +24,7 @@ from penstock.core.export import BeyondLog
 from penstock.core.registry import NEW
 from penstock.errors import Conflict, InputInvalid, TooLarge, VersionMismatch
 from penstock.limits import LEVEL_BYTES, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
-from penstock.server.context import Context, integer, only
+from penstock.server.context import Context, decoded, integer, only
 from penstock.server.describing import (
     INTEGER,
     LARGEST,
@@ -135,7 +135,7 @@ class Pipeline:
         """Settle where a consumer begins. Whoever asks first decides; everybody gets that answer."""
         self._context.caller(request).check_grant("export")
         key = _checked_key("pipeline/consumers/" + request.captures[0])
-        wanted = _decode(request.body, Wanted)
+        wanted = decoded(request.body, Wanted)
         known = await self._registry.get(key)
         if known is None:
             value = _encode({"after": await self._position(wanted)})
@@ -213,7 +213,7 @@ class Pipeline:
         key = self._changeable(request)
         only(request, "expect")
         expect = integer(request, "expect", None)
-        await self._check_epoch(key, _decode(request.body, dict))
+        await self._check_epoch(key, decoded(request.body, dict))
         stored = await self._registry.put(key, request.body, expect=expect)
         if key.startswith("pipeline/tasks/"):
             self._news.wake_all()  # the driver waits there
@@ -317,10 +317,3 @@ def _milliseconds(text: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return max(0, int(moment.timestamp() * 1000))
-
-
-def _decode(body: bytes, type: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=type)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputInvalid("body", str(error)) from None

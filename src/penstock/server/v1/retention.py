@@ -14,7 +14,7 @@ meanwhile can only make the lake hold more than is demanded of it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -24,7 +24,7 @@ from penstock.core.names import check_name
 from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
 from penstock.limits import MAILBOX_PAGE, PAGE_ENTRIES
 from penstock.measures import measure
-from penstock.server.context import Context, integer, only
+from penstock.server.context import Context, decoded, integer, only
 from penstock.server.describing import (
     INTEGER,
     NAME_FIELD,
@@ -46,7 +46,6 @@ EVERYTHING: Final = (">", "/_sub", "/_sub/>", "/_ledger", "/_presence", "/_broad
 somebody has named like that are missing here; the lake knows them, and they are asked for by name."""
 
 _CUT = an_object(upto=INTEGER, trimmed=INTEGER, ms=INTEGER, ledger={"type": "object"})
-S = TypeVar("S")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -140,7 +139,7 @@ class Retention:
         """Heads of the streams that are named; those that do not exist are left out."""
         self._admin(request)
         only(request)
-        streams = _decode(request.body, StreamsWanted).streams
+        streams = decoded(request.body, StreamsWanted).streams
         if len(streams) > PAGE_ENTRIES:
             raise TooLarge("streams", len(streams), PAGE_ENTRIES)
         heads = [head for name in streams if (head := await self._log.head(check_name(name)))]
@@ -228,7 +227,7 @@ class Retention:
         """Say what a trim would drop and what holds it back; with `apply`, drop it."""
         self._admin(request)
         only(request)
-        wanted = _decode(request.body, TrimWanted)
+        wanted = decoded(request.body, TrimWanted)
         upto = min(await self._wanted_upto(wanted), self._log.followed)
         bound = await self._trimming.bound()
         if wanted.apply and upto > bound.upto:
@@ -268,10 +267,3 @@ class Retention:
 
 def _shown(head: Head) -> tuple[str, int, int, int, int]:
     return head.stream, head.next_index, head.chunk, head.offset, head.last_id
-
-
-def _decode(body: bytes, type: type[S]) -> S:
-    try:
-        return msgspec.json.decode(body, type=type)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputInvalid("body", str(error)) from None
