@@ -9,7 +9,7 @@ import json
 import random
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from tests.server.api import ask
 COUNT, LONG_COUNT = 1_500, 100_000
 TOGETHER, FRAMES = 25, 8  # requests of one connection; frames of one WebSocket, which closes at most mistakes
 HELLO = b'{"messageType":"hello","use_webpush":true}'
+AGENTS = 16  # among whom the messages are divided
 CHANNEL = "11111111-1111-4111-8111-111111111111"
 
 
@@ -109,24 +110,22 @@ def trickle(server: RunningServer) -> Prey:
 
 
 def webpush(server: RunningServer) -> Prey:
-    endpoint = urlsplit(_endpoint(server)).path
     headers = {"TTL": "60", "Content-Encoding": "aes128gcm"}
-    forms = [Form(method, endpoint, {}, headers, b"x" * 100) for method in ("POST", "PUT")]
-    forms.append(
-        Form("POST", endpoint, {}, {**headers, "Topic": "t", "Urgency": "low", "Prefer": "respond-async"}, b"")
-    )
-    forms.append(Form("POST", endpoint, {}, {"TTL": "0", "Content-Encoding": "aesgcm", "Encryption": "salt=AAAA",
-                                             "Crypto-Key": "dh=AAAA"}, b"x" * 20))  # fmt: skip
-    forms = [replace(form, token=False) for form in forms]
-    forms += [Form("DELETE", "/m/gAAAAA"), Form("GET", "/v1/webpush", {"limit": "3"}), Form("GET", "/v1/webpush/x")]
+    old = {"TTL": "0", "Content-Encoding": "aesgcm", "Encryption": "salt=AAAA", "Crypto-Key": "dh=AAAA"}
+    forms = []
+    for endpoint in [urlsplit(_endpoint(server)).path for _ in range(AGENTS)]:
+        forms += [Form(method, endpoint, {}, headers, b"x" * 100, token=False) for method in ("POST", "PUT")]
+        more = {**headers, "Topic": "t", "Urgency": "low", "Prefer": "respond-async"}
+        forms += [
+            Form("POST", endpoint, {}, more, b"", token=False),
+            Form("POST", endpoint, {}, old, b"x", token=False),
+        ]
     keys = {"p256dh": "B" * 87, "auth": "A" * 22}
-    bound = {
-        "subscription": {"endpoint": "http://127.0.0.1:1/", "keys": keys},
-        "stream": "/f/a",
-        "ttl": 60,
-        "topic": "t",
-    }
-    forms.append(Form("POST", "/v1/webpush", {}, {}, bound))
+    bound = {"subscription": {"endpoint": "http://127.0.0.1:1/", "keys": keys}, "stream": "/f/a", "ttl": 60}
+    forms += [
+        Form("DELETE", "/m/gAAAAA"), Form("GET", "/v1/webpush", {"limit": "3"}), Form("GET", "/v1/webpush/x"),
+        Form("POST", "/v1/webpush", {}, {}, {**bound, "topic": "t"}),
+    ] * AGENTS  # fmt: skip
     update = {"channelID": CHANNEL, "version": "1", "code": 100}
     commands: list[Any] = [
         {"messageType": "hello", "uaid": "", "use_webpush": True, "channelIDs": [], "broadcasts": {"a": "b"}},
