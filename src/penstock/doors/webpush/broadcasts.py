@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -21,7 +21,8 @@ from penstock.config import WebPushSettings
 from penstock.core.registry import NEW
 from penstock.errors import ConfigInvalid, InputInvalid, NotFound, PenstockError, TooLarge, VersionMismatch
 from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
-from penstock.server.context import Context
+from penstock.server.context import Context, decoded
+from penstock.server.describing import STRING, an_object, operation, shown_as, text
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.values import Record
@@ -34,6 +35,13 @@ LOOK_SECONDS = 1.0  # by which a lost hint delays a new version
 AT_ONCE = 256  # user agents that are told before the loop may do something else
 _ID = re.compile(r"[!-~]+")
 _VERSION = re.compile(r"[ -~]+")
+_SHOWN_ID = text(
+    "id",
+    "Printable characters without a space; slashes stay as they are.",
+    pattern=r"^(?!\.{1,2}$|errors$)[!-.0-~]+$",
+    most=BROADCAST_ID_CHARACTERS,
+    required=True,
+)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 
@@ -47,7 +55,7 @@ class Listener(Protocol):
 class VersionWanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a PUT."""
 
-    version: str
+    version: Annotated[str, shown_as(pattern=r"^[ -~]+$", maxLength=BROADCAST_VERSION_CHARACTERS)]
 
 
 class Broadcasts:
@@ -151,11 +159,22 @@ class Broadcasts:
             Route("DELETE", "/v1/webpush/broadcasts/**", self.delete, door="webpush"),
         ]
 
+    @operation(
+        "List the broadcasts, with their versions.",
+        answers={200: an_object(broadcasts={"type": "object", "additionalProperties": STRING})},
+    )
     def show_all(self, request: Request) -> Response:
         """All versions that this node knows."""
         self._context.caller(request).check_grant("webpush")
         return Response(200, _encode({"broadcasts": dict(sorted(self.versions.items()))}))
 
+    @operation(
+        "Give a broadcast a new version; user agents are told at once.",
+        path=(_SHOWN_ID,),
+        body=VersionWanted,
+        answers={200: an_object(id=STRING, version=STRING)},
+        errors=(507,),
+    )
     async def put(self, request: Request) -> Response:
         """Give a broadcast a new version: every user agent that asked for it is told at once."""
         self._context.caller(request).check_admin("broadcasts")
@@ -169,6 +188,12 @@ class Broadcasts:
         await self._change(change)
         return Response(200, _encode({"id": id, "version": version}))
 
+    @operation(
+        "Forget what was put; the setting's version counts again.",
+        path=(_SHOWN_ID,),
+        answers={204: None},
+        errors=(404, 507),
+    )
     async def delete(self, request: Request) -> Response:
         """Forget what was put; the version of the setting counts again, if there is one."""
         self._context.caller(request).check_admin("broadcasts")
@@ -190,10 +215,7 @@ def _check_id(id: str) -> str:
 
 
 def _check_version(body: bytes) -> str:
-    try:
-        version = msgspec.json.decode(body, type=VersionWanted).version
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputInvalid("body", str(error), code="json_invalid") from None
+    version = decoded(body, VersionWanted).version
     if not _VERSION.fullmatch(version) or len(version) > BROADCAST_VERSION_CHARACTERS:
         raise InputInvalid("version", f"is not 1 to {BROADCAST_VERSION_CHARACTERS} printable characters")
     return version
