@@ -49,6 +49,21 @@ async def test_concurrent_puts_leave_no_gap_and_no_double(open_engine):
         assert all(one.number + 1 == two.number for one, two in stored)
 
 
+async def test_a_head_never_names_a_number_whose_item_it_has_not_seen(open_engine):
+    """Who reads a head, and then what comes after it, must have everything: nothing may lie between the two."""
+    async with open_engine() as engine:
+        mailbox = await opened(engine)
+
+        for number in range(1, 41):
+            putting = asyncio.ensure_future(mailbox.put("phone", MONTH, [item(f"{number}")]))
+            while not putting.done():
+                await asyncio.sleep(0)  # one turn: an engine in memory never waits by itself
+                head = await mailbox.head("phone", MONTH)
+                assert head.pending == head.next_number - 1
+                assert head.pending_bytes == sum(len(str(n)) for n in range(1, head.next_number))
+            assert (await putting)[0].number == number
+
+
 async def test_an_item_is_kept_as_it_was(open_engine, clock):
     new = NewItem("id", 17, b"\x00\xff\n", "chan", "top", '{"a":"\u00e9"}', clock.now_ms() + 1000)
     async with open_engine() as engine:

@@ -62,7 +62,11 @@ class Mailbox(Protocol):
         ...
 
     async def head(self, recipient: str, month: str) -> MailboxHead:
-        """What is known of this recipient; an unknown one has an empty head."""
+        """What is known of this recipient; an unknown one has an empty head.
+
+        It counts every pending item whose number is below `next_number`, and no other: who has those and goes on
+        with `take(after=next_number - 1)` leaves nothing out.
+        """
         ...
 
     async def set_channels(self, recipient: str, month: str, channels: Sequence[str]) -> None:

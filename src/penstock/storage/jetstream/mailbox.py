@@ -177,9 +177,10 @@ class JetStreamMailbox:
         return (await self._read_head(recipient, month)).head.channels
 
     async def head(self, recipient: str, month: str) -> MailboxHead:
-        items = [one.item for one in await self._all(recipient, month)]
-        known = await self._read_head(recipient, month)
-        head = known.head
+        # The head first. What is put in between has a number beyond it and comes to whoever reads on from there;
+        # in the other order the head would count an item that nobody has seen, and nobody would look for it again.
+        head = (await self._read_head(recipient, month)).head
+        items = [one.item for one in await self._all(recipient, month) if one.item.number < head.next_number]
         size = sum(len(item.body) for item in items)
         return MailboxHead(recipient, month, head.next_number, head.position, head.channels, len(items), size)
 
