@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.core import background
 from penstock.core.clock import ManualClock
 from penstock.core.ledger import Ledger, decode, recipient
 from penstock.core.members import Alone
-from penstock.doors.sps import recall
 from penstock.doors.sps.recall import Recall
 from penstock.errors import DiskFull
 from penstock.storage.memory import MemoryEngine
@@ -90,7 +90,7 @@ async def test_what_one_device_confirms_bit_by_bit_is_recorded_once() -> None:
 
 
 async def test_a_log_that_cannot_be_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(background, "RETRY_SECONDS", 0.01)
     async with second_life() as (engine, log, recalled):
         log.failures = 2
         log.open.set()

@@ -41,7 +41,7 @@ class Door:
     def __init__(self, engine: MemoryEngine, kind: type[Subscriptions]) -> None:
         self._engine, self._log = engine, engine.log
         self.subscriptions = kind(engine.log, engine.registry)
-        self.activity = Activity(engine.log, self.subscriptions, ManualClock(), 1)
+        self.activity = Activity(engine.log, self.subscriptions, ManualClock())
 
     async def change(self, what: str, stream: str, id: str, *, crash: bool) -> None:
         head = await self._log.head(stream)

@@ -13,8 +13,6 @@ more, and the others take it for dead two seconds later at the earliest.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -25,8 +23,6 @@ from penstock.errors import PenstockError, VersionMismatch
 PREFIX: Final = "duties/"
 RELEASE_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 2.0
-
-log = logging.getLogger("penstock.duties")
 
 
 class Duties:
@@ -78,18 +74,6 @@ class Duties:
             async with asyncio.timeout(RELEASE_SECONDS):
                 for thing in list(self._held):
                     await self.release(thing)
-
-    async def keep_looking(self, look: Callable[[], Awaitable[None]], wake: asyncio.Event, what: str) -> None:
-        """Look after things for ever: when *wake* is set, and now and then, as a hint may be lost."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await wake.wait()
-            wake.clear()
-            try:
-                await look()
-            except PenstockError as error:
-                log.warning("duties.not_seen", extra={"what": what, "error": str(error)})
 
     async def holder(self, thing: str) -> str | None:
         """The living member that does it."""

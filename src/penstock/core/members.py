@@ -23,6 +23,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from penstock.core.background import Background, Loop
 from penstock.core.bus import Bus
 from penstock.core.registry import NEW, Registry
 from penstock.errors import NotFound, PenstockError, VersionMismatch
@@ -83,15 +84,21 @@ class Members:
 
     alone = False
 
-    def __init__(self, registry: Registry, bus: Bus, time: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        bus: Bus,
+        time: Callable[[], float] | None = None,
+        background: Background | None = None,
+    ) -> None:
         """*time* is the loop's, in seconds."""
-        self._registry, self._bus = registry, bus
+        self._registry, self._bus, self._background = registry, bus, background or Background()
         self._time = time or asyncio.get_running_loop().time
         self._key = _PREFIX + bus.node
         self._version = NEW
         self._renewed = float("-inf")  # when the last change that succeeded began
         self._seen: dict[str, tuple[int, float, str]] = {}  # key → version, since when, member
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loops: list[Loop] = []
         self._look = asyncio.Event()
         self._fence: asyncio.TimerHandle | None = None
         self.on_change: list[Callable[[], None]] = []
@@ -106,15 +113,17 @@ class Members:
         await self.renew()
         await self.watch()
         await self._bus.hint(HINT, b"")
-        self._tasks = [asyncio.create_task(self._renewing()), asyncio.create_task(self._watching())]
+        self._loops = [
+            self._background.every(RENEW_SECONDS, "members.renew", self._renew_in_time),
+            self._background.every(WATCH_SECONDS, "members.watch", self.watch, wake=self._look),
+        ]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for loop in self._loops:
+            await loop.stop()
         self._renewed = float("-inf")
         if self._fence is not None:
             self._fence.cancel()
@@ -160,30 +169,16 @@ class Members:
         left = self._renewed + HOLD_SECONDS - self._time()
         self._fence = asyncio.get_running_loop().call_later(left, self._tell)
 
-    async def _renewing(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_SECONDS)
-            held = self.holds
-            try:
-                async with asyncio.timeout(HOLD_SECONDS):
-                    await self.renew()
-            except (PenstockError, TimeoutError) as error:
-                log.warning("members.not_renewed", extra={"error": str(error)})
+    async def _renew_in_time(self) -> None:
+        held = self.holds
+        try:
+            async with asyncio.timeout(HOLD_SECONDS):
+                await self.renew()
+        finally:
             if held != self.holds:
                 self._tell()
 
     # ── the others' ────────────────────────────────────────────────────────────────────────────
-
-    async def _watching(self) -> None:
-        while True:
-            self._look.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_SECONDS):
-                    await self._look.wait()
-            try:
-                await self.watch()
-            except PenstockError as error:
-                log.warning("members.not_seen", extra={"error": str(error)})
 
     async def watch(self) -> None:
         """Look at all records once; remove those that have not changed for too long."""

@@ -17,6 +17,7 @@ from typing import Protocol, Self, runtime_checkable
 import uvloop
 
 from penstock.config import ServerSettings, Settings
+from penstock.core.background import Background
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock, WallClock
 from penstock.core.epoch import open_epoch
@@ -40,7 +41,7 @@ from penstock.measures import parse_address, parse_keep
 from penstock.server.auth import Gate, open_admin_token, open_keys
 from penstock.server.context import Context
 from penstock.server.door import Door, Internal, Lodging, MakeDoor
-from penstock.server.housekeeping import Housekeeping
+from penstock.server.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.server.listener import Listener, make_caps
 from penstock.server.metrics import Metrics
 from penstock.server.routing import Route, Router
@@ -158,6 +159,7 @@ class Node:
         self._stack = AsyncExitStack()
         self._draining = False
         self._doors: list[Door] = []
+        self._background = Background()
         self.routes: tuple[Route, ...] = ()  # all that the public listener answers
 
     async def __aenter__(self) -> Self:
@@ -178,7 +180,7 @@ class Node:
         """Start the parts in the order in which they need each other; the stack ends them in reverse."""
         settings, enter, clock = self._settings, self._stack.enter_async_context, WallClock()
         connections = connection_settings(settings.server)
-        engine = self._engine = await enter(_open_engine(settings, self._data, clock))
+        engine = self._engine = await enter(_open_engine(settings, self._data, clock, self._background))
         await _check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
         self._lake = await enter(open_lake(settings.lake.url)) if settings.lake.url else None
@@ -219,7 +221,8 @@ class Node:
             wheel := Wheel(asyncio.get_running_loop()),
             settings.server.body_limit,
             caps := make_caps(connections),
-            Alone() if engine.bus.alone else await enter(Members(engine.registry, engine.bus)),
+            Alone() if engine.bus.alone else await enter(self._members(engine)),
+            self._background,
         )
         routes = self._routes(context) + Retention(context, engine.log, self._trimming).routes()
         routes += Erasing(context).routes()
@@ -234,6 +237,9 @@ class Node:
         self.routes = tuple(routes)
         await self._open_internally(connections)
         self._listener = await enter(Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps))
+
+    def _members(self, engine: Engine) -> Members:
+        return Members(engine.registry, engine.bus, background=self._background)
 
     async def _open_internally(self, connections: ConnectionSettings) -> None:
         """Open the listener for other nodes, if there is to be one; it is closed after the public one."""
@@ -274,8 +280,9 @@ class Node:
             keep_bytes=keep_bytes,
             bound=self._trimming.bound,
         )
-        task = asyncio.create_task(self._housekeeping.run())
-        self._stack.push_async_callback(_end, task)
+        round = self._housekeeping.round
+        loop = self._background.every(INTERVAL_SECONDS, "housekeeping", round, at_once=True)
+        self._stack.push_async_callback(loop.stop)
 
     def _routes(self, context: Context) -> list[Route]:
         self._publisher = Publisher(context)
@@ -358,11 +365,14 @@ class Node:
         failed = self._engine.log.followers.failed
         yield "counter", "followers_failed", "Times that a part of the server failed at new entries.", failed, {}
         yield "counter", "ledger_refused", "Records that the log refuses for good.", self._ledger.refused, {}
+        yield from self._background.samples()
         for door in self._doors:
             yield from door.samples()
 
 
-def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncContextManager[Engine]:
+def _open_engine(
+    settings: Settings, data: Path, clock: Clock, background: Background
+) -> AbstractAsyncContextManager[Engine]:
     server = settings.eventhorizon.server
     if settings.log.engine == "memory":
         from penstock.storage.memory import MemoryEngine
@@ -370,7 +380,7 @@ def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncC
         return MemoryEngine(node=NODE, server=server, clock=clock)
     log_settings = settings.log
     if log_settings.engine.startswith("nats://"):
-        return _open_cluster(settings, clock)
+        return _open_cluster(settings, clock, background)
     limits = Limits(
         queue_jobs=log_settings.queue,
         queue_bytes=log_settings.queue_bytes,
@@ -381,7 +391,7 @@ def _open_engine(settings: Settings, data: Path, clock: Clock) -> AbstractAsyncC
     return open_sqlite(data, node=NODE, server=server, clock=clock, options=options)
 
 
-def _open_cluster(settings: Settings, clock: Clock) -> AbstractAsyncContextManager[Engine]:
+def _open_cluster(settings: Settings, clock: Clock, background: Background) -> AbstractAsyncContextManager[Engine]:
     from penstock.storage.jetstream import engine as jetstream
 
     kept = settings.log
@@ -391,7 +401,7 @@ def _open_cluster(settings: Settings, clock: Clock) -> AbstractAsyncContextManag
     )  # fmt: skip
     node = settings.server.node or f"{socket.gethostname()}-{secrets.token_hex(4)}"
     return jetstream.open_jetstream(
-        kept.engine, node=node, server=settings.eventhorizon.server, clock=clock, options=options
+        kept.engine, node=node, server=settings.eventhorizon.server, clock=clock, options=options, background=background
     )
 
 
@@ -407,11 +417,6 @@ async def _check_server_name(engine: Engine, server: str) -> None:
         raise ConfigInvalid(
             "eventhorizon.server", f"is {server!r}, but cursors of this log say {was!r}", remedy=f"Set it to {was}."
         )
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def connection_settings(server: ServerSettings) -> ConnectionSettings:

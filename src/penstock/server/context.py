@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.core.background import Background
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock
 from penstock.core.hub import Hub
@@ -44,6 +45,7 @@ class Context:
     body_limit: int
     caps: Caps = field(default_factory=lambda: Caps(0))  # none but for connections, which are not counted here
     members: Membership = field(default_factory=Alone)
+    background: Background = field(default_factory=Background)
 
     def caller(self, request: Request) -> Caller:
         """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from penstock.core.aging import ClockWatch, aged_upto
@@ -15,7 +15,6 @@ from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
 from penstock.core.registry import Registry
-from penstock.errors import PenstockError
 from penstock.server.trimming import Bound
 
 log = logging.getLogger("penstock.housekeeping")
@@ -23,11 +22,12 @@ log = logging.getLogger("penstock.housekeeping")
 INTERVAL_SECONDS = 30.0
 JUMP_PATIENCE_SECONDS = 600.0
 """How long nothing expires for good after a clock was set: one that was set wrongly is mostly set back soon."""
+Part = Callable[[], Awaitable[object]]
 _TRIM_SHARE = 20  # when the log is too large, this part of its ids goes at a time
 
 
 class Housekeeping:
-    """Runs its round every half minute. A round that fails is logged, and the next one comes."""
+    """What its round does, every half minute. Who runs it (`core/background.py`) survives a round that fails."""
 
     def __init__(
         self,
@@ -53,31 +53,41 @@ class Housekeeping:
         self.expired = 0
         self.trimmed = 0
 
-    async def run(self) -> None:
-        """Go on until cancelled."""
-        while True:
-            try:
-                await self.round()
-            except PenstockError as error:
-                log.warning("housekeeping.failed", extra={"error": str(error)})
-            await asyncio.sleep(INTERVAL_SECONDS)
-
     async def round(self) -> None:
-        """Do everything once. What goes by its time waits while the clock has just been set."""
-        await self._make_months()
-        since_jump = await self._watch.seconds_since_jump()
-        trusted = since_jump >= JUMP_PATIENCE_SECONDS
-        if trusted:
-            await self._expire()
-        await self._trim(since_jump)
-        await self._measure()
-        if trusted and self.daily is not None:
+        """Do everything once, also what comes after something that failed; then raises what went wrong.
+
+        A storage that is full refuses new months, and must be trimmed all the same. What goes by its time waits while
+        the clock has just been set, or while nobody can tell.
+        """
+        errors: list[Exception] = []
+        try:
+            since_jump = await self._watch.seconds_since_jump()
+        except Exception as error:  # noqa: BLE001 - raised below, when the others had their turn
+            errors.append(error)
+            since_jump = 0.0
+        parts: list[Part] = [self._make_months, partial(self._trim, since_jump), self._measure]
+        if since_jump >= JUMP_PATIENCE_SECONDS:
+            parts += [self._expire_entries, self._expire_records, self._each_day]
+        for part in parts:
+            try:
+                await part()
+            except Exception as error:  # noqa: BLE001 - as above
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise ExceptionGroup("; ".join(map(str, errors)), errors)
+
+    async def _each_day(self) -> None:
+        if self.daily is not None:
             await self.daily()
 
-    async def _expire(self) -> None:
+    async def _expire_entries(self) -> None:
         """Until nothing is due; each call is a short one."""
         while gone := await self._log.expire():
             self.expired += gone
+
+    async def _expire_records(self) -> None:
         while await self._registry.expire():
             pass
 

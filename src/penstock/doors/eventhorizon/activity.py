@@ -7,20 +7,15 @@ behind.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Iterator
 
 from penstock.core.clock import Clock
 from penstock.core.duties import Duties
 from penstock.core.log import Log
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.errors import PenstockError
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES, LINE_BYTES
 from penstock.values import Batch, Draft, Kind
 from penstock.wire.eventhorizon import subscription_activity, timestamp
-
-log = logging.getLogger("penstock.eventhorizon")
 
 DUTY = "eventhorizon/announcements"
 _TYPE = "SubscriptionActivity"
@@ -30,21 +25,14 @@ _ROOM = LINE_BYTES - 128  # of one line, beside its type, its time and JSON's ow
 class Activity:
     """The batched task. Of a cluster's nodes one announces; the others keep in mind what it has not announced yet."""
 
-    def __init__(
-        self, target: Log, subscriptions: Subscriptions, clock: Clock, interval: float, duties: Duties | None = None
-    ) -> None:
-        self._log, self._subscriptions, self._clock, self._interval = target, subscriptions, clock, interval
+    def __init__(self, target: Log, subscriptions: Subscriptions, clock: Clock, duties: Duties | None = None) -> None:
+        self._log, self._subscriptions, self._clock = target, subscriptions, clock
         self._duties = duties
 
-    async def run(self) -> None:
-        """Announce what moved, again and again."""
-        while True:
-            await asyncio.sleep(self._interval)
-            try:
-                if await self._is_ours():
-                    await self.tick()
-            except PenstockError as error:
-                log.warning("activity.failed", extra={"error": str(error)})
+    async def round(self) -> None:
+        """Announce what moved, if this node is the one to do it."""
+        if await self._is_ours():
+            await self.tick()
 
     async def _is_ours(self) -> bool:
         if self._duties is None:

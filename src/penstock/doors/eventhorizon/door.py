@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from penstock.config import Settings
+from penstock.core.background import Loop
 from penstock.core.duties import Duties
 from penstock.core.metering import Sample
 from penstock.doors.eventhorizon.activity import Activity
@@ -31,14 +31,15 @@ class EventHorizon:
         self._duties = Duties(context.registry, context.members)
         self._writer = Writer(context, self._subscriptions)
         self._reader = Reader(context, self._subscriptions)
-        interval = settings.eventhorizon.activity_interval
-        self._activity = Activity(context.log, self._subscriptions, context.clock, interval, self._duties)
+        self._interval = settings.eventhorizon.activity_interval
+        self._activity = Activity(context.log, self._subscriptions, context.clock, self._duties)
         self._pushers = Pushers(context, self._subscriptions, settings.eventhorizon, self._duties)
-        self._announcing: asyncio.Task[None] | None = None
+        self._announcing: Loop | None = None
 
     async def __aenter__(self) -> Self:
         await self._subscriptions.load()
-        self._announcing = asyncio.create_task(self._activity.run())
+        every = self._context.background.every
+        self._announcing = every(self._interval, "eventhorizon.announcements", self._activity.round)
         await self._pushers.start()
         return self
 
@@ -47,8 +48,7 @@ class EventHorizon:
     ) -> None:
         await self._pushers.stop()
         if self._announcing is not None:
-            self._announcing.cancel()
-            await asyncio.gather(self._announcing, return_exceptions=True)
+            await self._announcing.stop()
         await self._duties.release_all()
 
     def samples(self) -> Iterable[Sample]:

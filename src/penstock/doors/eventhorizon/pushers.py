@@ -17,8 +17,9 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from penstock.config import EventHorizonSettings
+from penstock.core.background import Loop
 from penstock.core.calls import Calls
-from penstock.core.duties import Duties
+from penstock.core.duties import LOOK_SECONDS, Duties
 from penstock.core.members import node_of
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.pusher import Gone, Pusher
@@ -141,7 +142,7 @@ class Pushers:
         self._all: dict[str, Managed] = {}
         self._pace = Pace(settings.push_retry, settings.push_retry_longest, settings.push_repeat, settings.push_slots)
         self._look = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: Loop | None = None
         self._turn = asyncio.Lock()  # one look at a time
         self._calls = Calls(context.bus, HINT, self._asked)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
@@ -151,7 +152,7 @@ class Pushers:
         await self.look()
         if not self._members.alone:
             self._members.on_change.append(self._members_changed)
-            self._looking = asyncio.create_task(self._duties.keep_looking(self.look, self._look, "pushers"))
+            self._looking = self._context.background.every(LOOK_SECONDS, "pushers", self.look, wake=self._look)
 
     @property
     def running(self) -> int:
@@ -161,8 +162,7 @@ class Pushers:
     async def stop(self) -> None:
         """End them all; each app is somewhere, and will say where."""
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+            await self._looking.stop()
         await asyncio.gather(*(self._halt(managed) for managed in self._all.values()))
         await self._calls.__aexit__(None, None, None)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 from penstock.config import Settings
+from penstock.core.background import Loop
 from penstock.core.metering import Sample
 from penstock.doors.msgstream.api import Api
 from penstock.doors.msgstream.emit import Emitter
@@ -16,14 +15,11 @@ from penstock.doors.msgstream.records import DOOR
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.doors.msgstream.streaming import Streaming
 from penstock.doors.msgstream.tasks import Tasks
-from penstock.errors import PenstockError
 from penstock.limits import CALL_BYTES, PACK_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context
 from penstock.server.exchange import Handler
 from penstock.server.routing import WHOLE, Route
-
-log = logging.getLogger("penstock.msgstream")
 
 
 class MessageStream:
@@ -34,6 +30,7 @@ class MessageStream:
     def __init__(self, context: Context, settings: Settings) -> None:
         self._context, self._settings = context, settings.msgstream
         self._tasks = Tasks()
+        self._loops: list[Loop] = []
         self.sessions = self.kind(context, settings.msgstream, self._tasks)
         self._streaming = Streaming(self.sessions, settings)
         self._emitter = Emitter(self.sessions)
@@ -41,14 +38,17 @@ class MessageStream:
 
     async def __aenter__(self) -> Self:
         await self._context.mailbox.make_month(self.sessions.month)
-        self._tasks.start(_again_and_again(self.sessions.sweep, self._settings.sweep))
+        every, settings = self._context.background.every, self._settings
+        self._loops.append(every(settings.sweep, "msgstream.sweep", self.sessions.sweep))
         if not self.sessions.alone:
-            self._tasks.start(_again_and_again(self.sessions.recheck_all, self._settings.recheck))
+            self._loops.append(every(settings.recheck, "msgstream.recheck", self.sessions.recheck_all))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for loop in self._loops:
+            await loop.stop()
         await self._tasks.__aexit__(kind, error, trace)
         self.sessions.close()
 
@@ -79,13 +79,3 @@ class MessageStream:
         self, method: str, path: str, handler: Handler, check: Callable[[Caller], None], limit: int = CALL_BYTES
     ) -> Route:
         return Route(method, path, handler, body=WHOLE(limit), admit=self._context.admitting(check), door=DOOR)
-
-
-async def _again_and_again(work: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """Do *work* now and then. One that fails is logged, and the next comes."""
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await work()
-        except PenstockError as error:
-            log.warning("msgstream.round_failed", extra={"error": str(error)})

@@ -25,12 +25,13 @@ from typing import Final, NamedTuple, Protocol, Self
 
 import msgspec
 
+from penstock.core.background import Background, Loop
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock
 from penstock.core.members import Membership, node_of
 from penstock.core.registry import NEW, Registry
 from penstock.doors.sps.presence import Presence
-from penstock.errors import PenstockError, VersionMismatch
+from penstock.errors import VersionMismatch
 from penstock.limits import PAGE_ENTRIES
 
 log = logging.getLogger("penstock.sps")
@@ -98,15 +99,23 @@ class Claims:
     """Sees to the records of this node's wires. Lives in `async with`."""
 
     def __init__(
-        self, registry: Registry, bus: Bus, members: Membership, clock: Clock, presence: Presence, local: Local
+        self,
+        registry: Registry,
+        bus: Bus,
+        members: Membership,
+        clock: Clock,
+        presence: Presence,
+        local: Local,
+        background: Background | None = None,
     ) -> None:
+        self._background = background or Background()
         self._registry, self._bus, self._members, self._clock = registry, bus, members, clock
         self._presence, self._local = presence, local
         self._held: dict[Device, _Held] = {}
         self._waiting: dict[Device, None] = {}
         self._busy: set[Device] = set()
         self._work = asyncio.Semaphore(0)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loops: list[Loop] = []
         self._sweep, self._idle = asyncio.Event(), asyncio.Event()
         self._stopping = False
         self._upto: dict[Device, int] = {}  # said, and not yet told to the others
@@ -119,8 +128,9 @@ class Claims:
     async def __aenter__(self) -> Self:
         self._members.on_change.append(self._members_changed)
         self._sweep.set()
-        self._tasks = [asyncio.create_task(self._working()) for _ in range(WORKERS)]
-        self._tasks.append(asyncio.create_task(self._sweeping()))
+        forever = self._background.forever
+        self._loops = [forever("sps.claims", self._work_once) for _ in range(WORKERS)]
+        self._loops.append(forever("sps.sweep", self._sweep_when_due))
         return self
 
     async def __aexit__(
@@ -132,9 +142,7 @@ class Claims:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._idle.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(loop.stop() for loop in self._loops))
 
     def changed(self, uid: str, hid: str, upto: int | None = None) -> None:
         """A device's wire on this node has opened, or ended, or both: see what is to be done.
@@ -171,26 +179,25 @@ class Claims:
 
     # ── one device ─────────────────────────────────────────────────────────────────────────────
 
-    async def _working(self) -> None:
-        while True:
-            await self._work.acquire()
-            device = next((one for one in self._waiting if one not in self._busy), None)
-            if device is None:  # all that wait are being worked on: whoever does it looks again
-                continue
-            del self._waiting[device]
-            self._busy.add(device)
-            try:
-                await self._settle(*device)
-            except PenstockError as error:
-                log.warning("sps.not_claimed", extra={"error": str(error)})
-                await asyncio.sleep(RETRY_SECONDS)
-                self._waiting[device] = None
-            finally:
-                self._busy.discard(device)
-                if device in self._waiting:
-                    self._work.release()
-                elif self._stopping and not self._waiting and not self._busy:
-                    self._idle.set()
+    async def _work_once(self) -> None:
+        await self._work.acquire()
+        device = next((one for one in self._waiting if one not in self._busy), None)
+        if device is None:  # all that wait are being worked on: whoever does it looks again
+            return
+        del self._waiting[device]
+        self._busy.add(device)
+        try:
+            await self._settle(*device)
+        except Exception:
+            self._waiting[device] = None
+            await asyncio.sleep(RETRY_SECONDS)  # nobody else tries it before
+            raise
+        finally:
+            self._busy.discard(device)
+            if device in self._waiting:
+                self._work.release()
+            elif self._stopping and not self._waiting and not self._busy:
+                self._idle.set()
 
     async def _settle(self, uid: str, hid: str) -> None:
         """Make the record say what is true on this node, unless another node knows better."""
@@ -273,16 +280,14 @@ class Claims:
 
     # ── nodes that died ────────────────────────────────────────────────────────────────────────
 
-    async def _sweeping(self) -> None:
-        while True:
-            await self._sweep.wait()
-            self._sweep.clear()
-            try:
-                await self._sweep_once()
-            except PenstockError as error:
-                log.warning("sps.not_swept", extra={"error": str(error)})
-                await asyncio.sleep(RETRY_SECONDS)
-                self._sweep.set()
+    async def _sweep_when_due(self) -> None:
+        await self._sweep.wait()
+        self._sweep.clear()
+        try:
+            await self._sweep_once()
+        except Exception:
+            self._sweep.set()  # the next round tries again
+            raise
 
     async def _sweep_once(self) -> None:
         if self._members.living()[0] != self._members.me:

@@ -36,7 +36,7 @@ class Sps:
         self._stack = AsyncExitStack()
         if not members.alone:
             self.wires.claims = Claims(
-                context.registry, context.bus, members, context.clock, self._presence, self.wires
+                context.registry, context.bus, members, context.clock, self._presence, self.wires, context.background
             )
         self._rooms = Rooms(context, self.wires)
 

@@ -17,6 +17,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from penstock.core.background import Background, Loop
 from penstock.core.ledger import STREAM, Ledger, Recipient, epoch_key, readable
 from penstock.core.log import Log
 from penstock.core.members import Membership, node_of
@@ -26,14 +27,13 @@ from penstock.doors.sps.presence import STREAM as PRESENCE
 from penstock.doors.sps.presence import Line, lines_of
 from penstock.doors.sps.wire import Wire
 from penstock.doors.sps.witness import Witnesses
-from penstock.errors import NotFound, PenstockError, Trimmed
+from penstock.errors import NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, RECALLED_BATCHES, UNCONFIRMED_WIRES
 from penstock.values import Entry
 
 log = logging.getLogger("penstock.sps")
 
 GATHER_SECONDS: Final = 0.05
-RETRY_SECONDS: Final = 1.0
 BATCHES: Final = 200
 """Entries of the ledger, or of presence, that are looked at in one go."""
 AT_ONCE: Final = 200
@@ -51,8 +51,16 @@ class Said(NamedTuple):
 class Recall:
     """Remembers for the devices what a server that has ended cannot. Lives in `async with`."""
 
-    def __init__(self, source: Log, ledger: Ledger, registry: Registry, members: Membership) -> None:
+    def __init__(
+        self,
+        source: Log,
+        ledger: Ledger,
+        registry: Registry,
+        members: Membership,
+        background: Background | None = None,
+    ) -> None:
         self._log, self._ledger, self._registry, self._members = source, ledger, registry, members
+        self._background = background or Background()
         self._former, self._witnesses = Former(), Witnesses(source, ledger.flush_ms)
         self._ends: dict[str, int] = {}  # of the ledger and of presence: what comes before these indexes is of interest
         self._changes, self._read_upto = 1, 0  # of members: lives may have ended of which nothing was read yet
@@ -60,28 +68,27 @@ class Recall:
         self._heard: OrderedDict[str, Said] = OrderedDict()  # in a cluster: nodes are found dead long after it was said
         self._work = asyncio.Event()
         self._done = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._loop: Loop | None = None
 
     async def __aenter__(self) -> Self:
         if self._ledger.enabled:
             for stream in (STREAM, PRESENCE):
                 await self._look_for_end(stream)
             self._members.on_change.append(self._members_changed)
-            self._task = asyncio.create_task(self._working())
+            self._loop = self._background.forever("sps.recall", self._round)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """What was not recorded by now is confirmed when its device comes back to the next life."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._loop is not None:
+            await self._loop.stop()
 
     def confirm(self, who: Recipient, upto: int, wire: Wire | None = None) -> None:
         """A device has everything that it was sent up to an id, whoever sent it."""
         said = Said(who, upto, wire)
-        if self._task is None or not upto:
+        if self._loop is None or not upto:
             return
         # While it is being read, `_former` belongs to another thread.
         if self._read_upto != self._changes or self._former.concerns(who.name, upto, witness=wire is not None):
@@ -92,7 +99,7 @@ class Recall:
 
     async def confirmed(self) -> None:
         """Return when what was said before is recorded."""
-        while self._said and self._task is not None:
+        while self._said and self._loop is not None:
             self._done.clear()
             await self._done.wait()
 
@@ -103,17 +110,15 @@ class Recall:
 
     # ── in the background ─────────────────────────────────────────────────────────────────────
 
-    async def _working(self) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            await asyncio.sleep(GATHER_SECONDS)
-            try:
-                await self._work_off()
-            except PenstockError as error:
-                log.warning("sps.not_recalled", extra={"error": str(error)})
-                await asyncio.sleep(RETRY_SECONDS)
-                self._work.set()
+    async def _round(self) -> None:
+        await self._work.wait()
+        self._work.clear()
+        await asyncio.sleep(GATHER_SECONDS)
+        try:
+            await self._work_off()
+        except Exception:
+            self._work.set()  # the next round tries again
+            raise
 
     async def _work_off(self) -> None:
         while self._read_upto != self._changes:

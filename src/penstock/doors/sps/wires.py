@@ -45,7 +45,7 @@ class Wires:
         self.targets = Targets()
         self._open: dict[str, Wire] = {}
         self.claims: Claims | None = None  # among other nodes; a server that is alone needs none
-        self.recall = self.recalling(context.log, context.ledger, context.registry, context.members)
+        self.recall = self.recalling(context.log, context.ledger, context.registry, context.members, context.background)
         self._numbers: dict[str, int] = {}  # of open wires, for claims
         self._opened = 0
         self._left: OrderedDict[str, list[Span]] = OrderedDict()  # unconfirmed when the wire ended

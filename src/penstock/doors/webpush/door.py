@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import logging
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -20,14 +18,12 @@ from penstock.doors.webpush.refusals import problem
 from penstock.doors.webpush.sender import Sender
 from penstock.doors.webpush.tokens import Tokens, open_keys
 from penstock.doors.webpush.unseen import Unseen
-from penstock.errors import ConfigInvalid, PeerError, PenstockError
+from penstock.errors import ConfigInvalid, PeerError
 from penstock.limits import PUSH_BODY_READ
 from penstock.server.context import Context
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.wire.vapid import parse_origin
-
-log = logging.getLogger("penstock.webpush")
 
 DOOR = "webpush"
 _SWEEP_SECONDS = 60.0
@@ -72,8 +68,8 @@ class WebPush:
         agents.peers = Peers(agents, context.bus, context.clock, token=token, timeout=settings.node_timeout)
         await self._stack.enter_async_context(agents)
         self.endpoint = self.endpoint_kind(agents, context.clock, origin)
-        sweeping = asyncio.get_running_loop().create_task(self._sweep_now_and_then())
-        self._stack.push_async_callback(_end, sweeping)
+        sweeping = context.background.every(_SWEEP_SECONDS, "webpush.sweep", self.sweep)
+        self._stack.push_async_callback(sweeping.stop)
         await self._sender.start(tokens.receipt_shard)
         self._stack.push_async_callback(self._sender.stop)
         return self
@@ -130,14 +126,6 @@ class WebPush:
 
     # ── expiry ────────────────────────────────────────────────────────────────────────────────
 
-    async def _sweep_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            try:
-                await self.sweep()
-            except PenstockError as error:
-                log.warning("sweep.failed", extra={"error": str(error)})
-
     async def sweep(self) -> None:
         """Delete messages whose time has run out, and say so."""
         for month in await self._context.mailbox.months():
@@ -154,8 +142,3 @@ def _check_origin(given: str) -> str:
     except ValueError:
         remedy = "Set it to scheme, host and port alone, like https://push.example.net."
         raise ConfigInvalid("webpush.origin", f"{given!r} is no origin", remedy=remedy) from None
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -20,7 +20,8 @@ from typing import Final
 import msgspec
 
 from penstock.config import WebPushSettings
-from penstock.core.duties import Duties
+from penstock.core.background import Loop
+from penstock.core.duties import LOOK_SECONDS, Duties
 from penstock.doors.webpush.bindings import POSITIONS, Binding, Kept, Means, decode_position
 from penstock.doors.webpush.courier import Courier, check_endpoint
 from penstock.doors.webpush.proofs import Proofs
@@ -54,7 +55,7 @@ class Roster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pace = Pace(settings.send_retry, settings.send_retry_longest, slots=settings.send_slots)
         self._look = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: Loop | None = None
         self._changing = asyncio.Lock()  # to bind and to unbind take two steps each, which must not mix
         self.unbound = 0
         self._proofs = Proofs(context, self._spawn, self._runs, self._proved)
@@ -67,13 +68,12 @@ class Roster:
         await self.look()
         if not self._members.alone:
             self._members.on_change.append(self._look.set)
-            self._looking = asyncio.create_task(self._duties.keep_looking(self.look, self._look, "webpush"))
+            self._looking = self._context.background.every(LOOK_SECONDS, "webpush.bindings", self.look, wake=self._look)
 
     async def stop(self) -> None:
         """End all bindings; what is on its way has a moment to be settled, else it will be sent again."""
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+            await self._looking.stop()
         self._proofs.stop()
         for binding in self.running.values():
             binding.stop()

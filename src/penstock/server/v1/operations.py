@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -48,12 +49,17 @@ class Operations:
     def ready(self, request: Request) -> Response:
         """Whether requests should be sent here, and why not."""
         why_not = self._readiness()
-        body = {
+        body: dict[str, object] = {
             "status": why_not or "ready",
             "uptime_seconds": int(time.monotonic() - self._started),
             "durability": self._context.log.durability,
             "upto": self._context.log.followed,
         }
+        # What goes on in the background does not keep requests from being served: who balances load sends on.
+        if failing := self._context.background.failing:
+            body["failing"] = [
+                {"loop": one.loop, "since": _shown(one.since_ms), "rounds": one.rounds} for one in failing
+            ]
         return Response(503 if why_not else 200, _encode(body))
 
     def version(self, request: Request) -> Response:
@@ -97,3 +103,7 @@ class Operations:
         if not directory.is_absolute():
             raise InputInvalid("directory", "is not an absolute path on the server's machine")
         return Response(201, _encode(await self._backup(directory)))
+
+
+def _shown(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

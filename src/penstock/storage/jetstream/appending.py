@@ -27,6 +27,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Final, Self
 
+from penstock.core.background import Background
 from penstock.core.clock import Clock
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError, TooLarge
 from penstock.storage.jetstream.connection import Refused, read_ack
@@ -66,6 +67,7 @@ class Appender:
         self,
         store: Store,
         known: KnownStreams,
+        background: Background,
         *,
         clock: Clock,
         server: str,
@@ -73,6 +75,7 @@ class Appender:
         queue_bytes: int,
         followed: int,
     ) -> None:
+        self._background = background
         self._store, self._known, self._clock, self._server = store, known, clock, server
         self._connection = store.connection
         self._limit, self._limit_bytes = queue, queue_bytes
@@ -92,13 +95,14 @@ class Appender:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._connection.on_back.append(self._send_all_again)
-        self._spawn(self._tick())
+        self._ticking = self._background.every(_TICK, "jetstream.appends", self._tick)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
+        await self._ticking.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -407,14 +411,12 @@ class Appender:
                 self._publish(group, group.planned)
 
     async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK)
-            now = time.monotonic()
-            self._give_up(now)
-            for group in list(self._flying.values()):
-                if group.sent and now - group.sent > ACK_SECONDS and self._connection.connected:
-                    group.unsure = True
-                    self._send(group)
+        now = time.monotonic()
+        self._give_up(now)
+        for group in list(self._flying.values()):
+            if group.sent and now - group.sent > ACK_SECONDS and self._connection.connected:
+                group.unsure = True
+                self._send(group)
 
     def _give_up(self, now: float) -> None:
         """Tell those who have waited too long; drop groups that nobody waits for."""

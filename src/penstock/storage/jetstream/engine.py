@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
 from penstock.errors import ConfigInvalid, EngineGone, InputInvalid
 from penstock.storage.jetstream.bus import NatsBus
@@ -48,9 +49,11 @@ def open_jetstream(
     server: str = "127.0.0.1",
     clock: Clock | None = None,
     options: Options | None = None,
+    background: Background | None = None,
 ) -> JetStreamEngine:
     """The engine on the NATS servers of `nats://a,b,c`; `async with` opens and closes it."""
-    return JetStreamEngine(server_urls(servers), node, server, clock or WallClock(), options or Options())
+    clock, options = clock or WallClock(), options or Options()
+    return JetStreamEngine(server_urls(servers), node, server, clock, options, background or Background())
 
 
 def server_urls(text: str) -> list[str]:
@@ -70,7 +73,10 @@ class JetStreamEngine:
     bus: NatsBus
     export: JetStreamExport
 
-    def __init__(self, servers: list[str], node: str, server: str, clock: Clock, options: Options) -> None:
+    def __init__(
+        self, servers: list[str], node: str, server: str, clock: Clock, options: Options, background: Background
+    ) -> None:
+        self._background = background
         self._node, self._server, self._clock, self._options = node, server, clock, options
         self._stack = AsyncExitStack()
         self.connection = Connection(
@@ -98,7 +104,7 @@ class JetStreamEngine:
         await self.registry.open()
         await self.bus.open()
         self.log = JetStreamLog(
-            Store(connection, subjects), clock=clock, server=self._server,
+            Store(connection, subjects), self._background, clock=clock, server=self._server,
             durability="quorum+fsync" if options.synced else "quorum",
             queue=options.queue, queue_bytes=options.queue_bytes,
         )  # fmt: skip

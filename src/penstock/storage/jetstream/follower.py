@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+from penstock.core.background import Background, Loop
 from penstock.errors import EngineGone
 from penstock.storage.jetstream import frames
 from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused, header, status
@@ -37,8 +38,8 @@ Sink = Callable[[list[Message]], None]
 class Follower:
     """Calls *sink* with whole batches, several at a time. Lives in `async with`."""
 
-    def __init__(self, store: Store, sink: Sink, after: int) -> None:
-        self._store, self._sink = store, sink
+    def __init__(self, store: Store, sink: Sink, after: int, background: Background) -> None:
+        self._store, self._sink, self._background = store, sink, background
         self._connection: Connection = store.connection
         self._deliver = 0  # the number of the subscription
         self._expected = 1  # the consumer's next delivery
@@ -47,39 +48,37 @@ class Follower:
         self._ready: list[Message] = []
         self._heard = time.monotonic()
         self._broken = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._watching: Loop | None = None
         self.trouble = ""
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._connection.on_back.append(self._broken.set)
         await self._begin_at_last()
-        self._task = asyncio.create_task(self._watch())
+        self._watching = self._background.forever("jetstream.follower", self._watch)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._watching is not None:
+            await self._watching.stop()
         await self._connection.unlisten(self._deliver)
 
     # ── the consumer ───────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """Make a new consumer whenever the present one is broken or silent."""
-        while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
-                    await self._broken.wait()
-            except TimeoutError:
-                if time.monotonic() - self._heard < SILENCE_SECONDS:
-                    continue
-            if self._connection.connected:
-                await self._begin_again()
-            else:
-                self._broken.clear()
+        """Make a new consumer if the present one is broken or silent."""
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                await self._broken.wait()
+        except TimeoutError:
+            if time.monotonic() - self._heard < SILENCE_SECONDS:
+                return
+        if self._connection.connected:
+            await self._begin_again()
+        else:
+            self._broken.clear()
 
     async def _begin_at_last(self) -> None:
         """Begin, even if the servers are still electing who leads the stream."""

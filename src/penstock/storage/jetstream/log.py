@@ -10,6 +10,7 @@ from typing import Final, Self
 
 import msgspec
 
+from penstock.core.background import Background
 from penstock.core.clock import Clock
 from penstock.core.followers import Follower as Callee
 from penstock.core.followers import Followers
@@ -41,9 +42,17 @@ class JetStreamLog:
     """`core.log.Log` over one JetStream stream. Lives in `async with`."""
 
     def __init__(
-        self, store: Store, *, clock: Clock, server: str, durability: str, queue: int, queue_bytes: int
+        self,
+        store: Store,
+        background: Background,
+        *,
+        clock: Clock,
+        server: str,
+        durability: str,
+        queue: int,
+        queue_bytes: int,
     ) -> None:
-        self.durability, self.server = durability, server
+        self.durability, self.server, self._background = durability, server, background
         self._store, self._clock = store, clock
         self._queue = (queue, queue_bytes)
         self._known = KnownStreams()
@@ -61,10 +70,10 @@ class JetStreamLog:
         self._trimmed_upto = await self._stored_trim()
         await self._tombstones.load(self._store)
         self._appender = Appender(
-            self._store, self._known, clock=self._clock, server=self.server, queue=self._queue[0],
+            self._store, self._known, self._background, clock=self._clock, server=self.server, queue=self._queue[0],
             queue_bytes=self._queue[1], followed=self._followed,
         )  # fmt: skip
-        self._follower = Follower(self._store, self._take, self._followed)
+        self._follower = Follower(self._store, self._take, self._followed, self._background)
         await self._appender.__aenter__()
         await self._follower.__aenter__()
         self._store.patience = PATIENCE_SECONDS

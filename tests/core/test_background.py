@@ -1,0 +1,192 @@
+"""Background loops: whatever a round raises, the next one comes, and somebody can see that it failed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.core.background import Background, Loop, Work
+from penstock.core.clock import ManualClock
+from penstock.errors import EngineGone, PenstockError
+from penstock.testing import TooLate, wait_until_async
+
+ERRORS = (
+    EngineGone("full"),
+    RuntimeError("a defect"),
+    KeyError("x"),
+    TimeoutError(),
+    OSError(28, "No space left on device"),
+    asyncio.CancelledError(),  # of something that the round waited for
+    ExceptionGroup("two", [ValueError("one"), EngineGone("other")]),
+    MemoryError(),
+    RecursionError(),
+)
+
+
+class Refusing:
+    """Work that raises what it is told to, and counts its rounds."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.rounds = 0
+
+    async def __call__(self) -> None:
+        self.rounds += 1
+        if self.error is not None:
+            raise self.error
+
+
+class Unguarded(Background):
+    """As loops were before: they survive errors that were raised on purpose, and no other."""
+
+    def every(
+        self, seconds: float, name: str, work: Work, *, wake: asyncio.Event | None = None, at_once: bool = False
+    ) -> Loop:
+        return _UnguardedLoop(self, name, work, seconds, wake, at_once=at_once)
+
+
+class _UnguardedLoop(Loop):
+    async def _round(self) -> bool:
+        try:
+            await self._work()
+        except PenstockError as error:
+            self._home.failed(self._name, error)
+            return False
+        return True
+
+
+@asynccontextmanager
+async def loop_of(background: Background, work: Work) -> AsyncIterator[asyncio.Event]:
+    """A loop that does a round whenever the event is set."""
+    wake = asyncio.Event()
+    loop = background.every(3600, "test", work, wake=wake, at_once=True)
+    try:
+        yield wake
+    finally:
+        await loop.stop()
+
+
+async def check_it_goes_on(background: Background, error: BaseException) -> None:
+    work = Refusing()
+    work.error = error
+    async with loop_of(background, work) as wake:
+        await wait_until_async(lambda: work.rounds == 1)
+        wake.set()
+        await wait_until_async(lambda: work.rounds == 2, within=1)
+        assert background.failures["test"] == 2
+        assert [(one.loop, one.rounds) for one in background.failing] == [("test", 2)]
+        work.error = None
+        wake.set()
+        await wait_until_async(lambda: not background.failing)
+        assert work.rounds == 3
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+async def test_a_loop_survives_every_error(error: BaseException) -> None:
+    await check_it_goes_on(Background(), error)
+
+
+async def test_the_same_check_finds_a_loop_that_ends_for_good() -> None:
+    with pytest.raises((TooLate, AssertionError)):
+        await check_it_goes_on(Unguarded(), RuntimeError("a defect"))
+
+
+async def test_who_stops_a_loop_ends_it_in_the_middle_of_its_round() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    background = Background()
+    loop = background.forever("test", work)
+    await begun.wait()
+    await loop.stop()
+    assert ended.is_set()
+    assert background.failures == {"test": 0}
+
+
+async def test_a_failing_loop_says_since_when_and_its_metrics_say_how_often() -> None:
+    clock, work = ManualClock(), Refusing()
+    background, work.error = Background(clock), EngineGone("full")
+    async with loop_of(background, work) as wake:
+        await wait_until_async(lambda: work.rounds == 1)
+        since_ms = clock.now_ms()
+        clock.advance(60)
+        wake.set()
+        await wait_until_async(lambda: work.rounds == 2)
+        assert background.failing[0].since_ms == since_ms
+        counts = {(name, labels["loop"]): value for _, name, _, value, labels in background.samples()}
+        assert counts == {("background_failures", "test"): 2, ("background_failing", "test"): 1}
+    assert not background.failing  # who is not there is not failing
+
+
+async def test_of_rounds_that_fail_alike_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    background = Background()
+    for _ in range(100):
+        background.failed("test", EngineGone("full"))
+    background.failed("test", ValueError("new"))
+    said = [record.__dict__["rounds"] for record in caplog.records if record.message == "background.failed"]
+    assert said == [1, 2, 4, 8, 16, 32, 64, 101]
+
+
+async def test_work_that_waits_by_itself_is_tried_again_after_a_moment() -> None:
+    work = Refusing()
+    work.error = RuntimeError("once")
+    background = Background()
+    loop = background.forever("test", _then_wait(work))
+    try:
+        await wait_until_async(lambda: work.rounds == 1)
+        work.error = None
+        await wait_until_async(lambda: work.rounds >= 2)
+    finally:
+        await loop.stop()
+
+
+def _then_wait(work: Refusing) -> Callable[[], asyncio.Future[None]]:
+    async def once() -> None:
+        await asyncio.sleep(0)
+        await work()
+
+    return lambda: asyncio.ensure_future(once())
+
+
+ONE_SHOT = {
+    "core/calls.py": "one answer to one question of a node",
+    "core/hub.py": "readers of the line before the log, guarded feed by feed",
+    "core/ledger.py": "one flush",
+    "core/promise.py": "makes one awaitable a future",
+    "doors/eventhorizon/pusher.py": "one push",
+    "doors/eventhorizon/pushers.py": "a pusher's life, which its duty begins anew",
+    "doors/msgstream/emit.py": "one emit",
+    "doors/msgstream/tasks.py": "one step of a session",
+    "doors/trickle/channels.py": "the end of one channel",
+    "doors/webpush/agents.py": "one command of a user agent",
+    "doors/webpush/roster.py": "one message of a binding",
+    "server/service.py": "one request",
+    "server/v1/publish.py": "one publish",
+    "storage/jetstream/appending.py": "the plan of one group",
+}
+"""Files that start tasks, and what each task does before it ends. What never ends is a loop of `Background`."""
+
+
+def test_only_the_owner_of_loops_starts_tasks_that_do_not_end() -> None:
+    source = Path(penstock.__file__).parent
+    rooms = [source / room for room in ("core", "doors", "server", "storage")]
+    starting = {
+        str(file.relative_to(source))
+        for room in rooms
+        for file in room.rglob("*.py")
+        if re.search(r"\b(create_task|ensure_future)\(", file.read_text())
+    }
+
+    assert starting == {*ONE_SHOT, "core/background.py"}
