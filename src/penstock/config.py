@@ -346,10 +346,6 @@ class MsgstreamSettings:
         "What a WebSocket gets with each new pack: that pack (new), or all that are not confirmed (all, as MAGE does).",
         choices=("new", "all"),
     )
-    recheck: float = setting(
-        5.0, "Where several nodes share the data: how often an open connection looks for what no hint told.",
-        unit="s", least=0.25,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from penstock.core.bus import Bus, Receiver
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
+from penstock.core.lookout import Changes, Lookout
 from penstock.doors.msgstream import MessageStream
 from penstock.server.auth import Gate, open_keys
 from penstock.server.context import Context
@@ -27,7 +28,7 @@ from penstock.server.listener import Listener
 from penstock.server.routing import Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine, MemoryMailbox
+from penstock.storage.memory import MemoryChanges, MemoryEngine, MemoryMailbox
 from penstock.values import Item, NewItem
 
 TURNS = 3  # of the loop, until a write is durable
@@ -82,7 +83,11 @@ class Place:
         settings: MsgstreamSettings,
         bus: Bus | None = None,
         recent: int = 8192,
+        look_seconds: float = 0.0,
+        changes: Changes | None = None,
     ) -> None:
+        self._look_seconds = look_seconds  # between looks for changes of other nodes; 0: there are none
+        self._changes = changes
         self.engine, self.clock, self._keys, self._make, self._settings = engine, clock, keys, make, settings
         self._bus, self._recent = bus, recent
         self._stack = AsyncExitStack()
@@ -90,6 +95,7 @@ class Place:
         self.door: MessageStream
         self.listener: Listener
         self.ledger: Ledger
+        self.lookout: Lookout
 
     async def start(self) -> None:
         engine, enter = self.engine, self._stack.enter_async_context
@@ -97,11 +103,14 @@ class Place:
         self.ledger = Ledger(engine.log, self.clock, node=(self._bus or engine.bus).node)
         await self.ledger.open(engine.registry)
         wheel = Wheel(asyncio.get_running_loop())
+        changes = (self._changes or MemoryChanges(engine)) if self._look_seconds else None
+        self.lookout = Lookout(changes, seconds=self._look_seconds)
         context = Context(
             engine.log, engine.mailbox, engine.registry, self._bus or engine.bus, hub, self.ledger,
-            Gate(open_keys(self._keys), "admin"), self.clock, wheel, 1 << 20,
+            Gate(open_keys(self._keys), "admin"), self.clock, wheel, 1 << 20, lookout=self.lookout,
         )  # fmt: skip
         self.door = await enter(self._make(context, Settings(msgstream=self._settings)))
+        await enter(self.lookout)
         settings = ConnectionSettings(port=0, drain_seconds=0.001)
         self.listener = await enter(Listener(Router(self.door.routes()), settings, clock=self.clock, wheel=wheel))
 
@@ -219,11 +228,15 @@ class NodeBus:
 
 
 @asynccontextmanager
-async def two_nodes(keys: Path, make: type[MessageStream] = MessageStream) -> AsyncIterator[tuple[Place, Place, Wires]]:
-    clock, wires = ManualClock(), Wires()
-    settings = replace(MsgstreamSettings(), recheck=0.25)
+async def two_nodes(
+    keys: Path, make: type[MessageStream] = MessageStream, look_seconds: float = 0.1
+) -> AsyncIterator[tuple[Place, Place, Wires]]:
+    clock, wires, settings = ManualClock(), Wires(), MsgstreamSettings()
     async with slow_engine(clock) as engine:
-        one, two = (Place(engine, clock, keys, make, settings, NodeBus(name, wires)) for name in ("one", "two"))
+        one, two = (
+            Place(engine, clock, keys, make, settings, NodeBus(name, wires), look_seconds=look_seconds)
+            for name in ("one", "two")
+        )
         await one.start()
         await two.start()
         try:

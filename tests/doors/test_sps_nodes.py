@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,7 @@ from penstock.config import Settings
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, decode
+from penstock.core.lookout import Changes, Lookout
 from penstock.core.members import Members
 from penstock.core.registry import Registry
 from penstock.doors.sps import Sps
@@ -28,9 +29,10 @@ from penstock.server.listener import Listener
 from penstock.server.routing import Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine
+from penstock.storage.memory import MemoryChanges, MemoryEngine
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
+from tests.faulty_bus import Faults, FaultyBus
 from tests.nodes import Network
 
 
@@ -39,6 +41,7 @@ class Node:
 
     def __init__(self, engine: MemoryEngine, members: Members, door: Sps, listener: Listener) -> None:
         self.engine, self.members, self.door, self.listener = engine, members, door, listener
+        self.lookout: Lookout
         self._writers: list[asyncio.StreamWriter] = []
 
     async def subscribe(self, query: str) -> asyncio.StreamReader:
@@ -70,10 +73,16 @@ async def line(reader: asyncio.StreamReader) -> Any:
 
 
 @asynccontextmanager
-async def two(keys: Path) -> AsyncIterator[tuple[Node, Node, Network]]:
+async def two(
+    keys: Path, faults: Faults | None = None, changes: Callable[[MemoryEngine], Changes] = MemoryChanges
+) -> AsyncIterator[tuple[Node, Node, Network]]:
+    """Two nodes; each looks for changes when the test says so."""
     network = Network()
     async with MemoryEngine() as engine, AsyncExitStack() as stack:
-        nodes = [await node(stack, engine, network, name, keys) for name in ("a", "b")]
+        nodes = [
+            await node(stack, engine, network, name, keys, faults or Faults(), Lookout(changes(engine)))
+            for name in ("a", "b")
+        ]
         for one in nodes:
             await one.members.watch()
         try:
@@ -83,20 +92,25 @@ async def two(keys: Path) -> AsyncIterator[tuple[Node, Node, Network]]:
                 one.hang_up()
 
 
-async def node(stack: AsyncExitStack, engine: MemoryEngine, network: Network, name: str, keys: Path) -> Node:
+async def node(
+    stack: AsyncExitStack, engine: MemoryEngine, network: Network, name: str, keys: Path, faults: Faults,
+    lookout: Lookout,
+) -> Node:  # fmt: skip
     hub = await stack.enter_async_context(Hub(engine.log))
-    clock, bus = ManualClock(), network.bus(name)
+    clock, bus = ManualClock(), FaultyBus(network.bus(name), faults)
     ledger = Ledger(engine.log, clock, node=name)
     await ledger.open(engine.registry)
     stack.push_async_callback(ledger.close)
     members = await stack.enter_async_context(Members(engine.registry, bus))
     context = Context(
         engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Gate(open_keys(keys), "admin"), clock,
-        Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members,
+        Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members, lookout=lookout,
     )  # fmt: skip
     door = await stack.enter_async_context(Sps(context, Settings()))
     listener = await stack.enter_async_context(Listener(Router(door.routes()), ConnectionSettings(port=0)))
-    return Node(engine, members, door, listener)
+    made = Node(engine, members, door, listener)
+    made.lookout = lookout
+    return made
 
 
 async def claimed(node: Node, uid: str) -> bool:

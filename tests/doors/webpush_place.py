@@ -24,6 +24,7 @@ from penstock.core.bus import Receiver
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Event, Ledger, decode
+from penstock.core.lookout import Changes, Lookout
 from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
@@ -194,8 +195,10 @@ class NodePlace:
     """One node."""
 
     def __init__(
-        self, place: Place, name: str, settings: Settings, make: type[Agents], endpoint: type[Endpoint], *, over: str
-    ) -> None:
+        self, place: Place, name: str, settings: Settings, make: type[Agents], endpoint: type[Endpoint], *, over: str,
+        changes: Changes | None = None,
+    ) -> None:  # fmt: skip
+        self.lookout = Lookout(changes)
         self.place, self.name = place, name
         self.mailbox, self.registry = Stoppable(place.engine.mailbox), Stoppable(place.engine.registry)
         self.bus: Any = place.engine.bus if over == "alone" else SharedBus(name, place.buses)
@@ -210,7 +213,7 @@ class NodePlace:
         place = self.place
         context = Context(
             place.engine.log, self.mailbox, self.registry, self.bus, place.hub, place.ledger, place.gate,
-            place.clock, Wheel(place.time), 1024 * 1024,
+            place.clock, Wheel(place.time), 1024 * 1024, lookout=self.lookout,
         )  # type: ignore[arg-type]  # fmt: skip
 
         class Door(WebPush):
@@ -312,6 +315,7 @@ async def place(
     over: str = "alone",
     make: type[Agents] = Agents,
     endpoint: type[Endpoint] = Endpoint,
+    changes: Callable[[MemoryEngine], Changes | None] = lambda engine: None,
     **settings: Any,
 ) -> AsyncIterator[Place]:
     """Nodes that run in the block: alone, or talking over the "bus" or over "http"."""
@@ -323,7 +327,10 @@ async def place(
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)
         made = Place(engine, hub, clock, ledger, Gate(open_keys(keys), "admin"))
-        made.nodes = [NodePlace(made, f"n{number}", chosen, make, endpoint, over=over) for number in range(nodes)]
+        made.nodes = [
+            NodePlace(made, f"n{number}", chosen, make, endpoint, over=over, changes=changes(engine))
+            for number in range(nodes)
+        ]
         async with AsyncExitStack() as stack:
             for node in made.nodes:
                 await stack.enter_async_context(node.running())

@@ -148,7 +148,9 @@ async def site(
             "wheel": wheel, "body_limit": 1 << 20, "caps": Caps(0),
             "members": Alone(),
         }  # fmt: skip
-        context = Context(**{field.name: parts[field.name] for field in dataclasses.fields(Context)})
+        context = Context(
+            **{field.name: parts[field.name] for field in dataclasses.fields(Context) if field.name in parts}
+        )
         exporter = Exporter(context, export or own, **options)
         routes = [
             Route("GET", "/v1/log/plan", exporter.plan),

@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 
 log = logging.getLogger("penstock.calls")
 
-ANSWER_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 1.0
 Answerer = Callable[[bytes], Awaitable[bytes]]
 
 

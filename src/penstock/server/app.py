@@ -25,6 +25,7 @@ from penstock.core.export import Export
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import Log, prepare
+from penstock.core.lookout import Changes, Lookout
 from penstock.core.mailbox import Mailbox
 from penstock.core.members import Alone, Members
 from penstock.core.metering import Sample
@@ -89,6 +90,11 @@ class Engine(Protocol):
     def bus(self) -> Bus: ...
     @property
     def export(self) -> Export: ...
+
+    @property
+    def changes(self) -> Changes | None:
+        """What other nodes do; None when there are none."""
+        ...
 
     @property
     def trouble(self) -> str:
@@ -209,6 +215,7 @@ class Node:
             remedy = f"give {ADMIN_TOKEN_CHARACTERS} characters or more, or none: the server makes one"
             log.warning("auth.admin_token_short", extra={"remedy": remedy})
         self._gate = Gate(open_keys(self._data), admin_token)
+        lookout = Lookout(engine.changes, self._background)
         context = Context(
             source,
             engine.mailbox,
@@ -223,6 +230,7 @@ class Node:
             caps := make_caps(connections),
             Alone() if engine.bus.alone else await enter(self._members(engine)),
             self._background,
+            lookout,
         )
         routes = self._routes(context) + Retention(context, engine.log, self._trimming).routes()
         routes += Erasing(context).routes()
@@ -235,6 +243,7 @@ class Node:
         self._housekeeping.daily = tables.daily
         routes += tables.routes()
         self.routes = tuple(routes)
+        await enter(lookout)
         await self._open_internally(connections)
         self._listener = await enter(Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps))
 

@@ -15,6 +15,7 @@ from penstock.core.clock import Clock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import Log
+from penstock.core.lookout import Lookout
 from penstock.core.mailbox import Mailbox
 from penstock.core.members import Alone, Membership
 from penstock.core.names import check_pattern
@@ -46,6 +47,7 @@ class Context:
     caps: Caps = field(default_factory=lambda: Caps(0))  # none but for connections, which are not counted here
     members: Membership = field(default_factory=Alone)
     background: Background = field(default_factory=Background)
+    lookout: Lookout = field(default_factory=Lookout)
 
     def caller(self, request: Request) -> Caller:
         """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`.

@@ -20,6 +20,7 @@ from penstock.core.bus import LocalBus
 from penstock.core.clock import Clock, WallClock
 from penstock.core.export import LogExport
 from penstock.core.followers import Follower, Followers
+from penstock.core.lookout import Changes, MailboxChange, RecordChange
 from penstock.core.names import check_pattern, matches
 from penstock.core.registry import NEW
 from penstock.core.stamp import check_batch, stamp
@@ -50,6 +51,7 @@ class MemoryEngine:
         self.registry = MemoryRegistry(clock)
         self.bus = LocalBus(node)
         self.export = LogExport(self.log)
+        self.changes: Changes | None = None  # alone; nodes of a test that share it have one each
         self.queued = 0
         self.trouble = ""
 
@@ -64,6 +66,23 @@ class MemoryEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         return None
+
+
+class MemoryChanges:
+    """`core.lookout.Changes` of one of several nodes that share an engine in memory."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._records: dict[str, int] = {}
+        self._heads: dict[tuple[str, str], int] = {}
+        engine.registry.watchers.append(self._records.__setitem__)
+        engine.mailbox.watchers.append(self._heads.__setitem__)
+
+    async def look(self, prefixes: Sequence[str]) -> tuple[list[RecordChange], list[MailboxChange]]:
+        records = [RecordChange(*pair) for pair in self._records.items() if pair[0].startswith(tuple(prefixes))]
+        heads = [MailboxChange(*name, number) for name, number in self._heads.items()]
+        self._records.clear()
+        self._heads.clear()
+        return records, heads
 
 
 class MemoryLog:
@@ -374,6 +393,7 @@ class MemoryMailbox:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._months: dict[str, dict[str, _Box]] = {}
+        self.watchers: list[Callable[[tuple[str, str], int], None]] = []  # hear who, in which month, and how far
 
     async def put(
         self,
@@ -391,7 +411,10 @@ class MemoryMailbox:
             check_room(recipient, room, len(left) + len(items), weight(left) + weight(items))
         box = self._make(recipient, month)
         box.position = max(box.position, position or 0)
-        return [box.add(new, self._clock.now_ms()) for new in items]
+        added = [box.add(new, self._clock.now_ms()) for new in items]
+        for watcher in self.watchers:
+            watcher((recipient, month), box.next_number)
+        return added
 
     async def take(self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE) -> list[Item]:
         now_ms = self._clock.now_ms()
@@ -486,6 +509,7 @@ class MemoryRegistry:
         self._clock = clock
         self._records: dict[str, Record] = {}
         self._version = 0
+        self.watchers: list[Callable[[str, int], None]] = []  # hear which record has changed, and its version
 
     async def get(self, key: str) -> Record | None:
         check_record(key)
@@ -497,12 +521,15 @@ class MemoryRegistry:
         self._check(key, await self.get(key), expect)
         self._version += 1
         record = self._records[key] = Record(key, value, self._version, expires_ms)
+        self._changed(key)
         return record
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         found = await self.get(key)
         self._check(key, found, expect)
-        self._records.pop(key, None)
+        if self._records.pop(key, None) is not None:
+            self._version += 1
+            self._changed(key)
         return found is not None
 
     async def list(self, prefix: str, *, after: str = "", limit: int = PAGE_ENTRIES) -> list[Record]:
@@ -517,6 +544,10 @@ class MemoryRegistry:
         for key in due:
             del self._records[key]
         return len(due)
+
+    def _changed(self, key: str) -> None:
+        for watcher in self.watchers:
+            watcher(key, self._version)
 
     def _check(self, key: str, found: Record | None, expect: int | None) -> None:
         actual = found.version if found else NEW

@@ -19,7 +19,7 @@ import msgspec
 from penstock.config import EventHorizonSettings
 from penstock.core.background import Loop
 from penstock.core.calls import Calls
-from penstock.core.duties import LOOK_SECONDS, Duties
+from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
 from penstock.core.members import node_of
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.pusher import Gone, Pusher
@@ -146,6 +146,8 @@ class Pushers:
         self._turn = asyncio.Lock()  # one look at a time
         self._calls = Calls(context.bus, HINT, self._asked)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
+        for prefix in (_PREFIX, PREFIX + _PREFIX):
+            context.lookout.on_record(prefix, lambda change: self._look.set())
 
     async def start(self) -> None:
         """Run what the registry holds, and this node has the duty to run."""

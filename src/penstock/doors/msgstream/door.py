@@ -30,7 +30,7 @@ class MessageStream:
     def __init__(self, context: Context, settings: Settings) -> None:
         self._context, self._settings = context, settings.msgstream
         self._tasks = Tasks()
-        self._loops: list[Loop] = []
+        self._sweeping: Loop | None = None
         self.sessions = self.kind(context, settings.msgstream, self._tasks)
         self._streaming = Streaming(self.sessions, settings)
         self._emitter = Emitter(self.sessions)
@@ -38,17 +38,15 @@ class MessageStream:
 
     async def __aenter__(self) -> Self:
         await self._context.mailbox.make_month(self.sessions.month)
-        every, settings = self._context.background.every, self._settings
-        self._loops.append(every(settings.sweep, "msgstream.sweep", self.sessions.sweep))
-        if not self.sessions.alone:
-            self._loops.append(every(settings.recheck, "msgstream.recheck", self.sessions.recheck_all))
+        every = self._context.background.every
+        self._sweeping = every(self._settings.sweep, "msgstream.sweep", self.sessions.sweep)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for loop in self._loops:
-            await loop.stop()
+        if self._sweeping is not None:
+            await self._sweeping.stop()
         await self._tasks.__aexit__(kind, error, trace)
         self.sessions.close()
 

@@ -2,8 +2,8 @@
 
 The registry is the truth. A node that is alone keeps copies and trusts them, for nobody else writes. Where several
 nodes share the data, a session's record says which of them serves its connections: whoever gets a newer connection
-writes itself down by compare-and-set and tells the other; a message that is lost is made up for by a look at the
-record every few seconds (`msgstream.recheck`). A copy whose version is not the record's is thrown away.
+writes itself down by compare-and-set and tells the other. A message that is lost is made up for by the node's
+lookout (`core/lookout.py`). A copy whose version is not the record's is thrown away.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.config import MsgstreamSettings
 from penstock.core.ledger import recipient
+from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.matching import Interest
 from penstock.core.months import month_of
 from penstock.core.registry import NEW
@@ -62,6 +63,8 @@ class Sessions:
         self.ended = 0
         context.bus.listen(TOPIC, self._hear)
         context.log.follow(self._follow)
+        context.lookout.on_record(PREFIX, self._record_changed)
+        context.lookout.on_mailbox(self._mailbox_changed)
 
     @property
     def month(self) -> str:
@@ -396,13 +399,19 @@ class Sessions:
         else:
             session.end("" if found[0].digest == session.kept.digest else "keyMismatch")
 
-    async def recheck_all(self) -> None:
-        """Find out what no hint has told about those who are connected here."""
-        for session in [session for session in self.known.values() if session.live is not None]:
-            await self.recheck(session.actor)
-            if not session.gone:
-                session.stale = True
-                session.wake()
+    def _record_changed(self, change: RecordChange) -> None:
+        """What a hint may have told already. Who is not connected is looked at when somebody asks."""
+        session = self.known.get(change.key.removeprefix(PREFIX))
+        if session is not None and session.live is not None and session.version < change.version:
+            self.look_again(session.actor)
+
+    def _mailbox_changed(self, change: MailboxChange) -> None:
+        session = self.known.get(change.recipient.removeprefix(PREFIX))
+        if session is None or session.live is None or not change.recipient.startswith(PREFIX):
+            return
+        if change.month == session.kept.month and change.next_number - 1 > session.newest:
+            session.stale = True
+            session.wake()
 
     async def kept(self, actor: str) -> Kept:
         """The record of a session that is there; raises `NotFound`."""

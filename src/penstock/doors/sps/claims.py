@@ -5,7 +5,7 @@ A wire opens on its node at once, and then claims its device: a registry record 
     sps/wires/<uid>/<hid>      {member, number, since_ms}
 
 Whoever writes the record last has the device. It tells the node it took it from, over the bus, and that one
-ends its wire with `replaced`. If the message is lost, or comes late, that wire lives on for a while: the node
+ends its wire with `replaced`. If the message is lost, the node's lookout sees that the record has changed. And it
 looks again when it wants to let go, and finds that the record is not its own any more. So a late end of an old
 wire never takes the new one offline. When a message comes while the wire's own claim is still on its way, the
 versions of the two tell who is newer.
@@ -28,6 +28,7 @@ import msgspec
 from penstock.core.background import Background, Loop
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock
+from penstock.core.lookout import Lookout, RecordChange
 from penstock.core.members import Membership, node_of
 from penstock.core.registry import NEW, Registry
 from penstock.doors.sps.presence import Presence
@@ -47,12 +48,13 @@ TELLINGS: Final = 20
 _encode = msgspec.json.Encoder().encode
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which member has a device's wire."""
 
     member: str
     number: int  # of the wire, on its node
     since_ms: int
+    upto: int | None = None  # the device has everything up to this id, as it said when it came
 
 
 class _Replaced(msgspec.Struct):
@@ -91,6 +93,10 @@ class Local(Protocol):
         """A device has said elsewhere what it has."""
         ...
 
+    def waits(self, uid: str, hid: str) -> bool:
+        """A device was sent something here, has gone, and has not said what it has."""
+        ...
+
 
 Device = tuple[str, str]  # uid, hid
 
@@ -107,7 +113,9 @@ class Claims:
         presence: Presence,
         local: Local,
         background: Background | None = None,
+        lookout: Lookout | None = None,
     ) -> None:
+        self._doubted: set[Device] = set()  # whose records are at a version that is not ours
         self._background = background or Background()
         self._registry, self._bus, self._members, self._clock = registry, bus, members, clock
         self._presence, self._local = presence, local
@@ -124,6 +132,8 @@ class Claims:
         self._again: set[Device] = set()  # claimed in a former life of this node
         bus.listen(REPLACED, self._told)
         bus.listen(CONFIRMED, self._heard)
+        if lookout is not None:
+            lookout.on_record(PREFIX, self._record_changed)
 
     async def __aenter__(self) -> Self:
         self._members.on_change.append(self._members_changed)
@@ -206,14 +216,17 @@ class Claims:
             if number == (held.number if held else None):
                 self._late.pop((uid, hid), None)
                 self._upto.pop((uid, hid), None)
-                return
+                if (uid, hid) not in self._doubted:
+                    return
+                await self._check(uid, hid, held)
+                continue
             if number is None:
                 await self._let_go(uid, hid)
             else:
                 await self._take(uid, hid, number, held)
 
     async def _take(self, uid: str, hid: str, number: int, held: _Held | None) -> None:
-        claim = Claim(self._members.me, number, self._clock.now_ms())
+        claim = Claim(self._members.me, number, self._clock.now_ms(), self._upto.get((uid, hid)))
         before: Claim | None = None
         expect = held.version if held else NEW
         while True:
@@ -273,6 +286,26 @@ class Claims:
         elif (told.uid, told.hid) in self._busy:
             # Our own claim is on its way, and may have come before that one or after it: its version will tell.
             self._late[told.uid, told.hid] = max(told.version, self._late.get((told.uid, told.hid), 0))
+
+    def _record_changed(self, change: RecordChange) -> None:
+        """What a message may have told already: look at the record if its version is not ours."""
+        uid, _, hid = change.key.removeprefix(PREFIX).partition("/")
+        held = self._held.get((uid, hid))
+        if (held is not None and held.version < change.version) or self._local.waits(uid, hid):
+            self._doubted.add((uid, hid))
+            self.changed(uid, hid)
+
+    async def _check(self, uid: str, hid: str, held: _Held | None) -> None:
+        """End the wire if another node has its device, and take in what the device said there."""
+        found = await self._registry.get(_key(uid, hid))
+        self._doubted.discard((uid, hid))
+        claim = msgspec.json.decode(found.value, type=Claim) if found else None
+        if found is None or claim is None or claim.member == self._members.me:
+            return
+        if held is not None and found.version > held.version:
+            self._local.replace(uid, hid, held.number)
+        if claim.upto is not None:
+            self._local.confirmed(uid, hid, claim.upto)
 
     def _heard(self, topic: str, message: bytes) -> None:
         heard = msgspec.json.decode(message, type=_Confirmed)

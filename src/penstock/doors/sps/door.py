@@ -36,7 +36,14 @@ class Sps:
         self._stack = AsyncExitStack()
         if not members.alone:
             self.wires.claims = Claims(
-                context.registry, context.bus, members, context.clock, self._presence, self.wires, context.background
+                context.registry,
+                context.bus,
+                members,
+                context.clock,
+                self._presence,
+                self.wires,
+                context.background,
+                context.lookout,
             )
         self._rooms = Rooms(context, self.wires)
 

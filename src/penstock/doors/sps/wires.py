@@ -170,6 +170,10 @@ class Wires:
         elif wire is None and (spans := self._left.pop(name_of(uid, hid), None)):
             self._record(recipient(DOOR, name_of(uid, hid)), confirm(spans, upto)[0])
 
+    def waits(self, uid: str, hid: str) -> bool:
+        """A device was sent something here, has gone, and has not said what it has."""
+        return name_of(uid, hid) in self._left
+
     def confirm_open(self, wire: Wire, upto: int) -> None:
         """A device that listens has what it was sent up to that id."""
         confirmed, left = confirm(wire.spans, upto)

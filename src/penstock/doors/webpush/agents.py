@@ -13,13 +13,14 @@ from typing import Any, Self
 
 from penstock.config import WebPushSettings
 from penstock.core.ledger import Recipient, recipient
+from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.months import month_of
 from penstock.doors.webpush.broadcasts import Broadcasts
 from penstock.doors.webpush.items import receipt_of, to_item
 from penstock.doors.webpush.lookup import Known, Lookup
 from penstock.doors.webpush.peers import Outcome, Peers
 from penstock.doors.webpush.receipts import GONE, Receipts
-from penstock.doors.webpush.records import AlreadyConnected, RouterRecord, RouterTable
+from penstock.doors.webpush.records import PREFIX, AlreadyConnected, RouterRecord, RouterTable
 from penstock.doors.webpush.session import Session
 from penstock.doors.webpush.tokens import Tokens
 from penstock.errors import NotFound, PenstockError
@@ -84,6 +85,8 @@ class Agents:
         self._flush_running: asyncio.Task[object] | None = None
         self._flush_waiting: asyncio.Task[object] | None = None
         self._stopping = False
+        context.lookout.on_record(PREFIX, self._record_changed)
+        context.lookout.on_mailbox(self._mailbox_changed)
 
     async def __aenter__(self) -> Self:
         await self.broadcasts.start()
@@ -179,6 +182,8 @@ class Agents:
             if session.saved:  # messages will come while it is away
                 record = RouterRecord(session.month, self.router.node, self.router.address, session.connected_at)
                 self.lookup.remember(session.uaid, Known(record, tuple(session.channels)))
+        if session.uaid not in self.table:
+            self.router.written.pop(session.uaid, None)
         if unsaved:
             before = self._saving.get(session.uaid)
             work = self._save(session.uaid, session.connected_at, unsaved, before)
@@ -293,6 +298,19 @@ class Agents:
         """Have a session of ours look into the storage."""
         session = self.table.get(uaid)
         return Outcome.ABSENT if session is None else session.notified(month)
+
+    def _record_changed(self, change: RecordChange) -> None:
+        """A router record is not what we wrote: say again where the user agent is, or give it up."""
+        uaid = change.key.removeprefix(PREFIX)
+        session = self.table.get(uaid)
+        if session is not None and self.router.written.get(uaid, 0) < change.version:
+            self.renew(session)
+
+    def _mailbox_changed(self, change: MailboxChange) -> None:
+        """Somebody has stored something, and whoever told of it may not have been heard."""
+        session = self.table.get(change.recipient)
+        if session is not None and not session.has_read(change.month, change.next_number - 1):
+            session.notified(change.month)
 
     def superseded(self, uaid: str, connected_at: int) -> None:
         """A session of ours is not its user agent's newest."""

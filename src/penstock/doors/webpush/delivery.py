@@ -142,6 +142,10 @@ class Delivery(Timed):
         self._look_again()
         return Outcome.TAKEN if self.check_due else Outcome.LATER
 
+    def has_read(self, month: str, number: int) -> bool:
+        """What is stored up to that number was read, or will be: nobody need tell of it."""
+        return self._recheck or self._read.get(month, 0) >= number
+
     @property
     def _may_check(self) -> bool:
         return not self._stored and len(self.unacked) < self.home.settings.window and not self.socket.full

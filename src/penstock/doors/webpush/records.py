@@ -51,6 +51,7 @@ class RouterTable:
     def __init__(self, registry: Registry, node: str) -> None:
         self._registry, self.node = registry, node
         self.address = ""  # of our internal listener, once it listens
+        self.written: dict[str, int] = {}  # versions that we wrote, of user agents that are connected here
         self.changed: Callable[[str], None] = lambda uaid: None  # hears of every write of ours that came through
 
     async def find(self, uaid: str) -> Found | None:
@@ -63,7 +64,8 @@ class RouterTable:
     async def add(self, uaid: str, month: str, at_ms: int) -> RouterRecord:
         """Write the record of a new user agent that is connected here."""
         record = RouterRecord(month, self.node, self.address, at_ms)
-        await self._registry.put(PREFIX + uaid, msgspec.json.encode(record), expect=NEW)
+        stored = await self._registry.put(PREFIX + uaid, msgspec.json.encode(record), expect=NEW)
+        self.written[uaid] = max(stored.version, self.written.get(uaid, 0))
         self.changed(uaid)
         return record
 
@@ -109,6 +111,7 @@ class RouterTable:
     async def drop(self, uaid: str) -> None:
         """Forget the user agent."""
         await self._registry.delete(PREFIX + uaid)
+        self.written.pop(uaid, None)
         self.changed(uaid)
 
     async def _change(self, uaid: str, connected_at: int, change: Callable[[RouterRecord], RouterRecord]) -> bool:
@@ -123,8 +126,10 @@ class RouterTable:
 
     async def _swap(self, uaid: str, found: Found, record: RouterRecord) -> bool:
         try:
-            await self._registry.put(PREFIX + uaid, msgspec.json.encode(record), expect=found.version)
+            stored = await self._registry.put(PREFIX + uaid, msgspec.json.encode(record), expect=found.version)
         except VersionMismatch:
             return False
+        if record.node == self.node:
+            self.written[uaid] = max(stored.version, self.written.get(uaid, 0))
         self.changed(uaid)
         return True

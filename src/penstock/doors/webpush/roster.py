@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.config import WebPushSettings
 from penstock.core.background import Loop
-from penstock.core.duties import LOOK_SECONDS, Duties
+from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
 from penstock.doors.webpush.bindings import POSITIONS, Binding, Kept, Means, decode_position
 from penstock.doors.webpush.courier import Courier, check_endpoint
 from penstock.doors.webpush.proofs import Proofs
@@ -60,6 +60,8 @@ class Roster:
         self.unbound = 0
         self._proofs = Proofs(context, self._spawn, self._runs, self._proved)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
+        for prefix in (BINDINGS, f"{PREFIX}webpush/"):
+            context.lookout.on_record(prefix, lambda change: self._look.set())
 
     async def start(self, courier: Courier, shard_of: Callable[[str], int | None]) -> None:
         """Go on with what the registry holds. *shard_of* knows the receipt subscriptions of this service."""

@@ -80,12 +80,13 @@ class Write(msgspec.Struct, frozen=True):
     data: bytes
     expires_ms: int | None = None
     expect: int | None = None  # the sequence that the subject must be at; 0: no message
+    net_seconds: int = NET_SECONDS
 
     def message(self, root: str, now_ms: int) -> Message:
         """It as JetStream wants it."""
         lines = ""
         if self.expires_ms is not None:
-            ttl = max(self.expires_ms - now_ms, 0) // 1000 + NET_SECONDS
+            ttl = max(self.expires_ms - now_ms, 0) // 1000 + self.net_seconds
             lines += f"{EXPIRES}: {self.expires_ms}\r\nNats-TTL: {ttl}s\r\n"
         if self.expect is not None:
             lines += f"Nats-Expected-Last-Subject-Sequence: {self.expect}\r\n"

@@ -16,6 +16,7 @@ from penstock.core.clock import Clock, WallClock
 from penstock.errors import ConfigInvalid, EngineGone, InputInvalid
 from penstock.storage.jetstream.bus import NatsBus
 from penstock.storage.jetstream.cells import Home, Missing, api, ask
+from penstock.storage.jetstream.changes import JetStreamChanges
 from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused
 from penstock.storage.jetstream.export import JetStreamExport
 from penstock.storage.jetstream.log import JetStreamLog
@@ -71,6 +72,7 @@ class JetStreamEngine:
     mailbox: JetStreamMailbox
     registry: JetStreamRegistry
     bus: NatsBus
+    changes: JetStreamChanges
     export: JetStreamExport
 
     def __init__(
@@ -100,9 +102,11 @@ class JetStreamEngine:
         subjects = Subjects(options.prefix)
         await _make_stream(connection, _config(subjects, options.replicas))
         self.mailbox, self.registry = JetStreamMailbox(home, clock), JetStreamRegistry(home, clock)
-        self.bus = NatsBus(home, self._node)
+        self.bus, self.changes = NatsBus(home, self._node), JetStreamChanges(home, self.mailbox)
         await self.registry.open()
         await self.bus.open()
+        await self.changes.open()
+        self._stack.push_async_callback(self.changes.close)
         self.log = JetStreamLog(
             Store(connection, subjects), self._background, clock=clock, server=self._server,
             durability="quorum+fsync" if options.synced else "quorum",

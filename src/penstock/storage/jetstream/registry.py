@@ -3,6 +3,9 @@
     <prefix>.registry.<level>.<level>…      value as it is; expiry in a header
 
 Sequences of a JetStream stream only rise, also over deletes, so a version is never used twice.
+
+A delete leaves a cell behind for a while that has expired already: so other nodes see that the record has changed
+(`changes.py`), and JetStream itself takes the cell away.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from penstock.values import Record
 _KNOWN = 50_000  # expiries that are remembered, so that a change of a record need not read it first
 _SCAN_MS = 300_000
 _MARK = 16  # bytes that tell one write from every other
+_DELETED = 0  # the expiry of what was deleted
+_DELETED_SECONDS = 10  # for which that can be seen: a node that asks for no changes for so long counts as dead
 
 
 class JetStreamRegistry:
@@ -84,15 +89,22 @@ class JetStreamRegistry:
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         check_record(key)
-        while True:
+        mark = secrets.token_bytes(_MARK)
+        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        while asyncio.get_running_loop().time() < deadline:
             cell = await self._cells.get(path(key))
+            if cell is not None and cell.data == mark:  # the attempt that nobody answered was stored
+                return True
             actual = self._version(cell)
             if expect is not None and expect != actual:
                 raise VersionMismatch(key, expect, actual or None)
-            if cell is None:
+            if cell is None or actual == NEW:
                 return False
-            if await self._cells.remove(cell.sequence):
-                return actual != NEW
+            deleted = Write(path(key), mark, _DELETED, cell.sequence, net_seconds=_DELETED_SECONDS)
+            with suppress(Stale, Unsure):
+                await self._cells.put([deleted], self._clock.now_ms())
+                return True
+        raise EngineGone(f"JetStream did not delete {key!r} within {PATIENCE_SECONDS:g} s")
 
     async def list(self, prefix: str, *, after: str = "", limit: int = PAGE_ENTRIES) -> list[Record]:
         above = prefix.rpartition("/")[0]
@@ -103,17 +115,16 @@ class JetStreamRegistry:
         limit = min(limit, PAGE_ENTRIES)
         while wanted and len(found) < limit:
             part, wanted = wanted[: limit - len(found)], wanted[limit - len(found) :]
-            records = [self._record(cell) for cell in await self._cells.get_all(map(path, part))]
-            found += [record for record in records if not self._is_over(record.expires_ms)]
+            cells = [cell for cell in await self._cells.get_all(map(path, part)) if _expiry_of(cell) != _DELETED]
+            found += [record for record in map(self._record, cells) if not self._is_over(record.expires_ms)]
         return found
 
     async def expire(self, limit: int = 10_000) -> int:
         now_ms = self._clock.now_ms()
         if now_ms < self._due_ms:
             return 0
-        expiring = [
-            (int(headers[EXPIRES]), seq) for _, seq, headers in await self._cells.scan([">"]) if EXPIRES in headers
-        ]
+        scanned = [(int(headers.get(EXPIRES, _DELETED)), seq) for _, seq, headers in await self._cells.scan([">"])]
+        expiring = [(expires_ms, seq) for expires_ms, seq in scanned if expires_ms != _DELETED]
         due = sorted(pair for pair in expiring if pair[0] <= now_ms)[:limit]
         gone = await self._cells.remove_all(sequence for _, sequence in due)
         later = [expires_ms for expires_ms, _ in sorted(expiring)[len(due) :]]

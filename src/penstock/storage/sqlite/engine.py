@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.core.bus import LocalBus
 from penstock.core.clock import Clock, WallClock
+from penstock.core.lookout import Changes
 from penstock.errors import DataCorrupt
 from penstock.storage.sqlite import schema
 from penstock.storage.sqlite.backup import Manifest, backup
@@ -64,6 +65,7 @@ class SqliteEngine:
     registry: SqliteRegistry
     export: SqliteExport
     check: FileCheck
+    changes: Changes | None = None  # nobody else can make any
 
     def __init__(
         self, directory: Path, node: str, server: str, clock: Clock, faults: Faults | None, options: Options

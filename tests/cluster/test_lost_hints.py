@@ -1,0 +1,96 @@
+"""Three nodes on three real NATS servers whose messages to each other are lost, late, doubled and out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedOK
+
+from penstock.config import MsgstreamSettings
+from penstock.core.clock import ManualClock
+from penstock.core.lookout import LOOK_SECONDS, Changes
+from penstock.doors.msgstream import MessageStream
+from penstock.storage.jetstream import open_jetstream
+from penstock.storage.jetstream.engine import Options
+from penstock.testing import NatsCluster, wait_until_async
+from tests.cluster.homes import new_prefix
+from tests.doors.msgstream_place import Place
+from tests.faulty_bus import Blind, Faults, FaultyBus
+
+
+@asynccontextmanager
+async def three(
+    nats: NatsCluster, keys: Path, faults: Faults, blind: Changes | None = None
+) -> AsyncIterator[list[Place]]:
+    clock, options = ManualClock(), Options(prefix=new_prefix())
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for name in ("one", "two", "three"):
+            engine: Any = await stack.enter_async_context(
+                open_jetstream(nats.url, node=name, clock=clock, options=options)
+            )
+            node = Place(
+                engine, clock, keys, MessageStream, MsgstreamSettings(), FaultyBus(engine.bus, faults),
+                look_seconds=LOOK_SECONDS, changes=blind or engine.changes,
+            )  # fmt: skip
+            await node.start()
+            stack.push_async_callback(node.stop)
+            nodes.append(node)
+        yield nodes
+
+
+async def until_closed(socket: ClientConnection, within: float) -> list[str | bytes]:
+    """What a connection gets before the server ends it."""
+    got: list[str | bytes] = []
+    with suppress(ConnectionClosedOK):
+        while True:
+            got.append(await asyncio.wait_for(socket.recv(), within))
+    return got
+
+
+async def check_the_newest_connection_gets_everything(nodes: list[Place], tries: int, within: float) -> None:
+    """A session begins at one node, goes to a second, and is emitted to at a third, at the same moment."""
+    one, two, other = nodes
+    for number in range(tries):
+        key = await one.login(f"actor{number}")
+        async with connect(one.url(key)) as old, connect(two.url(key)) as new:
+            emitted = await other.emit(f"actor{number}", ["hello"])
+            assert emitted.json == {"packs": {f"actor{number}": 1}}
+            assert json.loads(await asyncio.wait_for(new.recv(), within)) == {"1": [["hello"]]}
+            await until_closed(old, within)  # it may have got the pack as long as it was the newest
+
+
+async def test_without_any_message_the_newest_connection_gets_everything(
+    nats_three: NatsCluster, tmp_path: Path
+) -> None:
+    async with three(nats_three, tmp_path, Faults(lose=True)) as nodes:
+        await check_the_newest_connection_gets_everything(nodes, 8, 20)
+
+
+async def test_the_same_check_finds_nodes_that_see_nothing(nats_three: NatsCluster, tmp_path: Path) -> None:
+    async with three(nats_three, tmp_path, Faults(lose=True), Blind()) as nodes:
+        with pytest.raises((TimeoutError, AssertionError)):
+            await check_the_newest_connection_gets_everything(nodes, 3, 1.5)
+
+
+async def test_late_doubled_and_reordered_messages_change_nothing(nats_three: NatsCluster, tmp_path: Path) -> None:
+    faults = Faults(hold=True, twice=True)
+    async with three(nats_three, tmp_path, faults) as nodes:
+        one, two, other = nodes
+        key = await one.login("alice")
+        async with connect(one.url(key)), connect(two.url(key)) as between:
+            await wait_until_async(lambda: two.door.sessions.connected == 1)
+            await other.emit("alice", ["m1"])
+            async with connect(one.url(key)) as newest:
+                assert json.loads(await asyncio.wait_for(newest.recv(), 20)) == {"1": [["m1"]]}
+                faults.release()
+                await other.emit("alice", ["m2"])
+                assert json.loads(await asyncio.wait_for(newest.recv(), 20)) == {"2": [["m2"]]}
+                assert "m2" not in str(await until_closed(between, 20))

@@ -1,0 +1,330 @@
+"""Messages between nodes are lost, late, doubled and out of order: nothing is lost, doubled, or given to the old one.
+
+What a lost message would have told is found by a node's next look at what has changed (`core/lookout.py`), which
+the server does twice a second. Here the test looks, so that looks are counted and no time passes. With nodes that
+see nothing when they look, the same checks fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedOK
+
+from penstock.config import EventHorizonSettings, MsgstreamSettings
+from penstock.core import calls
+from penstock.core.clock import ManualClock
+from penstock.core.duties import Duties
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger
+from penstock.core.lookout import Changes, Lookout
+from penstock.core.members import Members
+from penstock.doors.eventhorizon import pushers
+from penstock.doors.eventhorizon.pushers import Pushers
+from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.doors.msgstream import MessageStream
+from penstock.server.auth import Gate, open_keys
+from penstock.server.caps import Caps
+from penstock.server.context import Context
+from penstock.server.wheel import Wheel
+from penstock.storage.memory import MemoryChanges, MemoryEngine
+from penstock.testing import TooLate, wait_until_async
+from tests.doors import test_sps_nodes as sps
+from tests.doors.msgstream_place import NodeBus, Place, Wires, slow_engine
+from tests.doors.webpush_place import place
+from tests.faulty_bus import Blind, Faults, FaultyBus
+from tests.nodes import Network
+
+See = Callable[[MemoryEngine], Changes]
+NEVER = 3600.0  # seconds: nobody looks by himself
+SOON = 0.5  # seconds in which a sabotaged node must not do what it should
+CHANNEL = "deadbeef-0000-4000-8000-000000000000"
+FAILURES = (TooLate, TimeoutError, AssertionError)
+
+
+def blind(engine: MemoryEngine) -> Changes:
+    """See nothing."""
+    return Blind()
+
+
+# ── the message stream ────────────────────────────────────────────────────────────────────────
+
+
+@asynccontextmanager
+async def three(keys: Path, faults: Faults, see: See = MemoryChanges) -> AsyncIterator[list[Place]]:
+    clock, wires = ManualClock(), Wires()
+    async with slow_engine(clock) as engine:
+        nodes = [
+            Place(
+                engine, clock, keys, MessageStream, MsgstreamSettings(), FaultyBus(NodeBus(name, wires), faults),
+                look_seconds=NEVER, changes=see(engine),
+            )
+            for name in ("one", "two", "three")
+        ]  # fmt: skip
+        for node in nodes:
+            await node.start()
+        try:
+            yield nodes
+        finally:
+            for node in reversed(nodes):
+                await node.stop()
+
+
+async def connected(node: Place) -> None:
+    await wait_until_async(lambda: node.door.sessions.connected == 1)
+
+
+async def heard(socket: ClientConnection, within: float) -> Any:
+    return json.loads(await asyncio.wait_for(socket.recv(), within))
+
+
+async def check_a_pack_comes_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    faults = Faults()
+    async with three(keys, faults, see) as (one, two, other):
+        key = await one.login("alice")
+        async with connect(one.url(key)) as old, connect(two.url(key)) as new:
+            await connected(two)
+            faults.lose = True
+            assert (await other.emit("alice", ["far"])).json == {"packs": {"alice": 1}}
+            assert faults.carried, "there was nothing to lose"
+            await two.lookout.look()
+            assert await heard(new, within) == {"1": [["far"]]}
+            await one.lookout.look()
+            with pytest.raises(ConnectionClosedOK):
+                await asyncio.wait_for(old.recv(), within)
+
+
+async def check_an_end_comes_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    async with three(keys, Faults(lose=True), see) as (one, two, other):
+        key = await one.login("alice")
+        async with connect(one.url(key)) as old:
+            await connected(one)
+            async with connect(two.url(key)) as new:
+                await connected(two)
+                await one.lookout.look()
+                with pytest.raises(ConnectionClosedOK):  # another node serves it
+                    await asyncio.wait_for(old.recv(), within)
+                await other.ask("DELETE", "/v1/sessions/alice", reason="loggedOut")
+                await two.lookout.look()
+                assert "unset" in str(await heard(new, within))
+
+
+MSGSTREAM = [check_a_pack_comes_with_the_next_look, check_an_end_comes_with_the_next_look]
+
+
+@pytest.mark.parametrize("check", MSGSTREAM)
+async def test_a_session_hears_with_the_next_look_what_was_lost(tmp_path: Path, check: Any) -> None:
+    await check(tmp_path, MemoryChanges, 20)
+
+
+@pytest.mark.parametrize("check", MSGSTREAM)
+async def test_the_same_check_finds_sessions_whose_node_sees_nothing(tmp_path: Path, check: Any) -> None:
+    with pytest.raises(FAILURES):
+        await check(tmp_path, blind, SOON)
+
+
+async def test_late_doubled_and_reordered_messages_change_nothing_for_a_session(tmp_path: Path) -> None:
+    faults = Faults(hold=True, twice=True)
+    async with three(tmp_path, faults) as (one, two, other):
+        key = await one.login("alice")
+        async with connect(one.url(key)) as first:
+            await connected(one)
+            await other.emit("alice", ["m1"])
+            async with connect(two.url(key)) as second:
+                assert await heard(second, 20) == {"1": [["m1"]]}
+                await other.emit("alice", ["m2"])
+                async with connect(one.url(key)) as third:
+                    got = await heard(third, 20)
+                    faults.release()  # of all who served it, the last first, and each twice
+                    await other.emit("alice", ["m3"])
+                    while "3" not in got:
+                        got |= await heard(third, 20)
+                    assert got == {"1": [["m1"]], "2": [["m2"]], "3": [["m3"]]}
+                    await third.send("1,2,3")
+                    await wait_until_async(lambda: not one.door.sessions.known["alice"].packs)
+                    for former in (first, second):
+                        with pytest.raises(ConnectionClosedOK):  # and was given nothing more
+                            await asyncio.wait_for(former.recv(), 20)
+        assert (await two.poll(key)).status == 204
+
+
+# ── sps ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def check_a_wire_is_replaced_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    faults = Faults()
+    async with sps.two(keys, faults, see) as (a, b, _):
+        old = await a.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: sps.claimed(a, "7"))
+        faults.lose = True
+        new = await b.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: sps.claimed(b, "7"))
+        await a.lookout.look()
+        found = await asyncio.wait_for(old.readline(), within)
+        assert json.loads(found)["event"] == "replaced"
+        await a.ask("POST", "/notify_to_user?uid=7", b"hello")
+        assert (await sps.line(new))["data"] == "hello"
+        assert await sps.presence(a) == ["online"]
+
+
+async def check_a_confirmation_comes_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    faults = Faults()
+    async with sps.two(keys, faults, see) as (a, b, _):
+        reader = await a.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: sps.claimed(a, "7"))
+        await b.ask("POST", "/notify_to_user?uid=7", b"one")
+        id = (await sps.line(reader))["id"]
+        a.hang_up()
+        await wait_until_async(lambda: len(a.door.wires) == 0)
+        faults.lose = True
+        await b.subscribe(f"uid=7&hid=phone&o={id}")
+        await wait_until_async(lambda: sps.claimed(b, "7"))
+        await a.lookout.look()
+        await wait_until_async(lambda: sps.acked(a), within=within)
+        assert await sps.acked(a) == [("7/phone", id, id)]
+
+
+SPS = [check_a_wire_is_replaced_with_the_next_look, check_a_confirmation_comes_with_the_next_look]
+
+
+@pytest.mark.parametrize("check", SPS)
+async def test_a_wires_node_hears_with_the_next_look_what_was_lost(tmp_path: Path, check: Any) -> None:
+    await check(tmp_path, MemoryChanges, 20)
+
+
+@pytest.mark.parametrize("check", SPS)
+async def test_the_same_check_finds_wires_whose_node_sees_nothing(tmp_path: Path, check: Any) -> None:
+    with pytest.raises(FAILURES):
+        await check(tmp_path, blind, SOON)
+
+
+async def test_late_doubled_and_reordered_messages_leave_the_newest_wire_alone(tmp_path: Path) -> None:
+    faults = Faults(hold=True, twice=True)
+    async with sps.two(tmp_path, faults) as (a, b, _):
+        await a.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: sps.claimed(a, "7"))
+        between = await b.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: sps.claimed(b, "7"))
+        newest = await a.subscribe("uid=7&hid=phone")
+        await wait_until_async(lambda: sps.claimed(a, "7"))
+        faults.release()
+        for node in (a, b):
+            await node.lookout.look()
+        assert (await sps.line(between))["event"] == "replaced"
+        await b.ask("POST", "/notify_to_user?uid=7", b"hello")
+        assert (await sps.line(newest))["data"] == "hello"
+        assert await sps.claimed(a, "7")
+
+
+# ── Web Push ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def check_a_message_comes_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    async with place(keys, nodes=2, changes=see) as made:
+        sender, node = made.nodes
+        agent = await node.agent()
+        endpoint = await agent.register(CHANNEL)
+        node.bus.cut = True
+        assert (await sender.send(endpoint, b"x")).status == 201
+        node.bus.cut = False
+        await node.lookout.look()
+        assert (await asyncio.wait_for(agent.notification(), within))["data"] == "eA"
+        record = await made.record(agent.uaid)
+        assert record is not None
+        assert record.node == node.name, "the next message would go past it again"
+
+
+async def check_a_former_session_ends_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    async with place(keys, nodes=2, changes=see) as made:
+        a, b = made.nodes
+        old = await a.agent()
+        await old.register(CHANNEL)
+        a.bus.cut = True
+        await b.agent(old.uaid)
+        await a.lookout.look()
+        assert await asyncio.wait_for(old.closed(), within) == 1011
+
+
+WEBPUSH = [check_a_message_comes_with_the_next_look, check_a_former_session_ends_with_the_next_look]
+
+
+@pytest.mark.parametrize("check", WEBPUSH)
+async def test_a_user_agent_hears_with_the_next_look_what_was_lost(tmp_path: Path, check: Any) -> None:
+    await check(tmp_path, MemoryChanges, 20)
+
+
+@pytest.mark.parametrize("check", WEBPUSH)
+async def test_the_same_check_finds_user_agents_whose_node_sees_nothing(tmp_path: Path, check: Any) -> None:
+    with pytest.raises(FAILURES):
+        await check(tmp_path, blind, SOON)
+
+
+# ── pushers ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def check_pushers_run_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    """Made at one node, each runs at the one that has the duty."""
+    network = Network()
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        ledger = Ledger(engine.log, ManualClock(), node="a")
+        nodes: list[tuple[Pushers, Lookout, Members]] = []
+        for name in ("a", "b"):
+            bus, lookout = FaultyBus(network.bus(name), Faults(lose=True)), Lookout(see(engine))
+            members = await Members(engine.registry, bus).__aenter__()
+            context = Context(
+                engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Gate(open_keys(keys), "admin"),
+                ManualClock(), Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members, lookout=lookout,
+            )  # fmt: skip
+            subscriptions = Subscriptions(engine.log, engine.registry, alone=False)
+            nodes.append(
+                (
+                    Pushers(context, subscriptions, EventHorizonSettings(), Duties(engine.registry, members)),
+                    lookout,
+                    members,
+                )
+            )
+        for _, _, members in nodes:
+            await members.watch()
+        try:
+            for made, _, _ in nodes:
+                await made.start()
+            kept = pushers.Kept("http://127.0.0.1:9/", "", True, "app", True, (), 0)
+            for number in range(16):
+                await engine.registry.put(f"pushers/{number:016x}", pushers._encode(kept))
+            for _, lookout, _ in nodes:
+                await lookout.look()
+            await wait_until_async(lambda: sum(made.running for made, _, _ in nodes) == 16, within=within)
+            assert all(made.running for made, _, _ in nodes), "one node does everything"
+        finally:
+            for made, _, members in nodes:
+                await made.stop()
+                await members.__aexit__(None, None, None)
+
+
+async def test_pushers_run_with_the_next_look_where_they_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushers, "LOOK_SECONDS", NEVER)
+    await check_pushers_run_with_the_next_look(tmp_path, MemoryChanges, 20)
+
+
+async def test_the_same_check_finds_pushers_whose_node_sees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushers, "LOOK_SECONDS", NEVER)
+    with pytest.raises(FAILURES):
+        await check_pushers_run_with_the_next_look(tmp_path, blind, SOON)
+
+
+# ── questions ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_question_that_is_lost_costs_no_more_than_a_second() -> None:
+    assert calls.ANSWER_SECONDS <= 1
