@@ -9,25 +9,22 @@ hears of a change over the bus, and looks at the record once a second besides, s
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from penstock.config import WebPushSettings
+from penstock.core.background import Loop
 from penstock.core.registry import NEW
-from penstock.errors import ConfigInvalid, InputInvalid, NotFound, PenstockError, TooLarge, VersionMismatch
+from penstock.errors import ConfigInvalid, InputInvalid, NotFound, TooLarge, VersionMismatch
 from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
 from penstock.server.context import Context, decoded
 from penstock.server.describing import STRING, an_object, operation, shown_as, text
 from penstock.server.exchange import Request, Response
 from penstock.server.routing import WHOLE, Route
 from penstock.values import Record
-
-log = logging.getLogger("penstock.webpush")
 
 RECORD: Final = "webpush/broadcasts"
 HINT: Final = "webpush.broadcasts"
@@ -69,20 +66,20 @@ class Broadcasts:
         self._listeners: dict[Listener, None] = {}
         self._telling: Iterator[Listener] | None = None
         self._look = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: Loop | None = None
         context.bus.listen(HINT, lambda topic, message: self._look.set())
 
     async def start(self) -> None:
         """Know what was put; with other nodes about, keep looking for what they put."""
         await self.look()
         if not self._context.bus.alone:
-            self._looking = asyncio.get_running_loop().create_task(self._keep_looking())
+            background = self._context.background
+            self._looking = background.every(LOOK_SECONDS, "webpush.broadcasts", self.look, wake=self._look)
 
     async def stop(self) -> None:
         """Look no more."""
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+            await self._looking.stop()
 
     def join(self, listener: Listener) -> None:
         """Tell *listener* when a version changes."""
@@ -93,19 +90,6 @@ class Broadcasts:
         self._listeners.pop(listener, None)
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────
-
-    async def _keep_looking(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._look.wait()
-            self._look.clear()
-            try:
-                await self.look()
-            except PenstockError as error:
-                log.warning("broadcasts.not_read", extra={"error": str(error)})
-            except Exception:  # whatever it was, the next look may succeed
-                log.exception("broadcasts.not_read")
 
     async def look(self) -> None:
         """Read the record, and tell what is new in it."""
