@@ -49,6 +49,7 @@ def test_public_addresses_are_public(address: str) -> None:
         ("http://example.com", Url(False, "example.com", 80, "/")),
         ("https://example.com/a?b=c#d", Url(True, "example.com", 443, "/a?b=c")),
         ("http://[::1]:9000/x", Url(False, "::1", 9000, "/x")),
+        ("HTTP://a_b:65535?c", Url(False, "a_b", 65535, "/?c")),
     ],
 )
 def test_a_url_is_taken_apart(text: str, url: Url) -> None:
@@ -57,7 +58,7 @@ def test_a_url_is_taken_apart(text: str, url: Url) -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "example.com", "ftp://x/", "http:///x", "http://a b/", "http://u:p@x/", "http://x:99999/", "http://x/\r\n",
-             "http://é/", "http://[::1/"],
+             "http://é/", "http://[::1/", "http://0*", "http://x\n"],
 )  # fmt: skip
 def test_what_is_no_url_is_refused(text: str) -> None:
     with pytest.raises(InputInvalid):

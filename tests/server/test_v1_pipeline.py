@@ -119,6 +119,8 @@ def test_a_time_is_the_last_id_before_it(shared_server: RunningServer) -> None:
 def test_a_beginning_that_means_nothing_is_refused_and_not_kept(shared_server: RunningServer, wanted: Any) -> None:
     assert begin(shared_server, "refused", **wanted).status == 400
     assert get(shared_server, "pipeline/consumers/refused")["version"] == 0
+    assert begin(shared_server, "known", position="earliest").status == 200
+    assert begin(shared_server, "known", **wanted).status == 400  # also where the answer would be known
 
 
 # ── news ───────────────────────────────────────────────────────────────────────────────────────

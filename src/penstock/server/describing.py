@@ -34,12 +34,8 @@ ONE_PATTERN: Final = f"^{_PATTERN}$"
 SEVERAL_PATTERNS: Final = f"^{_PATTERN}(?:,{_PATTERN}){{0,{PATTERNS - 1}}}$"
 CURSOR: Final = rf"^(?:/|(?:{_LEVEL}){{1,{NAME_LEVELS}}}):[+-]?[0-9]{{1,18}}:[+-]?[0-9]{{1,18}}(?::[^:]*)?$"
 PRINTABLE: Final = r"^[ -~]+$"
-PATH_LEVEL: Final = r"^(?!\.\.?$)[^\x00-\x1f\x7f-\x9f/]+$"
+PATH_LEVEL: Final = r"^(?!\.\.?$)[^\x00-\x1f\x7f/]+$"
 """What a wildcard of a path can stand for (`routing.py`)."""
-URL: Final = (
-    r"^https?://(?:[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,8}|\[[0-9a-f:]{2,39}\])(?::[0-9]{1,4})?(?:/[!-~]*)?$"
-)
-"""URLs that the server may be asked to call; what it takes besides is not worth describing."""
 WEBHOOK_KEY: Final = r"^(?:whsec_)?[A-Za-z0-9+/]{32}$|^$"
 
 

@@ -37,9 +37,9 @@ from penstock.limits import (
 )
 from penstock.server.auth import Caller
 from penstock.server.context import Context, only
-from penstock.server.describing import PATH_LEVEL, URL, WEBHOOK_KEY, a_list, an_object, operation, shown_as, text
+from penstock.server.describing import PATH_LEVEL, WEBHOOK_KEY, a_list, an_object, operation, shown_as, text
 from penstock.server.exchange import Request, Response
-from penstock.server.outgoing import Answer, Target, Unreachable, parse_url
+from penstock.server.outgoing import URL, Answer, Target, Unreachable, parse_url
 from penstock.values import Record
 from penstock.wire.eventhorizon import Cursor, timestamp
 from penstock.wire.pusher import Pace

@@ -14,7 +14,7 @@ admin changes them; a token with `export` keeps the positions of consumers and s
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -73,8 +73,8 @@ class EpochPassed(Conflict):
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/pipeline/consumers/NAME`: exactly one of them."""
 
-    position: Annotated[str, shown_as(enum=["", "earliest", "latest"])] = ""  # earliest or latest
-    id: Annotated[int, shown_as(minimum=0, maximum=LARGEST)] | None = None  # begin after this id
+    position: Literal["", "earliest", "latest"] = ""
+    id: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)] | None = None  # begin after this id
     time: Annotated[str, shown_as(anyOf=[{"format": "date-time"}, {"maxLength": 0}])] = (
         ""  # begin with what was published at or after this time
     )
@@ -135,7 +135,7 @@ class Pipeline:
         """Settle where a consumer begins. Whoever asks first decides; everybody gets that answer."""
         self._context.caller(request).check_grant("export")
         key = _checked_key("pipeline/consumers/" + request.captures[0])
-        wanted = decoded(request.body, Wanted)
+        wanted = _checked(decoded(request.body, Wanted))  # also where the answer is known already
         known = await self._registry.get(key)
         if known is None:
             value = _encode({"after": await self._position(wanted)})
@@ -158,20 +158,13 @@ class Pipeline:
         return Response(200, _encode({"after": max(self._log.trimmed_upto, after)}))
 
     async def _position(self, wanted: Wanted) -> int:
-        given = [bool(wanted.position), wanted.id is not None, bool(wanted.time)]
-        if given.count(True) != 1:
-            raise InputInvalid("body", "must have exactly one of position, id and time")
         if wanted.id is not None:
-            if wanted.id < 0:
-                raise InputInvalid("id", "is below 0")
             newest = await self._log.newest()
             if wanted.id > newest:
                 raise BeyondLog(wanted.id, newest)
             return wanted.id
         if wanted.time:
             return max(self._log.trimmed_upto, await self._log.id_before(_milliseconds(wanted.time)))
-        if wanted.position not in ("earliest", "latest"):
-            raise InputInvalid("position", f"{wanted.position[:40]!r} is neither earliest nor latest")
         return self._log.followed if wanted.position == "latest" else self._log.trimmed_upto
 
     # ── records ───────────────────────────────────────────────────────────────────────────────
@@ -307,6 +300,15 @@ def _seconds(request: Request) -> float:
     if not 0 <= seconds <= NEWS_SECONDS:
         raise InputInvalid("parameter wait", f"{text[:40]!r} is not a number of seconds from 0 to {NEWS_SECONDS}")
     return seconds
+
+
+def _checked(wanted: Wanted) -> Wanted:
+    given = [bool(wanted.position), wanted.id is not None, bool(wanted.time)]
+    if given.count(True) != 1:
+        raise InputInvalid("body", "must have exactly one of position, id and time")
+    if wanted.time:
+        _milliseconds(wanted.time)
+    return wanted
 
 
 def _milliseconds(text: str) -> int:
