@@ -11,18 +11,19 @@ import asyncio
 import gc
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 import nats
-import uvloop
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from bench.rig import machine
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.requests import event
 from penstock.core.log import prepare
+from penstock.server.loop import run_loop
 from penstock.storage.jetstream import JetStreamEngine, open_jetstream
 from penstock.storage.jetstream.cells import drop_stream
 from penstock.storage.jetstream.connection import ELECTING_SECONDS
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     with _collecting_rarely(), reporting("cluster", given) as (report, folder):
         for sync in SYNCS:
             with start_nats(folder / f"nats-{sync}", servers=3, sync=sync) as cluster:
-                uvloop.run(_measure(cluster, sync, given, report))
+                run_loop(_measure(cluster, sync, given, report))
     return 0
 
 
@@ -107,9 +108,23 @@ def _ratio(ours: list[Round], floor: list[Round]) -> float:
     return median([one.rate / other.rate for one, other in zip(ours, floor, strict=True)])
 
 
+@asynccontextmanager
+async def _client(cluster: NatsCluster) -> AsyncIterator[Client]:
+    """A bare client of nats-py that is closed in every case: a loop does not end well over an open socket."""
+    client = await nats.connect([server.url for server in cluster.servers], pending_size=64 << 20)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
 async def _bare(cluster: NatsCluster, streams: int, seconds: float) -> Round:
     """Messages a second, each acknowledged, with one shared inbox for the acknowledgements."""
-    client = await nats.connect([server.url for server in cluster.servers], pending_size=64 << 20)
+    async with _client(cluster) as client:
+        return await _bare_with(client, cluster, streams, seconds)
+
+
+async def _bare_with(client: Client, cluster: NatsCluster, streams: int, seconds: float) -> Round:
     name = f"bare_{secrets.token_hex(4)}"
     jetstream = client.jetstream(timeout=ELECTING_SECONDS)
     await jetstream.add_stream(name=name, subjects=[f"{name}.>"], num_replicas=REPLICAS)
@@ -127,13 +142,16 @@ async def _bare(cluster: NatsCluster, streams: int, seconds: float) -> Round:
 
     found = await _timed(cluster, seconds, room, one)
     await jetstream.delete_stream(name)
-    await client.close()
     return found
 
 
 async def _futures(cluster: NatsCluster, streams: int, seconds: float) -> Round:
     """The same by nats-py's own interface: a future for each message."""
-    client = await nats.connect([server.url for server in cluster.servers], pending_size=64 << 20)
+    async with _client(cluster) as client:
+        return await _futures_with(client, cluster, streams, seconds)
+
+
+async def _futures_with(client: Client, cluster: NatsCluster, streams: int, seconds: float) -> Round:
     name = f"futures_{secrets.token_hex(4)}"
     jetstream = client.jetstream(timeout=ELECTING_SECONDS, publish_async_max_pending=2 * IN_FLIGHT)
     await jetstream.add_stream(name=name, subjects=[f"{name}.>"], num_replicas=REPLICAS)
@@ -148,7 +166,6 @@ async def _futures(cluster: NatsCluster, streams: int, seconds: float) -> Round:
 
     found = await _timed(cluster, seconds, room, one)
     await jetstream.delete_stream(name)
-    await client.close()
     return found
 
 

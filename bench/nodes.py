@@ -8,10 +8,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import uvloop
-
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from penstock.cli.cluster import start_nodes
+from penstock.server.loop import run_loop
 from penstock.testing import RunningServer
 from penstock.testing.nats import start_nats
 
@@ -35,8 +34,8 @@ def main(argv: list[str]) -> int:
             with ExitStack() as stack:
                 nats = stack.enter_context(start_nats(folder / f"nats-{number}", servers=3))
                 nodes = _nodes(stack, folder / f"round-{number}", nats.url)
-                same, other = uvloop.run(_latency(nodes, events))
-                opening, returning = uvloop.run(_death(nodes, wires))
+                same, other = run_loop(_latency(nodes, events))
+                opening, returning = run_loop(_death(nodes, wires))
             here.append(same)
             there.append(other)
             floors.append(opening)

@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
@@ -26,6 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from penstock.doors.msgstream import MessageStream
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
+from penstock.server.loop import run_loop
 from penstock.testing import wait_until_async
 from penstock.values import Item, NewItem
 from tests.doors.msgstream_place import Place, place, two_nodes
@@ -286,20 +286,20 @@ STOPPED_EARLY = [
 @example(STOPPED_EARLY)
 @given(steps)
 def test_nothing_is_lost_nothing_skipped_and_nothing_confirmed_comes_again(script: list[tuple[Any, ...]]) -> None:
-    uvloop.run(play(script))
+    run_loop(play(script))
 
 
 @settings(max_examples=25)
 @given(steps)
 def test_nor_is_it_on_two_nodes(script: list[tuple[Any, ...]]) -> None:
-    uvloop.run(play_on_two(script))
+    run_loop(play_on_two(script))
 
 
 @pytest.mark.long
 @settings(max_examples=600)
 @given(steps)
 def test_the_same_at_length(script: list[tuple[Any, ...]]) -> None:
-    uvloop.run(play(script))
+    run_loop(play(script))
 
 
 # ── sabotage: the same test finds a door that does one thing wrong ─────────────────────────────
@@ -375,10 +375,10 @@ SABOTAGED = {
 @pytest.mark.parametrize("name", SABOTAGED)
 def test_the_model_finds_a_door_that_is_wrong(name: str) -> None:
     make, script = SABOTAGED[name]
-    uvloop.run(play(script))
+    run_loop(play(script))
 
     with pytest.raises(Wrong):
-        uvloop.run(play(script, make))
+        run_loop(play(script, make))
 
 
 def test_waiting_is_possible_here() -> None:
@@ -393,4 +393,4 @@ def test_waiting_is_possible_here() -> None:
                 await here.emit("alice", ["now"])
                 assert (await polling).json == {"1": [["now"]]}
 
-    uvloop.run(try_it())
+    run_loop(try_it())

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-import uvloop
-
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.flush import Outlet
 from penstock.server.listener import Listener
+from penstock.server.loop import run_loop
 from penstock.server.routing import NONE, Body, Route, Router
 from penstock.server.settings import ConnectionSettings
 from penstock.server.wheel import Wheel
@@ -35,7 +34,7 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
             async with asyncio.timeout(60):
                 await test(*args, **kwargs)
 
-        uvloop.run(bounded())
+        run_loop(bounded())
 
     return run
 

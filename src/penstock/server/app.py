@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-import uvloop
-
 from penstock.config import ServerSettings, Settings
 from penstock.core.background import Background
 from penstock.core.bus import Bus
@@ -44,6 +42,7 @@ from penstock.server.context import Context
 from penstock.server.door import Door, Internal, Lodging, MakeDoor
 from penstock.server.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.server.listener import Listener, make_caps
+from penstock.server.loop import run_loop
 from penstock.server.metrics import Metrics
 from penstock.server.routing import Route, Router
 from penstock.server.settings import ConnectionSettings
@@ -133,7 +132,7 @@ def run(settings: Settings, data: Path) -> int:
     gc.set_threshold(20_000, 20, 20)
     if settings.server.tls_certificate:
         map_large_buffers()
-    uvloop.run(_run(settings, data))
+    run_loop(_run(settings, data))
     return 0
 
 
