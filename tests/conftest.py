@@ -12,8 +12,7 @@ from hypothesis import settings
 
 from penstock.cli.suite import BY_NAME, TESTS
 from penstock.testing import RunningServer, start_server
-
-LOG_TAIL = 20_000  # characters of a server's log that go into a report
+from tests.limits import LOG_TAIL, Ending, Limits
 
 # Times vary on two shared cores, so no deadline per example; a failure prints how to repeat it.
 settings.register_profile("penstock", deadline=None, print_blob=True, derandomize=False)
@@ -23,6 +22,13 @@ settings.load_profile("penstock")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--group", choices=sorted(BY_NAME), help="only the tests of this group")
     parser.addoption("--long", action="store_true", help="the tests marked long, too")
+    parser.addoption("--limit", type=float, metavar="SECONDS", help="for each test, whatever its marker says; 0: none")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Limits(config), "penstock limits")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Ending(config), "penstock ending")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

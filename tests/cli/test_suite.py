@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -39,16 +41,18 @@ def test_a_group_is_there_when_its_directory_or_its_marker_is(tmp_path: Path) ->
     assert found == {"fast", "faults", "cluster"}
 
 
-def start_suite(tests: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "penstock", "test", *arguments, "--", "-p", "tests.conftest", str(tests)]
-    environment = {**os.environ, "PYTHONPATH": str(suite.ROOT), "PENSTOCK_NO_SYSTEM": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(suite.ROOT), "PENSTOCK_NO_SYSTEM": "1"}
+
+
+def start_suite(tests: Path, *arguments: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "penstock", "test", *arguments, "--", "-p", "tests.conftest", *options, str(tests)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
     )
 
 
-def run_suite(tests: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    started = start_suite(tests, *arguments)
+def run_suite(tests: Path, *arguments: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    started = start_suite(tests, *arguments, options=options)
     output, errors = started.communicate()
     return subprocess.CompletedProcess(started.args, started.returncode, output, errors)
 
@@ -137,3 +141,85 @@ def test_a_run_that_is_ended_clears_up_what_its_tests_have_started(tmp_path: Pat
     started.communicate(timeout=120)
     assert started.returncode not in (0, 1)
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+HANGS = {
+    "a loop": "def test_hangs():\n    while time.time() < end: pass",
+    "an await": "async def test_hangs():\n    await asyncio.sleep(end - time.time())",
+    "C that holds the GIL": "def test_hangs(): ctypes.PyDLL(None).usleep(SECONDS * 1_000_000)",
+    "the end of a fixture": (
+        "@pytest.fixture\ndef late():\n    yield\n    time.sleep(SECONDS)\ndef test_hangs(late): pass"
+    ),
+}
+PLANTED = """
+import asyncio, ctypes, pathlib, pytest, subprocess, time
+SECONDS = {seconds}
+end = time.time() + SECONDS
+children = []
+def test_before(tmp_path):
+    (tmp_path / "data.log").write_text("what the server said")
+    children.append(subprocess.Popen(["sleep", "600"], start_new_session=True))
+    pathlib.Path(__file__).with_suffix(".pid").write_text(str(children[0].pid))
+{hang}
+def test_after(): pass
+"""
+
+
+def check_that_hangs_are_ended(folder: Path, limit: str, seconds: int, hangs: list[str]) -> None:
+    for number, name in enumerate(hangs):
+        planted = PLANTED.replace("{seconds}", str(seconds)).replace("{hang}", HANGS[name])
+        (folder / f"test_planted_{number}.py").write_text(planted)
+
+    done = run_suite(folder, "fast", options=[limit])
+
+    passed = 2 * len(hangs) + hangs.count("the end of a fixture")  # whose test itself had passed
+    assert done.stdout.splitlines()[-1] == f"{passed} passed, {len(hangs)} failed, 0 skipped", done.stdout
+    assert done.returncode == 1
+    for number in range(len(hangs)):
+        name = f"test_planted_{number}.py"
+        assert f"{name}::test_hangs took longer than its limit of 2 s and was ended" in done.stdout
+        assert f'{name}", line' in done.stdout  # in the stacks, of threads or of tasks
+        assert not Path("/proc", (folder / f"test_planted_{number}.pid").read_text()).exists()
+    assert "what the server said" in done.stdout
+    assert "--hypothesis-seed=" in done.stdout.partition("stacks when it was ended")[2]
+
+
+@pytest.mark.faults
+def test_a_test_that_hangs_in_anything_is_ended_and_the_next_one_runs(tmp_path: Path) -> None:
+    check_that_hangs_are_ended(tmp_path, "--limit=2", 600, list(HANGS))
+
+
+@pytest.mark.faults
+def test_the_same_check_finds_a_run_without_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="3 passed, 0 failed"):
+        check_that_hangs_are_ended(tmp_path, "--limit=0", 3, ["a loop"])
+
+
+BESIDE = """
+import sys
+from penstock.cli import suite
+suite.CLEARING_SECONDS = 1
+groups = [suite.Group("fast", 2), suite.Group("cluster", 0.05)]
+for outcome in suite.run_groups(groups, ["-p", "tests.conftest", sys.argv[1]]):
+    print("outcome", outcome.name, outcome.passed, outcome.failed)
+"""
+
+
+@pytest.mark.faults
+def test_groups_run_beside_each_other_and_one_that_hangs_outside_its_tests_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text(
+        "import pytest\ndef test_good(): pass\n@pytest.mark.cluster\ndef test_of_another_group(): pass\n"
+    )
+    (tmp_path / "conftest.py").write_text(
+        "import time\n"
+        "def pytest_sessionfinish(session):\n"
+        "    if session.config.getoption('--group') == 'cluster': time.sleep(600)\n"
+    )
+
+    command = [sys.executable, "-c", BESIDE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=100)
+
+    assert done.stdout.splitlines()[:2] == ["fast begins", "cluster begins"]
+    assert "cluster was ended after 9 s: something hangs" in done.stdout
+    assert "outcome fast 1 0\n" in done.stdout
+    assert re.search(r"^outcome cluster \d 1$", done.stdout, re.MULTILINE)  # it may have reported before it hung

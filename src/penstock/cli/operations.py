@@ -205,9 +205,12 @@ def run_tests(
     long: Annotated[bool, typer.Option("--long", help="The long tests, too.")] = False,
     no_system: Annotated[bool, typer.Option("--no-system", help="Never install Debian packages.")] = False,
 ) -> int:
-    """Run the test suite: lint and types, then each group of tests.
+    """Run the test suite: lint and types, then the groups of tests, two at a time.
 
-    Groups are check, fast, doors, faults, cluster, spark, browser. What follows them goes to pytest.
+    Groups are check, fast, doors, bystander, faults, cluster, spark, browser. What follows them goes to pytest.
+
+    A test over its limit (--limit SECONDS, 120 by default) is ended and has failed; so is a group at three times its
+    budget. The run goes on with the next. A group that is over its budget and ends by itself is marked "over".
 
     \b
     ./penstock test

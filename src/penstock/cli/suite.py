@@ -1,11 +1,15 @@
-"""`./penstock test`: lint and types, then the tests, one group after the other.
+"""`./penstock test`: lint and types, then the tests, two groups at a time.
 
 A test belongs to the group whose directory it lives in (`tests/faults/` …) or whose marker it
 carries; everything else is `fast`. tests/conftest.py sorts them with the table of this file.
+
+Everything ends: a test has its limit (tests/limits.py), and a group that takes several times its budget is ended. The
+tests run in a process below pytest's, so that one which hangs can be ended and the next still runs.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import subprocess
@@ -18,12 +22,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from penstock.cli import debian
+from penstock.cli.marking import VARIABLE, end_marked, new_mark, with_mark
 from penstock.errors import NotFound
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
 NO_TESTS = 5  # pytest's exit code
+LANES = 2  # groups that run at the same time: most of them wait more than they compute
 PATIENCE = 3  # budgets after which a group is ended: something hangs
+LONG_PATIENCE = 60  # the same with its long tests
 CLEARING_SECONDS = 60  # for a group that is ended to stop its servers
 
 
@@ -34,7 +41,7 @@ class Group:
     name: str
     minutes: int
     programs: tuple[tuple[str, str], ...] = ()  # a program it needs, and its Debian package
-    processes: int = 1  # 2 where no test needs the machine for itself
+    processes: int = 1  # when it runs alone: 2 where no test needs the machine for itself
 
 
 GROUPS = (
@@ -70,9 +77,8 @@ def run(arguments: Sequence[str], *, only_fast: bool = False, long: bool = False
     outcomes = []
     if not names or "check" in names:
         outcomes.append(_check())
-    for group in GROUPS:
-        if (not names or group.name in names) and has_tests(group, TESTS):
-            outcomes += _run_group(group, [*rest, *(["--long"] if long else [])])
+    groups = [group for group in GROUPS if (not names or group.name in names) and has_tests(group, TESTS)]
+    outcomes += run_groups(groups, [*rest, *(["--long"] if long else [])])
     _print_table(outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
@@ -109,7 +115,7 @@ def _check() -> Outcome:
         [*python, "mypy"],
     )
     begun, failed = time.monotonic(), 0
-    _headline("check", 1)
+    print("\n── check, budget 1 min ──", flush=True)
     for command in commands:
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             print(f"failed: {' '.join(command[2:])}", flush=True)
@@ -117,57 +123,102 @@ def _check() -> Outcome:
     return Outcome("check", time.monotonic() - begun, 60, len(commands) - failed, failed, 0)
 
 
-def _run_group(group: Group, arguments: Sequence[str]) -> list[Outcome]:
-    """What became of *group*; nothing when no test of it was selected."""
-    _headline(group.name, group.minutes)
-    _see_to_programs(group)
-    seed = secrets.randbelow(2**32)
-    print(f"seed {seed}: ./penstock test {group.name} --hypothesis-seed={seed}", flush=True)
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        chosen = [] if any(a.startswith("--hypothesis-seed") for a in arguments) else [f"--hypothesis-seed={seed}"]
-        pytest = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "--group", group.name]
-        spread = ["-n", str(group.processes), "--dist", "loadfile"] if group.processes > 1 else []
-        command = [*pytest, f"--junitxml={report}", *spread, *chosen, *arguments]
-        code = _run_within(command, PATIENCE * 60 * group.minutes)
-        counts = count(report)
-    if code == NO_TESTS:
-        return []
-    passed, failed, skipped = counts
-    if code and not failed:
-        failed = 1  # it ended before it could report
-    return [Outcome(group.name, time.monotonic() - begun, 60 * group.minutes, passed, failed, skipped)]
-
-
-def _run_within(command: Sequence[str], seconds: float) -> int:
+def run_groups(groups: Sequence[Group], arguments: Sequence[str]) -> list[Outcome]:
+    """Run *groups*, as many at a time as there are lanes, the longest first; what became of each that has tests."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with subprocess.Popen(command, cwd=ROOT) as tests:
-        try:
-            return tests.wait(seconds)
-        except subprocess.TimeoutExpired:
-            print(f"ended after {seconds:.0f} s: something hangs", flush=True)
-            _interrupt(tests)
-            return 1
-        except SystemExit:
-            _interrupt(tests)
-            raise
-        except KeyboardInterrupt:  # the terminal has told pytest, too
-            _see_off(tests)
-            raise
-
-
-def _interrupt(tests: subprocess.Popen[bytes]) -> None:
-    tests.send_signal(signal.SIGINT)
-    _see_off(tests)
-
-
-def _see_off(tests: subprocess.Popen[bytes]) -> None:
-    """Let pytest end the servers that it has started, but not for ever."""
+    lanes = LANES if len(groups) > 1 else 1
+    waiting = sorted(groups, key=lambda group: group.minutes, reverse=True)
+    running: list[Running] = []
+    outcomes: list[Outcome] = []
     try:
-        tests.wait(CLEARING_SECONDS)
-    except subprocess.TimeoutExpired:
-        tests.kill()
+        while waiting or running:
+            while waiting and len(running) < lanes:
+                running.append(Running(waiting.pop(0), arguments, alone=len(groups) == 1))
+            for one in [one for one in running if one.is_over()]:
+                running.remove(one)
+                outcomes += one.finish()
+            time.sleep(0.05)
+    finally:  # with some still running when the command is ended
+        for one in running:
+            one.interrupt()
+        for one in running:
+            one.see_off()
+    return sorted(outcomes, key=lambda outcome: list(BY_NAME).index(outcome.name))
+
+
+class Running:
+    """A group whose tests run. Beside others it is quiet until it is over: its output comes in one piece."""
+
+    def __init__(self, group: Group, arguments: Sequence[str], *, alone: bool) -> None:
+        self._group, self._begun, self._mark = group, time.monotonic(), new_mark()
+        self._folder = tempfile.TemporaryDirectory()
+        self._report = Path(self._folder.name, "report.xml")
+        self._output = None if alone else Path(self._folder.name, "output").open("wb")  # noqa: SIM115 (for its life)
+        self._seconds = 60 * group.minutes * (LONG_PATIENCE if "--long" in arguments else PATIENCE)
+        self._ended = False
+        _see_to_programs(group)
+        seed = secrets.randbelow(2**32)
+        self._headline = (
+            f"\n── {group.name}, budget {group.minutes} min ──\n"
+            f"seed {seed}: ./penstock test {group.name} --hypothesis-seed={seed}"
+        )
+        print(self._headline if alone else f"{group.name} begins", flush=True)
+        chosen = [] if any(a.startswith("--hypothesis-seed") for a in arguments) else [f"--hypothesis-seed={seed}"]
+        processes = group.processes if alone else 1
+        self._tests = subprocess.Popen(
+            [
+                sys.executable, "-m", "pytest", "-c", "pyproject.toml", "--group", group.name,
+                f"--junitxml={self._report}", "-n", str(processes), "--dist", "loadfile",
+                "--max-worker-restart=1000",  # one for each test that is ended (tests/limits.py)
+                *chosen, *arguments,
+            ],
+            cwd=ROOT, env={**os.environ, VARIABLE: with_mark(self._mark)}, stdout=self._output, stderr=self._output,
+        )  # fmt: skip
+
+    def is_over(self) -> bool:
+        """Whether it has ended; ends it if it takes too long."""
+        if self._tests.poll() is not None:
+            return True
+        if time.monotonic() - self._begun < self._seconds:
+            return False
+        self._ended = True
+        self.interrupt()
+        self.see_off()
+        return True
+
+    def interrupt(self) -> None:
+        """Have pytest end, as Ctrl-C does; the terminal may have told it already."""
+        if self._tests.poll() is None:
+            self._tests.send_signal(signal.SIGINT)
+
+    def see_off(self) -> None:
+        """Let pytest end what its tests have started, but not for ever; then end what is left."""
+        try:
+            self._tests.wait(CLEARING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._tests.kill()
+            self._tests.wait()
+        end_marked(self._mark)
+
+    def finish(self) -> list[Outcome]:
+        """Show what was said, and what became of it; nothing when no test was selected."""
+        left = end_marked(self._mark)
+        if self._output is not None and self._tests.returncode != NO_TESTS:
+            self._output.close()
+            print(self._headline, flush=True)
+            sys.stdout.write(Path(self._output.name).read_text(errors="replace"))
+        for process in left:
+            print(f"left behind by {self._group.name}, and ended: {process}")
+        if self._ended:
+            print(f"{self._group.name} was ended after {self._seconds:.0f} s: something hangs", flush=True)
+        passed, failed, skipped = count(self._report)
+        self._folder.cleanup()
+        if self._tests.returncode == NO_TESTS and not self._ended:
+            return []
+        if (self._tests.returncode or self._ended) and not failed:
+            failed = 1  # it ended before it could report
+        seconds = time.monotonic() - self._begun
+        return [Outcome(self._group.name, seconds, 60 * self._group.minutes, passed, failed, skipped)]
 
 
 def count(report: Path) -> tuple[int, int, int]:
@@ -193,10 +244,6 @@ def _see_to_programs(group: Group) -> None:
         print(f"missing: {' '.join(missing)} ({reason}); run: apt-get install {' '.join(missing)}", flush=True)
     else:
         debian.install(missing)
-
-
-def _headline(name: str, minutes: int) -> None:
-    print(f"\n── {name}, budget {minutes} min ──", flush=True)
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:

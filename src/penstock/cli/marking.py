@@ -1,0 +1,57 @@
+"""Finds the processes that somebody has started, however deep, and ends them: by a mark in their environment.
+
+What a process starts inherits its environment, also in a session of its own and also when its parent is gone. So a mark
+that is in nobody else's environment names exactly the processes below one that was ended and could not clear up.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "PENSTOCK_TEST_MARKS"
+_TRIES, _PAUSE_SECONDS = 200, 0.02  # a killed process is gone soon, and one that it has just started is found then
+
+
+def new_mark() -> str:
+    """A mark that nobody has."""
+    return f":{secrets.token_hex(8)}:"
+
+
+def with_mark(mark: str) -> str:
+    """The variable's value for children that are to carry *mark* beside those of this process."""
+    return os.environ.get(VARIABLE, "") + mark
+
+
+def end_marked(mark: str) -> list[str]:
+    """Kill all processes that carry *mark*; returns what they were. It is never this one."""
+    ended: dict[int, str] = {}
+    for _ in range(_TRIES):
+        found = [process for process in _marked(mark) if process != os.getpid()]
+        if not found:
+            break
+        for process in found:
+            ended.setdefault(process, _command(process))
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(_PAUSE_SECONDS)
+    return [f"{process} {command}" for process, command in ended.items()]
+
+
+def _marked(mark: str) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # gone meanwhile, or another user's
+                if mark.encode() in (entry / "environ").read_bytes():
+                    yield int(entry.name)
+
+
+def _command(process: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:120]
+    return ""
