@@ -32,10 +32,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the directories of other groups: importing them may need what is not installed."""
+    """Leave out the directories of other groups, and files without a test of this one.
+
+    Importing them takes longer than most groups' quickest tests, and may need what is not installed.
+    """
     wanted = config.getoption("--group")
-    home = directory_group(collection_path)
-    return True if wanted and home not in (None, wanted) else None
+    if not wanted:
+        return None
+    if (home := directory_group(collection_path)) is not None:
+        return True if home != wanted else None
+    return True if collection_path.is_file() and not may_have_tests_of(wanted, collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -62,6 +68,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in wanted}
     asyncio.run(pyfuncitem.obj(**arguments))
     return True
+
+
+def may_have_tests_of(group: str, file: Path) -> bool:
+    """Whether *file* or the conftest.py beside it names the group's marker; any file may have fast tests."""
+    named = (one.read_text() for one in (file, file.with_name("conftest.py")) if one.suffix == ".py" and one.exists())
+    return group == "fast" or any(f"mark.{group}" in text for text in named)
 
 
 def directory_group(path: Path) -> str | None:

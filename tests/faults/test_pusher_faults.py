@@ -193,7 +193,7 @@ def run(trial: Trial, database: Any = None) -> dict[str, list[str]]:
         return trial.applied()
 
 
-@pytest.mark.parametrize("seed", [random.randrange(10**6)])
+@pytest.mark.parametrize("seed", [random.randrange(10**6)], ids=["random"])  # every process must find the same names
 def test_each_line_is_applied_exactly_once_and_in_order(tmp_path: Path, seed: int) -> None:
     with start_server(tmp_path / "data", eventhorizon_activity_interval=0.2) as server:
         trial = Trial(tmp_path, server, str(tmp_path / "app.db"), seed, apart=False)
