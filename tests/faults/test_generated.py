@@ -51,8 +51,7 @@ def v1(server: RunningServer) -> Prey:
 
 
 def eventhorizon(server: RunningServer) -> Prey:
-    for stream in ("/f/a", "/_sub/me"):
-        ask(server, "POST", "/writer/create_stream", b'{"Name":"%b"}' % stream.encode())
+    ask(server, "POST", "/writer/create_stream", b'{"Name":"/_sub/me"}')
     subscribe = {"Stream": "/f/a", "SubscriptionId": "/_sub/me"}
     report = {"SubscriptionId": "/_sub/me", "Stream": "/f/a", "Ids": [1, 1], "States": [["sent", "why"]]}
     calls: dict[str, Any] = {
@@ -219,12 +218,12 @@ def what_was_logged(server: RunningServer, since: int = 0) -> list[str]:
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server for this file alone: what is sent here trims its log."""
     with start_server(tmp_path_factory.mktemp("generated") / "data") as running:
-        for number in range(5):
-            ask(running, "POST", "/v1/publish", b"%d" % number, stream="/f/a")
         yield running
 
 
 def check(victim: RunningServer, door: str, count: int) -> None:
+    for number in range(5):
+        ask(victim, "POST", "/v1/publish", b"%d" % number, stream="/f/a")
     prey, since = DOORS[door](victim), len(victim.log_text())
     with beside(victim) as bystander:
         attack(victim, prey, count, door)
