@@ -260,6 +260,10 @@ PUSH_COMMANDS: Final = 1_024
 """Commands of one user agent that wait while one of them is carried out; a distributor registers some hundred
 channels in one burst. Over it: closed, 1008."""
 
+PUSH_COMMAND_BYTES: Final = 512 * 1024
+"""Bytes of the commands that one user agent sent since it last had none waiting: a command of some 150 bytes can as
+well be one of a million broadcasts. Over it: closed, 1008."""
+
 PUSH_FINISH_SECONDS: Final = 2
 """For what a user agent said just before its connection ended, and for what waits when the server stops. Over it: the
 rest is dropped, so that nobody waits: those messages come again."""
@@ -333,6 +337,10 @@ PACK_BYTES: Final = 512 * 1024
 
 CONFIRM_BYTES: Final = 64 * 1024
 """Bytes of one frame of pack ids: more than there can be packs. Over it: the WebSocket is closed with 1009."""
+
+CONFIRMS: Final = 100_000
+"""Pack ids of one session that wait while some are made durable, those that come again counted again. Over it: the
+WebSocket is closed with 1008."""
 
 FORWARD_ENTRIES: Final = 250
 """Followed entries that become packs of one session in one write. More: the next write."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from penstock.errors import Conflict
@@ -44,6 +45,8 @@ SILENT_SECONDS: Final = 2.0
 another one before the server learns that the first is dead."""
 
 _SMALL, _JOINED = 16 * 1024, 64 * 1024  # small pieces are joined, up to that size, once the live readers have them
+
+_FORGOTTEN = 64  # numbers that may be left of segments that are gone
 
 
 class WriteRefused(Conflict):
@@ -167,6 +170,7 @@ class Channel:
         self.closed = False
         self._gaps = gaps
         self._segments: dict[int, Segment] = {}
+        self._numbers: list[int] = []  # a heap of theirs, with some that were forgotten
         self._ahead: set[int] = set()  # those of them that the head is not past: connected to, or waited for
         self._leaving: dict[Segment, None] = {}  # out of the window, with readers who have not finished
         self.size = 0  # bytes of both
@@ -191,14 +195,21 @@ class Channel:
 
     def _make(self, seq: int, now: float) -> Segment:
         made = self._segments[seq] = Segment(seq, now)
+        heappush(self._numbers, seq)
         if seq >= self.head:
             self._ahead.add(seq)
         return made
 
     @property
     def oldest(self) -> int:
-        """The lowest seq that is here."""
-        return min(self._segments, default=self.head)
+        """The lowest seq that is here.
+
+        Found without a look at all of them: a large segment may take the place of ten thousand small ones.
+        """
+        numbers = self._numbers
+        while numbers and numbers[0] not in self._segments:
+            heappop(numbers)
+        return numbers[0] if numbers else self.head
 
     def size_of(self, seq: int) -> int | None:
         """Bytes of a segment that is here."""
@@ -331,6 +342,8 @@ class Channel:
         if self._segments.get(segment.seq) is segment:
             del self._segments[segment.seq]
             self._ahead.discard(segment.seq)
+            if len(self._numbers) > 2 * len(self._segments) + _FORGOTTEN:
+                self._numbers = sorted(self._segments)
 
     def _end(self, segment: Segment, now: float, reason: str) -> None:
         if not segment.size and reason != CLOSED:
@@ -376,7 +389,8 @@ class Channel:
         """The head moves past *seq*. A number that was left out may still come, so it can be waited for."""
         if not self._gaps or seq == self.head + 1:
             for left_out in range(self.head, seq):
-                self._segments.setdefault(left_out, Segment(left_out, now))
+                if left_out not in self._segments:
+                    self._make(left_out, now)
         self.head = max(self.head, seq + 1)
         self._ahead = {one for one in self._ahead if one >= self.head}
         self._blank = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.doors.msgstream.packs import Text, Waiting
 from penstock.errors import Busy
-from penstock.limits import CONFIRM_BYTES
+from penstock.limits import CONFIRM_BYTES, CONFIRMS
 from penstock.server.exchange import Held, Request, Response
 from penstock.server.websocket import WebSocket
 from penstock.server.wheel import Timed
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEADERS: Final = (("Pragma", "no-cache"), ("Cache-Control", "no-store"))
 EMPTY: Final = Response(204, headers=HEADERS)
-NO_TEXT, TOO_LARGE, BROKEN = 1003, 1009, 1011
+NO_TEXT, TOO_MUCH, TOO_LARGE, BROKEN = 1003, 1008, 1009, 1011
 
 
 def json_answer(body: bytes) -> Response:
@@ -271,10 +271,11 @@ class Socket(Timed):
         elif len(message) > CONFIRM_BYTES:
             self._close(TOO_LARGE, f"more than {CONFIRM_BYTES} bytes of ids")
         elif ids := msgstream.confirmed(message):
-            if self.session is not None:
-                self.session.confirm(ids, self)
-            elif len(self._early or ()) < CONFIRM_BYTES:
-                self._early = [*(self._early or ()), *ids]
+            if self.session is None:
+                self._early = self._early or []
+                self._early += ids if len(self._early) < CONFIRM_BYTES else ()
+            elif not self.session.confirm(ids, self):
+                self._close(TOO_MUCH, f"more than {CONFIRMS:,} ids at once")
 
     def flushed(self) -> None:
         """The kernel has taken everything."""

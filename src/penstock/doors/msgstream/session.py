@@ -31,7 +31,7 @@ from penstock.doors.msgstream.lives import Live
 from penstock.doors.msgstream.packs import Text, Waiting, record, reference, waiting
 from penstock.doors.msgstream.records import DOOR, Kept, mailbox_of
 from penstock.errors import PenstockError, Trimmed, VersionMismatch
-from penstock.limits import FORWARD_ENTRIES, MAILBOX_PAGE
+from penstock.limits import CONFIRMS, FORWARD_ENTRIES, MAILBOX_PAGE
 from penstock.values import Entry, Item, Kind, MailboxHead
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Session:
     """Made by `Sessions`, which finds it again by its actor."""
 
     __slots__ = (
-        "_confirming", "_confirms", "_entries", "_sliding", "_working", "actor", "expires_ms", "feed", "forwarded",
-        "gone", "home", "kept", "live", "newest", "news", "packs", "patterns", "position", "size", "slid_ms", "stale",
-        "version", "who", "writing",
+        "_confirm_ids", "_confirming", "_confirms", "_entries", "_sliding", "_working", "actor", "expires_ms", "feed",
+        "forwarded", "gone", "home", "kept", "live", "newest", "news", "packs", "patterns", "position", "size",
+        "slid_ms", "stale", "version", "who", "writing",
     )  # fmt: skip
 
     def __init__(self, home: Sessions, actor: str, kept: Kept, version: int, head: MailboxHead) -> None:
@@ -68,7 +68,8 @@ class Session:
         self.patterns = (BROADCAST, *kept.follow) if kept.follow else home.broadcast_only
         self.news = True  # something may have come into the streams it follows since somebody was connected
         self._entries: Sequence[Entry] = ()  # from the feed, to become items
-        self._confirms: Sequence[Confirm] = ()
+        self._confirms: list[Confirm] | None = None  # what is still to be made durable, and by whom it was said
+        self._confirm_ids = 0  # of all of them
         self._working = self._confirming = False
         self.writing = False  # its record is being changed from here
         self.stale = False  # another node may have put something into the mailbox
@@ -98,7 +99,7 @@ class Session:
             before.displaced()
         self.home.became_live(self)
         if confirm:
-            self._confirms = [*self._confirms, (confirm, live)]
+            self._note_confirm(confirm, live)
         self.wake()
 
     def glance(self) -> bool:
@@ -125,11 +126,20 @@ class Session:
             self._stop_feed()
             self.home.became_quiet(self)
 
-    def confirm(self, ids: tuple[int, ...], live: Live) -> None:
-        """These packs have arrived."""
+    def confirm(self, ids: tuple[int, ...], live: Live) -> bool:
+        """These packs have arrived. False, and nothing is noted, if more ids wait than there can be packs."""
+        if self._confirm_ids >= CONFIRMS:
+            return False
         self.touch()
-        self._confirms = [*self._confirms, (ids, live)]
+        self._note_confirm(ids, live)
         self.wake()
+        return True
+
+    def _note_confirm(self, ids: tuple[int, ...], live: Live) -> None:
+        if self._confirms is None:
+            self._confirms = []
+        self._confirms.append((ids, live))
+        self._confirm_ids += len(ids)
 
     def touch(self) -> None:
         """The client lives: so does the session. That is written down now and then."""
@@ -279,22 +289,22 @@ class Session:
 
     def _leave_nobody_waiting(self) -> None:
         """It is gone, and what was still to be confirmed is not."""
-        confirms, self._confirms = self._confirms, ()
-        for _, live in confirms:
+        confirms, self._confirms = self._confirms, None
+        for _, live in confirms or ():
             live.unconfirmed()
 
     def _fail(self, error: Exception) -> None:
         """Storage does not answer. What is not known for certain is forgotten; clients come again."""
         log.warning("session.failed", extra={"actor": self.actor, "error": str(error)})
         self._go()
-        lives = {id(live): live for _, live in self._confirms} | ({id(self.live): self.live} if self.live else {})
-        self.live, self._confirms = None, ()
+        lives = {id(live): live for _, live in self._confirms or ()} | ({id(self.live): self.live} if self.live else {})
+        self.live, self._confirms = None, None
         for live in lives.values():
             live.failed(error)
 
     async def _confirm(self) -> None:
         """Make confirmations durable. The ledger is first: a crash after it sends a pack again, never forgets it."""
-        confirms = self._confirms
+        confirms = tuple(self._confirms or ())
         base = self.kept.base
         numbers = sorted({id + base for ids, _ in confirms for id in ids} & self.packs.keys())
         if numbers:
@@ -303,7 +313,8 @@ class Session:
                 await self._remove(numbers)
             finally:
                 self._confirming = False
-        self._confirms = self._confirms[len(confirms) :]
+        self._confirms = (self._confirms or [])[len(confirms) :] or None
+        self._confirm_ids -= sum(len(ids) for ids, _ in confirms)
         for _, live in confirms:
             live.confirmed()
 

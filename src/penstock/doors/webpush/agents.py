@@ -80,7 +80,7 @@ class Agents:
         self._generation = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._saving: dict[str, asyncio.Task[object]] = {}
-        self._finishing: dict[str, asyncio.Task[object]] = {}
+        self._finishing: dict[str, tuple[asyncio.Task[object], int]] = {}  # the worker, and its session's generation
         self._turns = Turns()
         self._flush_running: asyncio.Task[object] | None = None
         self._flush_waiting: asyncio.Task[object] | None = None
@@ -189,20 +189,33 @@ class Agents:
             work = self._save(session.uaid, session.connected_at, unsaved, before)
             self._saving[session.uaid] = self.start(work)
 
-    async def saved(self, uaid: str) -> None:
-        """Return when nothing of that user agent is on its way to the storage."""
-        own = asyncio.current_task()
-        while tasks := {self._saving.get(uaid), self._finishing.get(uaid)} - {None, own}:
-            await asyncio.wait([task for task in tasks if task is not None])
+    async def saved(self, uaid: str, generation: int) -> None:
+        """Return when nothing that sessions before *generation* leave behind is on its way to the storage.
 
-    def finishing(self, uaid: str, worker: asyncio.Task[object]) -> None:
+        The caller has the turn of a worker. Others have it meanwhile: they may be those who are waited for. Nobody
+        waits for a session that is newer than his own, or two that end at once would wait for each other.
+        """
+        if not self._leaving(uaid, generation):
+            return
+        self.turnstile.release()
+        try:
+            while tasks := self._leaving(uaid, generation):
+                await asyncio.wait(tasks)
+        finally:
+            await self.turnstile.acquire()
+
+    def _leaving(self, uaid: str, generation: int) -> list[asyncio.Task[object]]:
+        saving, (worker, its_generation) = self._saving.get(uaid), self._finishing.get(uaid, (None, 0))
+        return [task for task in (saving, worker if its_generation < generation else None) if task is not None]
+
+    def finishing(self, session: Session, worker: asyncio.Task[object]) -> None:
         """A session that ends has something to do first: the user agent's next one waits for that, as for a save."""
-        if uaid:
-            self._finishing[uaid] = worker
+        if session.uaid:
+            self._finishing[session.uaid] = worker, session.connected_at
 
     def finished(self, uaid: str, worker: asyncio.Task[object] | None) -> None:
         """That worker has done all it will do."""
-        if uaid in self._finishing and self._finishing[uaid] is worker:
+        if uaid in self._finishing and self._finishing[uaid][0] is worker:
             del self._finishing[uaid]
 
     def renew(self, session: Session) -> None:

@@ -20,7 +20,7 @@ from penstock.doors.webpush.delivery import Delivery
 from penstock.doors.webpush.records import AlreadyConnected
 from penstock.doors.webpush.tokens import Subscription
 from penstock.errors import CallerError, NotFound, PenstockError
-from penstock.limits import PUSH_CHANNELS, PUSH_COMMANDS, PUSH_FINISH_SECONDS, PUSH_SETTLE_SECONDS
+from penstock.limits import PUSH_CHANNELS, PUSH_COMMAND_BYTES, PUSH_COMMANDS, PUSH_FINISH_SECONDS, PUSH_SETTLE_SECONDS
 from penstock.wire import webpush as wire
 from penstock.wire.vapid import key_hash, parse_key
 from penstock.wire.webpush import Close
@@ -38,14 +38,14 @@ class Session(Delivery):
 
     __slots__ = (
         "_alive", "_asked", "_client_pinged", "_ending", "_finish_by", "_left", "_origin", "_settle_at", "_told",
-        "_waiting",
-        "_working",
+        "_waiting", "_waiting_bytes", "_working",
     )  # fmt: skip
 
     def __init__(self, home: Agents, origin: str) -> None:
         super().__init__(home)
         self._origin = origin
         self._waiting: list[wire.Heard | wire.Mistake] | None = None
+        self._waiting_bytes = 0  # of those that came since there were none
         self._working: asyncio.Task[object] | None = None
         self._ending: tuple[Close, str] | None = None  # how it is closed when what waits is done
         self._finish_by = 0.0
@@ -69,7 +69,7 @@ class Session(Delivery):
             case wire.Ping() if self.ready:
                 self._pinged()
             case _:
-                self._command(heard)  # a mistake, too: it ends the session after what came before it
+                self._command(heard, len(frame))  # a mistake, too: it ends the session after what came before it
 
     def ponged(self) -> None:
         """It is alive."""
@@ -93,7 +93,7 @@ class Session(Delivery):
         self._ending, self.ready = (code, reason), False
         self._finish_by = self.home.time() + PUSH_FINISH_SECONDS
         self.home.wheel.forget(self)
-        self.home.finishing(self.uaid, self._working)
+        self.home.finishing(self, self._working)
 
     def close(self, code: Close, reason: str = "") -> None:
         self.leave()
@@ -117,11 +117,13 @@ class Session(Delivery):
 
     # ── the worker ────────────────────────────────────────────────────────────────────────────
 
-    def _command(self, heard: wire.Heard | wire.Mistake) -> None:
+    def _command(self, heard: wire.Heard | wire.Mistake, size: int) -> None:
         if self._left or self._ending:
             return
-        self._waiting = self._waiting or []
-        if len(self._waiting) >= PUSH_COMMANDS:
+        if not self._waiting:
+            self._waiting, self._waiting_bytes = [], 0
+        self._waiting_bytes += size
+        if len(self._waiting) >= PUSH_COMMANDS or self._waiting_bytes > PUSH_COMMAND_BYTES:
             self.finish(Close.TOO_MUCH, "too many commands at once")
             self.socket.close(Close.TOO_MUCH, "too many commands at once")  # it need not wait for that
             return
@@ -135,12 +137,10 @@ class Session(Delivery):
     async def _work(self) -> None:
         """Carry out what waits, commands first; end when nothing is left."""
         try:
-            async with self.home.turnstile:
-                while not self._left and not self._is_late and (self._waiting or self.check_due):
-                    if self._waiting:
-                        await self._obey(self._waiting.pop(0))
-                    else:
-                        await self.check()
+            while self._has_work:
+                async with self.home.turnstile:  # for each thing anew: who has much to say lets others go between
+                    if self._has_work:  # still, after the wait
+                        await (self._obey(self._waiting.pop(0)) if self._waiting else self.check())
             if self._ending:
                 self.close(*self._ending)
         except AlreadyConnected:
@@ -154,6 +154,10 @@ class Session(Delivery):
         finally:
             self.home.finished(self.uaid, self._working)
             self._working = None
+
+    @property
+    def _has_work(self) -> bool:
+        return not self._left and not self._is_late and bool(self._waiting or self.check_due)
 
     @property
     def _is_late(self) -> bool:
@@ -207,8 +211,8 @@ class Session(Delivery):
 
     async def _come_back(self, uaid: str) -> bool:
         """Be the user agent of that name, if it is known."""
-        await self.home.saved(uaid)  # the last words of a session before may end the user agent itself
         router, generation = self.home.router, self.home.next_generation()
+        await self.home.saved(uaid, generation)  # the last words of a session before may end the user agent itself
         found = await router.find(uaid)
         if found is None:
             return False
@@ -230,7 +234,7 @@ class Session(Delivery):
         self.home.joined(self)
         if before.node and before.node != router.node:
             self.home.start(self.home.peers.supersede(before, uaid))
-        await self.home.saved(uaid)  # what an older session here had on its way is stored before we read
+        await self.home.saved(uaid, self.connected_at)  # what an older one here had on its way comes first
         return True
 
     def _be(self, uaid: str, generation: int) -> None:
