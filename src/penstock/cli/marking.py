@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-VARIABLE = "PENSTOCK_TEST_MARKS"
+VARIABLE = "STARTED_BY_TESTS_OF"  # not PENSTOCK_…: those are settings, and a server refuses one that it does not know
 _TRIES, _PAUSE_SECONDS = 200, 0.02  # a killed process is gone soon, and one that it has just started is found then
 
 

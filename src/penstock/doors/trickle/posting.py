@@ -86,9 +86,9 @@ class Posting(Timed, Held):
             piece, self._skip = piece[self._skip :], max(0, self._skip - len(piece))
             if not piece:
                 return
-        if self._segment.size + len(piece) > self._limit:
-            self.end(TooLarge("segment bytes", self._segment.size + len(piece), self._limit))
-            return
+        size = self._segment.size + len(piece)
+        # What still fits is taken: where a segment ends must not depend on how its bytes were cut on their way.
+        piece = piece[: self._limit - self._segment.size]
         try:
             self._channel.write(self._segment, piece, self._home.time())
         except WriteRefused as error:
@@ -96,6 +96,8 @@ class Posting(Timed, Held):
             return
         self._received += len(piece)
         self._home.relayed += len(piece)
+        if size > self._limit:
+            self.end(TooLarge("segment bytes", size, self._limit))
 
     def end(self, error: PenstockError | None) -> None:
         segment, now = self._segment, self._home.time()
