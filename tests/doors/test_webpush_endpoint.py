@@ -563,7 +563,8 @@ async def test_connections_leave_no_more_behind_than_there_is_room_for(tmp_path:
                 await node.send(endpoint, b"x")
             agent.socket.transport.abort()
             await wait_until_async(lambda: not node.agents.table)
-            await node.agents.saved(agent.uaid)
+            async with node.agents.turnstile:
+                await node.agents.saved(agent.uaid, node.agents.next_generation())
             agent = await node.agent(agent.uaid)
 
         assert len(await made.stored(agent.uaid, node.agents.month())) <= 2 + 4

@@ -207,7 +207,8 @@ async def unacknowledged_on_the_old_node(made: Place) -> bool:
     again = await b.agent(agent.uaid)
 
     assert await agent.closed() == 1011
-    await made.nodes[1].agents.saved(agent.uaid)
+    async with made.nodes[1].agents.turnstile:
+        await made.nodes[1].agents.saved(agent.uaid, made.nodes[1].agents.next_generation())
     return await again.heard() == [direct["version"]]
 
 

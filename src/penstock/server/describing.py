@@ -36,6 +36,7 @@ CURSOR: Final = rf"^(?:/|(?:{_LEVEL}){{1,{NAME_LEVELS}}}):[+-]?[0-9]{{1,18}}:[+-
 PRINTABLE: Final = r"^[ -~]+$"
 PATH_LEVEL: Final = r"^(?!\.\.?$)[^\x00-\x1f\x7f/]+$"
 """What a wildcard of a path can stand for (`routing.py`)."""
+_WITHOUT_NUL: Final = r"^[^\x00]*$"
 WEBHOOK_KEY: Final = r"^(?:whsec_)?[A-Za-z0-9+/]{32}$|^$"
 
 
@@ -117,7 +118,7 @@ def text(
 ) -> Parameter:
     """Text; *least* and *most* are characters."""
     schema: Schema = {"type": "string"}
-    schema |= {"pattern": pattern} if pattern else {}
+    schema["pattern"] = pattern or _WITHOUT_NUL
     schema |= {"minLength": least} if least else {}
     schema |= {"maxLength": most} if most is not None else {}
     return Parameter(name, about, schema, required)
