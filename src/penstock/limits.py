@@ -54,6 +54,10 @@ PAGE_ENTRIES: Final = 1_000
 PAGE_BYTES: Final = 4 * 1024 * 1024
 """Body bytes that one read returns at most (one entry always fits): bounds memory per reader."""
 
+SHOWN_BYTES: Final = 512 * 1024
+"""Body bytes that one answer to a read shows (one entry always fits): making one holds the loop, a millisecond or two.
+More: the answer says so, and the caller reads the next page."""
+
 KEY_SECONDS: Final = 24 * 3600
 """How long an idempotency key is remembered. After it: the same key stores a new entry."""
 

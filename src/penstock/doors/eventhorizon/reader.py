@@ -10,7 +10,7 @@ from penstock.core.log import Log
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import InputInvalid
-from penstock.limits import PAGE_ENTRIES
+from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES
 from penstock.server.context import Context, only
 from penstock.server.exchange import LIVE, Request, Response
 from penstock.server.flush import Tap
@@ -31,7 +31,7 @@ class Read(msgspec.Struct, rename="pascal"):
 
 async def read_lines(log: Log, cursor: Cursor, limit: int = PAGE_ENTRIES) -> ReadLines:
     """At most *limit* lines from *cursor* on, never across a chunk. None of them: this is the end for now."""
-    page = await log.read_cursor(cursor.stream, cursor.chunk, cursor.offset, limit=limit)
+    page = await log.read_cursor(cursor.stream, cursor.chunk, cursor.offset, limit=limit, limit_bytes=SHOWN_BYTES)
     here = str(Cursor(cursor.stream, cursor.chunk, cursor.offset, log.server))
     lines = lines_of(page.entries, log.server)
     more = page.more or (bool(lines) and lines[-1].meta_type == "Rotated")

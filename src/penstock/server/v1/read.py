@@ -7,7 +7,7 @@ import msgspec
 from penstock.core.feed import Feed
 from penstock.core.names import check_name, check_pattern
 from penstock.errors import InputInvalid
-from penstock.limits import PAGE_ENTRIES
+from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES
 from penstock.server.auth import Caller
 from penstock.server.context import Context, flag, integer, only, readable
 from penstock.server.describing import (
@@ -98,7 +98,8 @@ class Reader:
     async def _by_index(self, request: Request, caller: Caller, limit: int) -> Page:
         stream = check_name(request.params["stream"])
         caller.check_subscribe(stream)
-        return await self._log.read_index(stream, integer(request, "from", 0), limit=limit, meta=flag(request, "meta"))
+        index, meta = integer(request, "from", 0), flag(request, "meta")
+        return await self._log.read_index(stream, index, limit=limit, limit_bytes=SHOWN_BYTES, meta=meta)
 
     async def _by_cursor(self, request: Request, caller: Caller, limit: int) -> Page:
         try:
@@ -106,16 +107,16 @@ class Reader:
         except CursorInvalid as error:
             raise InputInvalid("parameter cursor", str(error), code="cursor_invalid") from None
         caller.check_subscribe(check_name(cursor.stream))
-        page = await self._log.read_cursor(cursor.stream, cursor.chunk, cursor.offset, limit=limit)
+        place = cursor.stream, cursor.chunk, cursor.offset
+        page = await self._log.read_cursor(*place, limit=limit, limit_bytes=SHOWN_BYTES)
         if flag(request, "meta"):
             return page
         return Page(tuple(e for e in page.entries if e.index is not None), page.upto, page.more)
 
     async def _by_id(self, request: Request, caller: Caller, limit: int) -> Page:
         patterns, allow = readable(request, caller)
-        page = await self._log.read_after(
-            patterns, integer(request, "after", 0), limit=limit, meta=flag(request, "meta")
-        )
+        after, meta = integer(request, "after", 0), flag(request, "meta")
+        page = await self._log.read_after(patterns, after, limit=limit, limit_bytes=SHOWN_BYTES, meta=meta)
         if allow is None:
             return page
         return Page(tuple(e for e in page.entries if allow(e.stream)), page.upto, page.more)
