@@ -12,7 +12,7 @@ import pytest
 
 from penstock.core import ledger as ledger_module
 from penstock.core.hub import Hub
-from penstock.doors.eventhorizon import pushers
+from penstock.doors.eventhorizon import door, pushers
 from penstock.doors.trickle import streams
 from penstock.server.auth import open_keys
 from penstock.testing import RunningServer, wait_until
@@ -115,6 +115,7 @@ def the_ledger_tries_for_ever() -> None:
     class Nothing(Exception):
         pass
 
+    door.REPORT_BYTES = 1 << 30
     pushers.LEDGER_REPORT_STATES, ledger_module.LEDGER_BATCH_BYTES, ledger_module.CallerError = 10**6, 1 << 40, Nothing
 
 
