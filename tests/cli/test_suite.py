@@ -143,6 +143,25 @@ def test_a_run_that_is_ended_clears_up_what_its_tests_have_started(tmp_path: Pat
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
+def test_runs_go_on_until_one_fails_with_busy_processes_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text(
+        "import pathlib\n"
+        "def test_fails_at_the_second_run():\n"
+        "    runs = pathlib.Path(__file__).with_name('runs')\n"
+        "    assert not runs.exists()\n"
+        "    runs.touch()\n"
+    )
+
+    done = run_suite(tmp_path, "--times", "3", "--beside", "1", "fast")
+
+    assert done.returncode == 1
+    assert [line for line in done.stdout.splitlines() if line.endswith("skipped")] == [
+        "1 passed, 0 failed, 0 skipped",
+        "0 passed, 1 failed, 0 skipped",
+    ]
+    assert "run 2 of 3 failed" in done.stderr
+
+
 HANGS = {
     "a loop": "def test_hangs():\n    while time.time() < end: pass",
     "an await": "async def test_hangs():\n    await asyncio.sleep(end - time.time())",

@@ -203,6 +203,8 @@ def run_tests(
     context: typer.Context,
     fast: Annotated[bool, typer.Option("--fast", help="Only lint, types and the fast group.")] = False,
     long: Annotated[bool, typer.Option("--long", help="The long tests, too.")] = False,
+    times: Annotated[int, typer.Option(min=1, help="So often in a row, until a run fails.")] = 1,
+    beside: Annotated[int, typer.Option(min=0, help="Processes that keep a core busy meanwhile.")] = 0,
     no_system: Annotated[bool, typer.Option("--no-system", help="Never install Debian packages.")] = False,
 ) -> int:
     """Run the test suite: lint and types, then the groups of tests, two at a time.
@@ -216,12 +218,13 @@ def run_tests(
     ./penstock test
     ./penstock test --fast
     ./penstock test faults -- -k disk -x
+    ./penstock test --times 10 --beside 2
     """
     from penstock.cli import suite
 
     if no_system:
         os.environ["PENSTOCK_NO_SYSTEM"] = "1"
-    return suite.run(context.args, only_fast=fast, long=long)
+    return suite.run_often(context.args, times, beside, only_fast=fast, long=long)
 
 
 def add_to(app: typer.Typer) -> None:

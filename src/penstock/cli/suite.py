@@ -68,6 +68,21 @@ class Outcome:
     skipped: int
 
 
+def run_often(arguments: Sequence[str], times: int, beside: int, *, only_fast: bool = False, long: bool = False) -> int:
+    """Run as `run` does, *times* in a row until one fails, with *beside* processes that keep a core busy each."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(beside)]
+    try:
+        for number in range(1, times + 1):
+            if code := run(arguments, only_fast=only_fast, long=long):
+                print(f"run {number} of {times} failed", file=sys.stderr)
+                return code
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    return 0
+
+
 def run(arguments: Sequence[str], *, only_fast: bool = False, long: bool = False) -> int:
     """Run the groups named first in *arguments*, all by default; the rest goes to pytest."""
     names, rest = split(arguments)
