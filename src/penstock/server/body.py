@@ -12,6 +12,8 @@ from penstock.server.bodies import Booking
 from penstock.server.routing import Route
 from penstock.wire.http import ChunkDecoder, Head
 
+_MANY_PIECES = 64  # chunks that came together: a peer that minds what becomes of each sends fewer
+
 
 class Intake:
     """A body on its way in. What it holds is bounded by *limit*."""
@@ -29,6 +31,11 @@ class Intake:
         self.stream: BodyStream | None = None  # who reads it, if it is not collected
         self.dropped = False  # nobody wants it
 
+    @property
+    def chunked(self) -> bool:
+        """Its size is not known, and what it costs depends on how it is cut."""
+        return self._decoder is not None
+
     def feed(self, data: bytes) -> bytes | None:
         """Take bytes; returns what follows the body once it has ended, None before that.
 
@@ -38,14 +45,20 @@ class Intake:
         try:
             return self._cut(data, pieces) if self._decoder is None else self._decoder.feed(data, pieces)
         finally:
-            if pieces:
-                self._take(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            self._take_all(pieces)
 
     def _cut(self, data: bytes, pieces: list[bytes]) -> bytes | None:
         piece = data[: self._left]
         pieces.append(piece)
         self._left -= len(piece)
         return None if self._left else data[len(piece) :]
+
+    def _take_all(self, pieces: list[bytes]) -> None:
+        """Take them; as one where they are many, so that the smallest cost little, each for itself where few."""
+        if len(pieces) > _MANY_PIECES or self.stream is None:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            self._take(piece)
 
     def _take(self, piece: bytes) -> None:
         self.received += len(piece)

@@ -28,7 +28,7 @@ class Framing(Answering):
         super().__init__(service)
         self._peer = ""
         self._trusted = False
-        self._taking = False  # more frames are taken in the next turn
+        self._taking = False  # the rest of what came is taken in the next turn
         self._mark = 0  # bytes received or pending when the wheel was armed: has anything moved since?
 
     def _take_frames_in_turn(self) -> bool:
@@ -44,11 +44,15 @@ class Framing(Answering):
             return True
         self._buffer = data[at:]
         if not self._owes_too_much():  # else it goes on when the peer has read
-            self._taking = True
-            self._service.loop.call_soon(self._take_next_frames)
+            self._go_on_soon()
         return False
 
-    def _take_next_frames(self) -> None:
+    def _go_on_soon(self) -> None:
+        """Take the rest in the next turn of the loop, once."""
+        self._taking = True
+        self._service.loop.call_soon(self._take_rest)
+
+    def _take_rest(self) -> None:
         self._taking = False
         self._go_on()
 

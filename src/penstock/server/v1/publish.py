@@ -37,7 +37,7 @@ from penstock.wire.eventhorizon import CursorInvalid, parse_cursor
 
 _PRODUCER = re.compile(r"([^/]+)/([0-9]{1,18})", re.ASCII)
 _SAMPLED = 16  # one publish in so many is timed: timing each would cost more than it tells
-SLICE_BYTES = 64 * 1024  # of lines that are cut in one turn of the loop: a few milliseconds of the shortest
+SLICE_BYTES = 16 * 1024  # of lines that are cut in one turn of the loop: a millisecond of the shortest
 _NEWLINE = b"\n"
 _encode = msgspec.json.Encoder().encode
 
