@@ -57,6 +57,7 @@ def run_suite(tests: Path, *arguments: str, options: Sequence[str] = ()) -> subp
     return subprocess.CompletedProcess(started.args, started.returncode, output, errors)
 
 
+@pytest.mark.faults
 def test_one_failure_fails_the_run_and_keeps_the_servers_log(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text(
         "import pytest\n"
@@ -80,6 +81,7 @@ def test_one_failure_fails_the_run_and_keeps_the_servers_log(tmp_path: Path) -> 
     assert "--hypothesis-seed=" in done.stdout
 
 
+@pytest.mark.faults
 def test_a_run_without_failures_passes_and_leaves_out_empty_groups(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text("def test_good(): pass\n")
 
@@ -90,12 +92,14 @@ def test_a_run_without_failures_passes_and_leaves_out_empty_groups(tmp_path: Pat
     assert [line.split()[0] for line in done.stdout.splitlines()[-2:-1]] == ["fast"]
 
 
+@pytest.mark.faults
 def test_tests_that_cannot_be_collected_fail_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text("import nothing_of_that_name\n")
 
     assert run_suite(tmp_path, "fast").returncode == 1
 
 
+@pytest.mark.faults
 def test_an_unknown_marker_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text("import pytest\n@pytest.mark.fsat\ndef test_good(): pass\n")
 
@@ -143,6 +147,7 @@ def test_a_run_that_is_ended_clears_up_what_its_tests_have_started(tmp_path: Pat
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
+@pytest.mark.faults
 def test_runs_go_on_until_one_fails_with_busy_processes_beside_them(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text(
         "import pathlib\n"
