@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.configure import load
+from penstock.server.app import Node
+from penstock.server.describing import declared
 from penstock.testing import RunningServer
 from tests.server.api import Tail, ask, publish
 
@@ -98,3 +102,11 @@ def test_no_bytes_of_a_body_are_a_failure_of_the_server(shared_server: RunningSe
 def _content(operation: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = operation.get("requestBody", {}).get("content", {})
     return found
+
+
+async def test_every_path_of_the_api_is_described(tmp_path: Path) -> None:
+    async with Node(load(given=["server.listen=127.0.0.1:0"]), tmp_path) as node:
+        silent = [row.path for row in node.routes if row.path.startswith("/v1/") and not declared(row.handler)]
+
+    assert silent == []
+    assert len([row for row in node.routes if declared(row.handler)]) > 50

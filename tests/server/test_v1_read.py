@@ -65,6 +65,7 @@ def test_ids_order_what_several_streams_hold(shared_server: RunningServer, strea
     "params",
     [
         {}, {"stream": "/a", "cursor": "/a:0:0"}, {"stream": "/a", "from": "-1"}, {"stream": "/a", "from": "1e3"},
+        {"streams": "/a", "from": "x"}, {"stream": "/a", "after": "x"},
         {"stream": "/a", "limit": "0"}, {"stream": "/a", "limit": "1001"}, {"stream": "/a", "meta": "yes"},
         {"cursor": "/a:x:0"}, {"cursor": "nonsense"}, {"streams": ""}, {"streams": "/a,,/b"},
         {"streams": "/a", "after": "x"},

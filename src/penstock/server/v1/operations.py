@@ -19,7 +19,7 @@ from penstock.server.describing import INTEGER, STRING, an_object, operation, sh
 from penstock.server.exchange import Request, Response
 
 _encode = msgspec.json.Encoder().encode
-_WHAT = r"^(?:[1-9][0-9]{0,17}|[\s\S]*[^0-9][\s\S]*)$"  # an id, or what cannot be one
+_WHAT = r"^(?:[1-9][0-9]{0,17}|[^\x00]*[^0-9\x00][^\x00]*)$"  # an id, or what cannot be one
 _READY = an_object(status=STRING, uptime_seconds=INTEGER, durability=STRING, upto=INTEGER)
 Backup = Callable[[Path], Awaitable[object]]
 

@@ -86,6 +86,7 @@ class Reader:
         if len(ways) != 1:
             raise InputInvalid("parameters", "need exactly one of stream=, cursor= and streams=")
         limit = integer(request, "limit", 100, least=1, most=PAGE_ENTRIES)
+        integer(request, "from", 0), integer(request, "after", 0)  # nonsense is refused, also where it is not asked for
         way = {"stream": self._by_index, "cursor": self._by_cursor, "streams": self._by_id}[ways[0]]
         page = await way(request, caller, limit)
         body = b'{"entries":%b,"upto":%d,"more":%b}' % (
