@@ -68,9 +68,7 @@ def check(tmp_path: Path, examples: int) -> None:
     print(re.search(r"\d+ generated.*", said))  # noqa: T201
     tried = (tmp_path / "connects").read_text().splitlines()
     assert tried, "no outgoing connection was tried: nothing is shown"
-    ended = [
-        line for line in tried if "connect" in line and "<unfinished" not in line
-    ]  # a later line says how
+    ended = [line for line in tried if "connect" in line and "<unfinished" not in line]  # a later line says how
     assert [line for line in ended if "(INJECTED)" not in line] == []
 
 

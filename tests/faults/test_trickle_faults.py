@@ -180,7 +180,7 @@ async def publishers_wait_for_a_slow_disk(tmp_path: Path, door: Door) -> None:
 
     large = bytes(4_000_000)
     async with place(tmp_path, log=slow, make=door) as node:
-        assert await node.ask("POST", RECORDED) == 200
+        assert await node.ask("POST", f"{RECORDED}&segments=8") == 200  # all are begun before the first has ended
         logs[0].holding = True
         postings = []
         for seq in range(8):

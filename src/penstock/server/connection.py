@@ -38,9 +38,6 @@ from penstock.wire.proxy import forwarded_scheme, parse_proxy
 
 log = logging.getLogger("penstock.server")
 
-CHUNKS_SLICE = 16 * 1024
-"""Bytes of a chunked body that are taken before others have their turn: of the smallest chunks some 3 milliseconds."""
-
 _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
 
@@ -363,7 +360,7 @@ class Connection(Framing, asyncio.BaseProtocol):
         if self._taking:
             return
         intake = cast("Intake", self._intake)
-        size = CHUNKS_SLICE if intake.chunked else len(self._buffer)
+        size = intake.slice
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         try:
             rest = intake.feed(data)
