@@ -41,7 +41,22 @@ def test_a_group_is_there_when_its_directory_or_its_marker_is(tmp_path: Path) ->
     assert found == {"fast", "faults", "cluster"}
 
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(suite.ROOT), "PENSTOCK_NO_SYSTEM": "1"}
+def test_bytecode_is_kept_away_from_the_source_where_none_may_be_kept_beside_it() -> None:
+    free = {"PATH": "/bin", "PYTHONPYCACHEPREFIX": "/mine"}
+
+    assert suite.compiled_once(free) == free
+    assert suite.compiled_once({"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}) == {
+        "PATH": "/bin",
+        "PYTHONPYCACHEPREFIX": str(suite.BYTECODE),
+    }
+
+
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(suite.ROOT),
+    "PENSTOCK_NO_SYSTEM": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 def start_suite(tests: Path, *arguments: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -83,7 +98,8 @@ def test_one_failure_fails_the_run_and_keeps_the_servers_log(tmp_path: Path) -> 
 
 @pytest.mark.faults
 def test_a_run_without_failures_passes_and_leaves_out_empty_groups(tmp_path: Path) -> None:
-    (tmp_path / "test_planted.py").write_text("def test_good(): pass\n")
+    planted = "import sys\ndef test_good(): assert sys.pycache_prefix and not sys.dont_write_bytecode\n"
+    (tmp_path / "test_planted.py").write_text(planted)
 
     done = run_suite(tmp_path, "fast", "faults")
 
