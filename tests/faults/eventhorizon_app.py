@@ -18,13 +18,13 @@ from penstock.client.receiver import Line, Receiver
 from penstock.client.serving import serve
 
 FAULTS = {
-    "refuse": 0.02,  # 500
-    "hang": 0.005,
-    "garbage": 0.02,
-    "lose": 0.02,  # apply it, then answer garbage
-    "die before": 0.004,
-    "die between": 0.008,  # after the lines are written, before the position is
-    "die after": 0.004,  # before the answer
+    "refuse": 0.06,  # 500
+    "hang": 0.01,
+    "garbage": 0.06,
+    "lose": 0.06,  # apply it, then answer garbage
+    "die before": 0.008,
+    "die between": 0.016,  # after the lines are written, before the position is
+    "die after": 0.008,  # before the answer
 }
 TABLE = "CREATE TABLE IF NOT EXISTS applied (number {serial}, stream VARCHAR(200), content VARCHAR(200))"
 

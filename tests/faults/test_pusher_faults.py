@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from tests.server.api import ask
 
 ROOT = Path(__file__).parents[2]
 SUB = "/_sub/faults"
-STREAMS = [f"/faults/{number:02}" for number in range(50)]
-LINES = 200  # of each
+STREAMS = [f"/faults/{number:02}" for number in range(20)]
+LINES = 60  # of each
+FAULTS = ("app", "pusher", "server", "database", "app", "pusher")  # what is ended, in an order by seed
 
 
 class Kept:
@@ -92,6 +92,7 @@ class Trial:
         self.port = free_port()
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
         self.ends: dict[str, str] = {}
+        self.before = 0  # lines that were applied when the last fault was over
         self.graves = folder / "graves"
         self.graves.mkdir()
 
@@ -103,7 +104,8 @@ class Trial:
 
     def pusher(self, start: int) -> subprocess.Popen[bytes]:
         command = ["-m", "penstock", "pusher", f"http://127.0.0.1:{self.port}/", "--server", self.server.url]
-        command += ["--token", self.server.admin_token, "--timeout", "0.5", "--retry", "0.05", "--repeat", "0.3"]
+        command += ["--token", self.server.admin_token, "--timeout", "0.5", "--repeat", "0.3"]
+        command += ["--retry", "0.05", "--retry-longest", "0.2"]  # the app is often down for longer than it works
         return self._run(command, "pusher.log")
 
     def _run(self, arguments: list[str], log: str) -> subprocess.Popen[bytes]:
@@ -111,31 +113,39 @@ class Trial:
             return subprocess.Popen([sys.executable, *arguments], env=self.environment, stdout=out, stderr=out)
 
     def append_all(self, mischief: Any) -> None:
-        """Append to the streams in turn, in batches of random length, and do *mischief* now and then."""
-        left = {stream: iter(range(LINES)) for stream in STREAMS}
+        """Append to the streams in turn, in batches of random length; do each *mischief* after a share of them."""
+        batches = list(self._batches())
+        share = len(batches) // (len(FAULTS) + 1)
+        faults = self.chance.sample(FAULTS, len(FAULTS))
+        for number, (stream, numbers) in enumerate(batches, 1):
+            self._append(stream, [f"{stream} {line}" for line in numbers])
+            if number % share == 0 and faults:
+                mischief(faults.pop())
+
+    def _batches(self) -> Iterator[tuple[str, range]]:
+        left = dict.fromkeys(STREAMS, 0)
         while left:
             stream = self.chance.choice(sorted(left))
-            count = self.chance.randint(1, 25)
-            numbers = list(islice(left[stream], count))
-            if len(numbers) < count:
+            first, end = left[stream], min(LINES, left[stream] + self.chance.randint(1, 25))
+            yield stream, range(first, end)
+            left[stream] = end
+            if end == LINES:
                 del left[stream]
-            if numbers:
-                self._append(stream, [f"{stream} {number}" for number in numbers])
-            mischief()
 
     def _append(self, stream: str, lines: list[str]) -> None:
         """Append once: the expected position tells whether an attempt without an answer was stored."""
         expected = self.ends.get(stream) or self._end(stream)
 
-        def appended() -> bool:
+        def appended() -> str:
             try:
                 reply = call(self.server, "/writer/append", Stream=stream, Lines=lines, ExpectedOffset=expected)
             except OSError:
-                return False
-            return reply.status in (201, 409)
+                return ""
+            if reply.status == 201:
+                return str(reply.json["Offset"])
+            return self._end(stream) if reply.status == 409 else ""
 
-        wait_until(appended, within=20)
-        self.ends[stream] = self._end(stream)
+        self.ends[stream] = wait_until(appended, within=20)
 
     def _end(self, stream: str) -> str:
         [shown] = ask(self.server, "GET", "/v1/streams", pattern=stream).json["streams"]
@@ -173,18 +183,19 @@ def run(trial: Trial, database: Any = None) -> dict[str, list[str]]:
         subscribe(trial.server, stream, SUB)
     with kept(trial.app) as app, kept(trial.pusher) as pusher:
 
-        def mischief() -> None:
-            number = trial.chance.random()
-            if number < 0.01:
+        def mischief(fault: str) -> None:
+            wait_until(lambda: trial.count() > trial.before)  # else it might end what has not begun yet
+            if fault == "app":
                 app.kill()
-            elif number < 0.02:
+            elif fault == "pusher":
                 pusher.kill()
-            elif number < 0.023:
+            elif fault == "server":
                 trial.server.kill()
                 trial.server.restart()
-            elif number < 0.026 and database is not None:
+            elif database is not None:
                 database.stop(signal.SIGQUIT)
                 database.start()
+            trial.before = trial.count()
 
         trial.append_all(mischief)
         wait_until(lambda: trial.count() >= len(STREAMS) * LINES, within=60)

@@ -184,6 +184,7 @@ def pusher(
     secret: Annotated[str, typer.Option(metavar="whsec_…", help="Sign by Standard Webhooks with this secret.")] = "",
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the app to answer.")] = 30.0,
     retry: Annotated[float, typer.Option(metavar="SECONDS", help="Until the first retry; then twice as long.")] = 1.0,
+    retry_longest: Annotated[float, typer.Option(metavar="SECONDS", help="Between retries at most.")] = 60.0,
     repeat: Annotated[
         float, typer.Option(metavar="SECONDS", help="Until an app that did not move is tried again.")
     ] = 5.0,
@@ -207,7 +208,7 @@ def pusher(
     logs.set_up()
     key = parse_secret(secret) if secret else None
     app = Target(parse_url(target), allow_private=True, timeout=timeout)
-    pace = Pace(first_retry=retry, longest_retry=max(retry, 60.0), repeat=repeat)
+    pace = Pace(first_retry=retry, longest_retry=max(retry, retry_longest), repeat=repeat)
 
     async def push() -> int:
         async with RemoteSource(server_url(server), token_of(token)) as source:
