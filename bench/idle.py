@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--connections", type=int, default=5000)
     given = parser.parse_args(argv)
     if given.quick:
-        given.connections = 500
+        given.connections = 100
     if given.rounds == 3:
         given.rounds = 1  # memory does not depend on the neighbours
     with reporting("idle", given) as (report, folder):

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", choices=("idle", "latency", "polls"), help="one of them alone")
     given = parser.parse_args(argv)
     if given.quick:
-        given.idle, given.sessions, given.rate, given.seconds, given.rounds = 300, 50, 100, 1, 1
+        given.idle, given.sessions, given.rate, given.seconds, given.rounds = 100, 50, 100, 0.3, 1
     with reporting("msgstream", given) as (report, folder):
         for name, part in (("idle", _idle), ("latency", _latency), ("polls", _polls)):
             if given.only in (None, name):

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=3, help="of each round")
     given = parser.parse_args(argv)
     if given.quick:
-        given.existing, given.rounds, given.seconds = 2000, 1, 1
+        given.existing, given.rounds, given.seconds = 2000, 1, 0.3
     many: list[Load] = []
     few: list[Load] = []
     with reporting("streams", given) as (report, folder):

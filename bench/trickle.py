@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
             1,
             50,
             [10],
-            2,
+            1,
             1,
         )
     parts = {"latency": _latency, "relay": _relay, "channels": _channels}
