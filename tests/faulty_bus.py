@@ -39,6 +39,10 @@ class FaultyBus:
         self._bus, self._faults = bus, faults
         self.node, self.alone = bus.node, bus.alone
 
+    @property
+    def dropped(self) -> int:
+        return self._bus.dropped
+
     def listen(self, topic: str, receiver: Receiver) -> None:
         self._bus.listen(topic, lambda topic, message: self._faults.carry(partial(receiver, topic, message)))
 

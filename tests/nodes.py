@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.bus import Receiver
+from penstock.core.bus import Receivers
 
 
 class Network:
@@ -23,25 +23,22 @@ class Network:
         if self.late is not None:
             self.late.append((node, topic, message))
             return True
-        return self.buses[node].take(topic, message)
+        return self.buses[node].give(topic, message)
 
     def catch_up(self) -> None:
         waiting, self.late = self.late or [], None
         for node, topic, message in waiting:
-            self.buses[node].take(topic, message)
+            self.buses[node].give(topic, message)
 
 
-class NetworkBus:
+class NetworkBus(Receivers):
     """`core.bus.Bus` of one node."""
 
     alone = False
 
     def __init__(self, network: Network, node: str) -> None:
+        super().__init__()
         self.node, self._network = node, network
-        self._receivers: dict[str, list[Receiver]] = {}
-
-    def listen(self, topic: str, receiver: Receiver) -> None:
-        self._receivers.setdefault(topic, []).append(receiver)
 
     async def send(self, node: str, topic: str, message: bytes) -> bool:
         return self._network.give(node, topic, message)
@@ -49,9 +46,3 @@ class NetworkBus:
     async def hint(self, topic: str, message: bytes) -> None:
         for node in list(self._network.buses):
             self._network.give(node, topic, message)
-
-    def take(self, topic: str, message: bytes) -> bool:
-        receivers = self._receivers.get(topic, [])
-        for receiver in receivers:
-            receiver(topic, message)
-        return bool(receivers)

@@ -222,3 +222,18 @@ async def test_a_message_goes_to_one_node_and_a_hint_to_all(nats_three: NatsClus
 
         assert received[:2] == [("b", "wake up", b"1"), ("a", "wake up", b"2")]
         assert sorted(received[2:]) == [("a", "wake up", b"3"), ("b", "wake up", b"3")]
+
+
+async def test_what_no_node_has_sent_on_the_bus_is_dropped_and_the_connection_goes_on(nats_alone: NatsCluster) -> None:
+    async with opened(nats_alone) as here:
+        connection, root, received = here.home.connection, f"{here.home.prefix}.bus", list[bytes]()
+        here.bus.listen("wake", lambda topic, message: received.append(message))
+        before = connection.client.stats["reconnects"]
+
+        for subject in (f"{root}.all.=ff", f"{root}.to.here.=ff", f"{root}.all.\u20ac"):
+            connection.send(Message(subject, b"?"))
+
+        assert await here.bus.send("here", "wake", b"after them")
+        assert received == [b"after them"]
+        assert here.bus.dropped == 3
+        assert connection.client.stats["reconnects"] == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from penstock.core.registry import NEW
@@ -159,3 +160,18 @@ async def test_a_message_reaches_the_node_it_names_and_a_hint_reaches_all(open_e
         await engine.bus.hint("wake", b"three")
 
         assert received == [("wake", b"one"), ("wake", b"three")]
+
+
+async def test_a_receiver_that_fails_costs_its_message_and_nobody_else_anything(open_engine):
+    async with open_engine() as engine:
+        bus, received = engine.bus, []
+        bus.listen("wake", lambda topic, message: msgspec.json.decode(message))
+        bus.listen("wake", lambda topic, message: received.append(message))
+
+        assert await bus.send(bus.node, "wake", b"{")
+        await bus.hint("wake", b"}")
+
+        assert await bus.send(bus.node, "wake", b"1")  # nor has what carries them ended
+        assert received == [b"{", b"}", b"1"]
+        assert bus.dropped == 2
+        assert await engine.registry.put("a", b"still here")

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.core.calls import Calls
 from penstock.core.clock import ManualClock
 from penstock.core.members import DEAD_SECONDS, HOLD_SECONDS, RENEW_SECONDS, Alone, Members, chosen, node_of
-from penstock.storage.memory import MemoryEngine, MemoryRegistry
+from penstock.storage.memory import MemoryRegistry
 from tests.nodes import Network
 
 
@@ -148,16 +147,3 @@ def test_everybody_chooses_the_same_and_little_moves(count: int) -> None:
 def test_a_server_that_is_alone_always_holds() -> None:
     assert Alone().holds
     assert Alone().living() == (Alone().me,)
-
-
-async def test_a_question_is_answered_by_the_node_that_it_names() -> None:
-    network = Network()
-
-    async def shout(body: bytes) -> bytes:
-        return body.upper()
-
-    async with MemoryEngine(), Calls(network.bus("a"), "t", shout) as a, Calls(network.bus("b"), "t", shout):
-        assert await a.ask("b", b"who") == b"WHO"
-        network.cut.add("b")
-        assert await a.ask("b", b"who") is None
-        assert await a.ask("nobody", b"who") is None

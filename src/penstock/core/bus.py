@@ -6,10 +6,16 @@ sooner that would happen anyway.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+import msgspec
+
+log = logging.getLogger("penstock.bus")
 
 Receiver = Callable[[str, bytes], None]  # topic, message
+UNREADABLE: Final = (ValueError, msgspec.MsgspecError)  # what reading the bytes of another node may raise
 
 
 class Bus(Protocol):
@@ -18,8 +24,16 @@ class Bus(Protocol):
     node: str  # this node's name, unique while it runs
     alone: bool  # there are no other nodes: nobody need be told anything
 
+    @property
+    def dropped(self) -> int:
+        """Messages that a receiver of this node could not take."""
+        ...
+
     def listen(self, topic: str, receiver: Receiver) -> None:
-        """Call *receiver* on the event loop for each message to this node or to all on *topic*."""
+        """Call *receiver* on the event loop for each message to this node or to all on *topic*.
+
+        One that raises has dropped its message, and nobody else notices: neither another receiver nor who sent it.
+        """
         ...
 
     async def send(self, node: str, topic: str, message: bytes) -> bool:
@@ -31,25 +45,44 @@ class Bus(Protocol):
         ...
 
 
-class LocalBus:
-    """The bus of a server that is alone: the embedded engine's."""
+class Receivers:
+    """Who listens on a node, and to what: the receiving half of every bus."""
 
-    alone = True
-
-    def __init__(self, node: str) -> None:
-        self.node = node
+    def __init__(self) -> None:
+        self.dropped = 0
         self._receivers: dict[str, list[Receiver]] = {}
 
     def listen(self, topic: str, receiver: Receiver) -> None:
         self._receivers.setdefault(topic, []).append(receiver)
 
-    async def send(self, node: str, topic: str, message: bytes) -> bool:
+    def give(self, topic: str, message: bytes) -> bool:
+        """Give a message to all who listen to *topic*; False if nobody does. Never raises."""
         receivers = self._receivers.get(topic, [])
-        if node != self.node or not receivers:
-            return False
         for receiver in receivers:
-            receiver(topic, message)
-        return True
+            try:
+                receiver(topic, message)
+            except Exception as error:  # noqa: BLE001 - it would end the connection to NATS, with all that waits there for answers
+                self.drop(topic, error)
+        return bool(receivers)
+
+    def drop(self, topic: str, error: Exception) -> None:
+        """Count and log a message that could not be taken."""
+        self.dropped += 1
+        ours = not isinstance(error, UNREADABLE)  # a mistake of ours, then
+        log.warning("bus.dropped", extra={"topic": topic, "error": str(error)}, exc_info=ours)
+
+
+class LocalBus(Receivers):
+    """The bus of a server that is alone: the embedded engine's."""
+
+    alone = True
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self.node = node
+
+    async def send(self, node: str, topic: str, message: bytes) -> bool:
+        return node == self.node and self.give(topic, message)
 
     async def hint(self, topic: str, message: bytes) -> None:
-        await self.send(self.node, topic, message)
+        self.give(topic, message)

@@ -10,17 +10,18 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
 
-from penstock.core.bus import Bus
+from penstock.core.bus import UNREADABLE, Bus
 from penstock.errors import PenstockError
 
 log = logging.getLogger("penstock.calls")
 
 ANSWER_SECONDS: Final = 1.0
 Answerer = Callable[[bytes], Awaitable[bytes]]
+_Told = TypeVar("_Told")
 
 
 class _Letter(msgspec.Struct, array_like=True):
@@ -51,8 +52,8 @@ class Calls:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
 
-    async def ask(self, node: str, body: bytes) -> bytes | None:
-        """What that node answers; None if it does not, or not in time."""
+    async def ask(self, node: str, body: bytes, read: Callable[[bytes], _Told]) -> _Told | None:
+        """What that node answers, as *read* understands it; None if it does not, not in time, or nothing readable."""
         number = secrets.token_hex(8)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._open[number] = future
@@ -60,7 +61,9 @@ class Calls:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if await self._bus.send(node, f"{self._topic}?", question):
-                    return await future
+                    return read(await future)
+        except UNREADABLE as error:
+            log.warning("call.unreadable", extra={"node": node, "topic": self._topic, "error": str(error)})
         except TimeoutError:
             log.info("call.unanswered", extra={"node": node, "topic": self._topic})
         finally:
@@ -75,8 +78,9 @@ class Calls:
     async def _answer(self, question: _Letter) -> None:
         try:
             answer = _Letter("", question.number, await self._answerer(question.body))
-        except PenstockError as error:
-            log.warning("call.failed", extra={"topic": self._topic, "error": str(error)})
+        except Exception as error:  # it goes without an answer, as a question that was lost
+            foreseen = isinstance(error, (PenstockError, *UNREADABLE))
+            log.warning("call.failed", extra={"topic": self._topic, "error": str(error)}, exc_info=not foreseen)
         else:
             await self._bus.send(question.node, f"{self._topic}!", msgspec.msgpack.encode(answer))
 

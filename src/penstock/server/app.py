@@ -381,6 +381,8 @@ class Node:
         failed = self._engine.log.followers.failed
         yield "counter", "followers_failed", "Times that a part of the server failed at new entries.", failed, {}
         yield "counter", "ledger_refused", "Records that the log refuses for good.", self._ledger.refused, {}
+        dropped = self._engine.bus.dropped
+        yield "counter", "bus_dropped", "Messages of other nodes that could not be taken.", dropped, {}
         yield from self._background.samples()
         for door in self._doors:
             yield from door.samples()

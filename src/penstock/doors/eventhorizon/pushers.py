@@ -100,6 +100,9 @@ class Shown(msgspec.Struct):
     node: str = ""  # that runs it; of a cluster
 
 
+_all_shown = msgspec.json.Decoder(list[Shown]).decode
+
+
 class Report(msgspec.Struct, rename="pascal"):
     """What a pusher that runs elsewhere says about lines it pushed."""
 
@@ -234,9 +237,8 @@ class Pushers:
         found: dict[str, Shown] = {}
         for member in self._members.living():
             if member != self._members.me:
-                answer = await self._calls.ask(node_of(member), b"")
-                shown = msgspec.json.decode(answer, type=list[Shown]) if answer else []
-                found |= {one.id: one for one in shown}
+                shown = await self._calls.ask(node_of(member), b"", _all_shown)
+                found |= {one.id: one for one in shown or ()}
         return found
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────

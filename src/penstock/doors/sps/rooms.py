@@ -49,6 +49,9 @@ class Told(msgspec.Struct):
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_told = msgspec.json.Decoder(Told).decode
+
+
 class Rooms:
     """Answers about wires. A request under a device's name is a sign of its life."""
 
@@ -199,8 +202,7 @@ class Rooms:
 
     async def _tell(self, member: str, asked: Asked) -> Told | None:
         asked.caller = msgspec.structs.replace(asked.caller, expires=0.0)  # checked here; JSON knows no infinity
-        answer = await self.calls.ask(node_of(member), _encode(asked))
-        return msgspec.json.decode(answer, type=Told) if answer is not None else None
+        return await self.calls.ask(node_of(member), _encode(asked), _told)
 
     async def _called(self, body: bytes) -> bytes:
         """Answer another node."""

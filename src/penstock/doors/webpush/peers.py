@@ -154,8 +154,8 @@ class Peers:
     # ── over the bus ──────────────────────────────────────────────────────────────────────────
 
     async def _ask(self, node: str, asked: _Asked) -> Outcome:
-        answer = await self._calls.ask(node, msgspec.json.encode(asked))
-        return Outcome.UNREACHABLE if answer is None else Outcome(int(answer))
+        outcome = await self._calls.ask(node, msgspec.json.encode(asked), lambda answer: Outcome(int(answer)))
+        return outcome or Outcome.UNREACHABLE
 
     async def _hear(self, question: bytes) -> bytes:
         return b"%d" % self._decide(msgspec.json.decode(question, type=_Asked)).value

@@ -6,7 +6,7 @@ that it has it. A node that is stopped in the middle counts as not listening aft
 
 from __future__ import annotations
 
-from penstock.core.bus import Receiver
+from penstock.core.bus import Receivers
 from penstock.errors import EngineGone
 from penstock.storage.jetstream.cells import Home
 from penstock.storage.jetstream.connection import header
@@ -17,23 +17,20 @@ ANSWER_SECONDS = 1.0
 _FROM = b"Penstock-Node"
 
 
-class NatsBus:
+class NatsBus(Receivers):
     """`core.bus.Bus` among the nodes of one cluster."""
 
     alone = False
 
     def __init__(self, home: Home, node: str) -> None:
+        super().__init__()
         self.node, self._connection = node, home.connection
         self._root = f"{home.prefix}.bus"
-        self._receivers: dict[str, list[Receiver]] = {}
 
     async def open(self) -> None:
         """Listen for this node, and for what goes to all."""
         await self._connection.listen(f"{self._root}.to.{token(self.node)}.*", self._received)
         await self._connection.listen(f"{self._root}.all.*", self._received)
-
-    def listen(self, topic: str, receiver: Receiver) -> None:
-        self._receivers.setdefault(topic, []).append(receiver)
 
     async def send(self, node: str, topic: str, message: bytes) -> bool:
         subject = f"{self._root}.to.{token(node)}.{token(topic)}"
@@ -44,19 +41,18 @@ class NatsBus:
         return answer == b"1"
 
     async def hint(self, topic: str, message: bytes) -> None:
-        self._give(topic, message)  # this node need not wait for its own words to come back
+        self.give(topic, message)  # this node need not wait for its own words to come back
         lines = b"%b: %b\r\n" % (_FROM, token(self.node).encode())
         self._connection.send(Message(f"{self._root}.all.{token(topic)}", message, lines))
 
     def _received(self, subject: bytes, reply: bytes, headers: bytes | None, data: bytes) -> None:
         if header(headers, _FROM) == token(self.node).encode():
             return
-        given = self._give(text_of(subject.rpartition(b".")[2].decode()), data)
-        if reply:
-            self._connection.send(Message(reply.decode(), b"1" if given else b"0"))
-
-    def _give(self, topic: str, message: bytes) -> bool:
-        receivers = self._receivers.get(topic, [])
-        for receiver in receivers:
-            receiver(topic, message)
-        return bool(receivers)
+        try:
+            topic, answer_to = text_of(subject.rpartition(b".")[2].decode()), reply.decode()
+        except UnicodeError as error:  # no node of ours has sent that
+            self.drop(repr(subject), error)
+            return
+        given = self.give(topic, data)
+        if answer_to:
+            self._connection.send(Message(answer_to, b"1" if given else b"0"))
