@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from penstock.core.months import month_of, shifted
+from penstock.doors.webpush.agents import Agents
 from penstock.testing import wait_until_async
 from penstock.wire.webpush import Message
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
@@ -170,3 +171,80 @@ async def test_what_reached_the_old_month_is_found_at_the_next_connect(tmp_path:
         again = await node.agent(agent.uaid)
 
         assert (await again.notification())["version"] == id
+
+
+class Patient(Agents):
+    retry_seconds = 0.01
+
+
+class TriesForEver(Patient):
+    """The sabotage: a month that is gone is waited for, as a storage that takes nothing now."""
+
+    async def _store_unsaved(self, uaid: str, connected_at: int, messages: list[Message]) -> None:
+        found = await self.router.find(uaid)
+        assert found is not None
+        await self.store(uaid, found.record.month, messages)
+
+
+async def _leaves_with_one_unsaved(made: Place, drop: str) -> Agent:
+    """A user agent whose direct notification is to be stored when it leaves; the month *drop* is gone by then."""
+    node = made.nodes[0]
+    agent = await node.agent()
+    endpoint = await agent.register(CHANNEL)
+    assert (await node.send(endpoint, b"x", TTL=LONG)).status == 201
+    await agent.notification()
+    await made.engine.mailbox.drop_month(drop)
+    await agent.socket.close()
+    await wait_until_async(lambda: not node.agents.table)
+    return agent
+
+
+async def test_what_cannot_be_stored_because_its_month_is_gone_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async with place(tmp_path, make=Patient) as made:
+        gone = await _leaves_with_one_unsaved(made, month_of(made.clock.now_ms()))
+
+        again = await made.nodes[0].agent(gone.uaid)
+
+        assert again.uaid != gone.uaid  # it begins anew
+        last = (await made.ledger_events(gone.uaid))[-1]
+        assert (last.state, last.reason) == ("dropped", "month_gone")
+
+
+async def test_tried_for_ever_it_would_keep_the_next_hello_waiting(tmp_path: Path) -> None:
+    async with place(tmp_path, make=TriesForEver) as made:
+        gone = await _leaves_with_one_unsaved(made, month_of(made.clock.now_ms()))
+        node, tries = made.nodes[0], 0
+
+        async def counted() -> None:
+            nonlocal tries
+            tries += 1
+
+        again = await node.connect()
+        await again.say(messageType="hello", uaid=gone.uaid, use_webpush=True)
+        node.mailbox.pause = counted
+        await wait_until_async(lambda: tries > 10)
+
+        assert gone.uaid in node.agents._saving
+        assert not node.agents.table
+
+
+async def test_what_is_to_be_stored_follows_its_user_agent_into_another_month(tmp_path: Path) -> None:
+    async with place(tmp_path, make=Patient) as made:
+        node = made.nodes[0]
+        _, new = await next_month(made)
+        agent = await node.agent()
+        await agent.register(CHANNEL)
+        session = node.agents.table[agent.uaid]
+        stop = node.mailbox.stop("before", "put")
+        await agent.socket.close()
+        await wait_until_async(lambda: not node.agents.table)
+
+        message = Message(agent.uaid, CHANNEL, "v1", 600, made.clock.now_ms() + 600_000, b"x")
+        node.agents.left(session, [message])
+        await stop.until_reached()
+        assert await node.agents.router.move(agent.uaid, session.connected_at, shifted(new, 1))
+        await made.engine.mailbox.drop_month(new)
+        stop.go_on()
+
+        await wait_until_async(lambda: not node.agents._saving)
+        assert len(await made.stored(agent.uaid, shifted(new, 1))) == 1

@@ -234,7 +234,10 @@ class Agents:
     async def _save(
         self, uaid: str, connected_at: int, messages: list[Message], before: asyncio.Task[object] | None
     ) -> None:
-        """Store them, then tell the node where the user agent is by now. Tried until it works, or we stop."""
+        """Store them, then tell the node where the user agent is by now.
+
+        Tried until it works, or we stop, or it never can: then the ledger says that they were dropped.
+        """
         try:
             if before is not None:
                 await asyncio.wait([before])
@@ -258,7 +261,16 @@ class Agents:
             self._drop_unsaved(uaid, messages, "dropped", "user_agent_gone")
             return
         month = found.record.month
-        await self.store(uaid, month, messages)
+        try:
+            await self.store(uaid, month, messages)
+        except NotFound:
+            moved = await self.router.find(uaid)
+            if moved is not None and moved.record.month != month:
+                raise  # there is another to store them in, with the next try
+            # No month comes back, and the user agent that comes back is told to begin anew (`Session._come_back`).
+            log.warning("save.given_up", extra={"uaid": uaid, "month": month, "messages": len(messages)})
+            self._drop_unsaved(uaid, messages, "dropped", "month_gone")
+            return
         again = await self.router.find(uaid)
         if again is not None and again.record.node and again.record.connected_at != connected_at:
             await self.peers.notify(again.record, uaid, month)
