@@ -296,9 +296,14 @@ class TrickleSettings:
         least=1,
     )
     memory_bytes: int = setting(
-        1024 * 1024 * 1024, "Bytes kept of all channels. Over it: new segments get 503.", unit="bytes", least=1
+        1024 * 1024 * 1024,
+        "Bytes kept of all channels, with 1 KiB for each segment beside its own. Over it: new segments get 503.",
+        unit="bytes",
+        least=1,
     )
-    channels: int = setting(10_000, "Channels that are open at once. Over it: 503.", least=1)
+    channels: int = setting(
+        10_000, "Channels that are open at once. Over it: 503. As many closed ones linger.", least=1
+    )
     waiting: int = setting(10_000, "Readers that wait for a first byte. Over it: 503.", least=1)
     idle: float = setting(300.0, "A channel without a byte for so long is closed. 0: never.", unit="s")
     preconnect: float = setting(

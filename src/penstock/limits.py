@@ -364,6 +364,10 @@ SEGMENTS_AHEAD: Final = 5
 """Numbers beyond the head that a Trickle publisher may connect to: as many as the original keeps at all. Whoever cuts
 segments has a few on their way, and one that was lost must not cost the next. Over it: 409 `seq_gap`."""
 
+SEGMENT_MEMORY: Final = 1_024
+"""Bytes that a Trickle segment counts beside its own: what it takes to keep one, however small. Counts towards
+`trickle.memory_bytes`, which a million segments of a byte would escape otherwise. Over that: new segments get 503."""
+
 TOPIC_CHANGES: Final = 64
 """Changes of topics that an sps wire which is behind is still in for: what came before each is matched against it.
 Over it: 503 `wire_behind` until the device has read on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.limits import SEGMENT_MEMORY
 from penstock.wire.trickle import SeqInvalid
 from penstock.wire.trickle_channel import ABANDONED, TOO_SLOW, Channel, Keep, Segment, WriteRefused, content
 
@@ -344,6 +346,56 @@ def test_closing_a_channel_ends_everything() -> None:
     assert [eye.ended for eye in eyes if eye] == [True, True]
     assert pen.reasons == ["closed"]
     assert channel.find(2, 0) is None
+
+
+def test_a_sweep_looks_at_what_it_may_have_to_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: set[int] = set()
+
+    class Watched(Segment):
+        def __getattribute__(self, name: str) -> object:
+            looked_at.add(object.__getattribute__(self, "seq") if name != "seq" else -1)
+            return object.__getattribute__(self, name)
+
+    monkeypatch.setattr("penstock.wire.trickle_channel.Segment", Watched)
+    channel, pen = channel_at(keep=Keep(10_000, 10_000_000, 60)), Pen()
+    for number in range(1_000):
+        publish(channel, seq=number, now=number)
+    segment = channel.take(-1, pen, 1_000)
+    channel.write(segment, b"half", 1_000)
+    channel.leave(segment, pen, 1_000)
+
+    channel.sweep(1_000, 10)
+    assert channel.oldest == 940  # ended before that: too old
+    looked_at.clear()
+    channel.sweep(1_001, 10)
+
+    assert looked_at - {-1} == {940, 941, 1_000}  # one that is too old, the next, which is not, and the open one
+    assert [one.seq for one in channel] == list(range(941, 1_001))
+
+
+def test_a_segment_takes_no_more_memory_than_is_counted_for_it() -> None:
+    channel = channel_at(keep=Keep(10_000, 10_000_000, 60))
+    tracemalloc.start()
+    try:
+        for number in range(2_000):
+            publish(channel, seq=number)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert channel.memory == 2_000 + 2_000 * SEGMENT_MEMORY
+    assert channel.memory / 4 < taken < channel.memory
+
+
+def test_what_has_left_the_window_counts_until_its_readers_have_it() -> None:
+    channel = channel_at(keep=Keep(1, 10_000, 0))
+    publish(channel)
+    eye = Eye(channel, next(iter(channel)), blocked=True)
+    publish(channel)
+    assert channel.memory == 2 + 2 * SEGMENT_MEMORY
+
+    channel.release(eye.segment, eye)
+    assert channel.memory == 1 + SEGMENT_MEMORY
 
 
 def test_a_segment_nobody_writes_ends_after_a_while_but_the_next_one_waits() -> None:

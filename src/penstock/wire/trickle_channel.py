@@ -24,13 +24,14 @@ arguments, in seconds of any steady clock.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import takewhile
 from typing import Final, Protocol
 
 from penstock.errors import Conflict
-from penstock.limits import SEGMENTS_AHEAD
+from penstock.limits import SEGMENT_MEMORY, SEGMENTS_AHEAD
 from penstock.wire.http import chunk
 from penstock.wire.trickle import SeqInvalid
 
@@ -156,6 +157,10 @@ def content(framed: bytes) -> bytes:
     return framed[framed.index(b"\n") + 1 : -2]
 
 
+def _in_order(segments: Iterable[Segment]) -> list[Segment]:
+    return sorted(segments, key=lambda segment: segment.seq)
+
+
 class Channel:
     """The segments of one channel."""
 
@@ -172,12 +177,19 @@ class Channel:
         self._segments: dict[int, Segment] = {}
         self._numbers: list[int] = []  # a heap of theirs, with some that were forgotten
         self._ahead: set[int] = set()  # those of them that the head is not past: connected to, or waited for
+        self._unended: set[Segment] = set()  # those of them that are open
+        self._past: dict[Segment, None] = {}  # and those that have ended, in that order
         self._leaving: dict[Segment, None] = {}  # out of the window, with readers who have not finished
         self.size = 0  # bytes of both
         self.slow = 0  # readers that were dropped
 
     def __iter__(self) -> Iterator[Segment]:
-        return iter(sorted(self._segments.values(), key=lambda segment: segment.seq))
+        return iter(_in_order(self._segments.values()))
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes: those of its segments, and what each segment costs beside them."""
+        return self.size + SEGMENT_MEMORY * (len(self._segments) + len(self._leaving))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
@@ -195,6 +207,7 @@ class Channel:
 
     def _make(self, seq: int, now: float) -> Segment:
         made = self._segments[seq] = Segment(seq, now)
+        self._unended.add(made)
         heappush(self._numbers, seq)
         if seq >= self.head:
             self._ahead.add(seq)
@@ -244,7 +257,7 @@ class Channel:
         self._check_writable(seq, found, now, reset)
         segment = found or self._make(seq, now)
         if reset:
-            for older in [one for one in self if one.seq < seq and not one.end]:
+            for older in _in_order(one for one in self._unended if one.seq < seq):
                 self._give_up(older, now, RESET, keep=self._blank)
         before, segment.writer, segment.touched = segment.writer, writer, now
         if before is not None:
@@ -342,6 +355,8 @@ class Channel:
         if self._segments.get(segment.seq) is segment:
             del self._segments[segment.seq]
             self._ahead.discard(segment.seq)
+            self._unended.discard(segment)
+            self._past.pop(segment, None)
             if len(self._numbers) > 2 * len(self._segments) + _FORGOTTEN:
                 self._numbers = sorted(self._segments)
 
@@ -350,6 +365,9 @@ class Channel:
             self._pass(segment.seq, now)
             self.touched = now
         segment.end, segment.ended_at = reason, now
+        if segment in self._unended:  # else the window has let go of it already
+            self._unended.remove(segment)
+            self._past[segment] = None
         writer, segment.writer = segment.writer, None
         if writer is not None and reason != COMPLETE:
             writer.cut(reason)
@@ -370,19 +388,22 @@ class Channel:
     def close(self, now: float, reason: str = CLOSED) -> None:
         """End everything; *reason* is why what was begun ends, if nobody asked for it."""
         self.closed = True
-        for segment in self:
-            if not segment.end:
+        for segment in _in_order(self._unended):
+            if not segment.end:  # a writer that is cut may end another
                 self._end(segment, now, reason if segment.size else CLOSED)
 
     # ── what time does ────────────────────────────────────────────────────────────────────────
 
     def sweep(self, now: float, patience: float) -> None:
-        """End what its writer has left, and forget what is too old."""
-        for segment in self:
-            if not segment.end and segment.writer is None and segment.seq < self.head:
-                if now - segment.touched > patience:
-                    self.finish(segment, now, ABANDONED)
-            elif self.keep.seconds and segment.end and now - segment.ended_at > self.keep.seconds:
+        """End what its writer has left, and forget what is too old.
+
+        Looks at what is open and what is too old alone: it is called each second, and there may be a million others.
+        """
+        for segment in _in_order(one for one in self._unended if one.writer is None and one.seq < self.head):
+            if now - segment.touched > patience:
+                self.finish(segment, now, ABANDONED)
+        if self.keep.seconds:
+            for segment in list(takewhile(lambda one: now - one.ended_at > self.keep.seconds, self._past)):
                 self._let_go(segment, now)
 
     def _pass(self, seq: int, now: float) -> None:

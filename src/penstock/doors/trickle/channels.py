@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -83,12 +84,12 @@ class Channels(Timed):
         self._members, self._me = context.members, context.members.me
         self.owners = self.ownership(context.registry, context.members)
         self._open: dict[str, LiveChannel] = {}
-        self._left: dict[str, LiveChannel] = {}  # closed a moment ago
+        self._left: OrderedDict[str, LiveChannel] = OrderedDict()  # closed a moment ago, in that order
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._making = 0  # channels whose records are being written
         self.changed: Callable[[tuple[str, ...], tuple[str, ...]], None] = _nobody  # hears what was added, removed
         self.waiting = 0
-        self.held = 0  # bytes of all channels, as of the last sweep
+        self.held = 0  # memory of all channels, as of the last sweep
         self.relayed = 0
         self.timeouts = 0
         self._slow = 0  # of channels that are gone
@@ -255,6 +256,9 @@ class Channels(Timed):
         channel.slow = 0
         if self.settings.linger and not unused:
             self._left[channel.name] = channel
+            # Who makes and deletes channels under ever new names gets no more memory than who keeps them open.
+            if len(self._left) > self.settings.channels:
+                self._left.popitem(last=False)
         self.changed((), (channel.name,))
 
     def _taken(self, channel: LiveChannel) -> None:
@@ -272,9 +276,9 @@ class Channels(Timed):
             if settings.idle and now - channel.touched > settings.idle and not channel.name.startswith("_"):
                 log.info("trickle.idle", extra={"epoch": channel.epoch, "head": channel.head})
                 self.close(channel, ABANDONED)
-        for channel in [one for one in self._left.values() if now - one.closed_at > settings.linger]:
-            del self._left[channel.name]
-        self.held = sum(channel.size for channel in (*self._open.values(), *self._left.values()))
+        while self._left and now - next(iter(self._left.values())).closed_at > settings.linger:
+            self._left.popitem(last=False)
+        self.held = sum(channel.memory for channel in (*self._open.values(), *self._left.values()))
         if self._open or self._left:
             self.wheel.arm(self, SWEEP_SECONDS)
 

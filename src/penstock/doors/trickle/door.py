@@ -81,7 +81,7 @@ class Trickle:
         """What it adds to `/metrics`."""
         channels = self.channels
         yield "gauge", "trickle_channels", "Trickle channels that are open.", len(channels), {}
-        yield "gauge", "trickle_bytes", "Bytes of segments in memory.", channels.held, {}
+        yield "gauge", "trickle_bytes", "Memory that segments take, in bytes.", channels.held, {}
         yield "gauge", "trickle_waiting", "Readers that wait for a first byte.", channels.waiting, {}
         yield "counter", "trickle_relayed_bytes", "Bytes of segments that came.", channels.relayed, {}
         yield "counter", "trickle_slow_readers", "Readers cut as too slow for their window.", channels.slow, {}
