@@ -183,6 +183,8 @@ def have_many_receipt_subscriptions(data: Path, sabotage: Callable[[], None] | N
         names = [one["stream"] for one in streams]
         assert 1 < len(names) <= 256
         assert all(len(name) == len("/_receipts/00") for name in names)
+        heads = ask(scene.server, "GET", "/v1/audit/heads", limit=1000).json["heads"]
+        assert set(names) <= {head[0] for head in heads}  # the audit asks for them, too
 
 
 @pytest.mark.parametrize("sabotage", [None, a_stream_for_each_receipt_subscription])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock
 from penstock.core.matching import Interest
 from penstock.core.names import (
+    SYSTEM_STREAMS,
     announces_children,
     check_name,
     check_pattern,
@@ -126,3 +132,19 @@ def test_parents() -> None:
 )  # fmt: skip
 def test_a_level_is_what_can_stand_between_two_slashes(text: str, level: bool) -> None:
     assert is_level(text) is level
+
+
+def _system_names(source: str) -> set[str]:
+    """Names of system streams in Python source; what is put behind a slash is some level."""
+    texts = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+    found = {text for text in texts if isinstance(text, str) and re.fullmatch(r"/_[a-z][\w/]*", text)}
+    return {name + "level" if name.endswith("/") else name for name in found}
+
+
+def test_every_system_stream_that_the_source_names_is_in_the_list() -> None:
+    sources = [file.read_text() for file in Path(penstock.__file__).parent.rglob("*.py")]
+    named = {name for source in sources if '"/_' in source for name in _system_names(source)}
+
+    assert {"/_ledger", "/_receipts/level", "/_sub/level"} <= named  # it does find them
+    assert {name for name in named if not any(matches(pattern, name) for pattern in SYSTEM_STREAMS)} == set()
+    assert _system_names('a = "/_new"; b = f"/_shards/{a}"') == {"/_new", "/_shards/level"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from penstock.errors import NameInvalid
 from penstock.limits import LEVEL_BYTES, NAME_BYTES, NAME_LEVELS
@@ -17,6 +18,10 @@ from penstock.limits import LEVEL_BYTES, NAME_BYTES, NAME_LEVELS
 ROOT = "/"
 ROOMS = "/rooms"
 """Where one entry stands for all rooms that it names: who reads or writes it reads or writes any room."""
+SYSTEM_STREAMS: Final = (
+    "/_broadcast", "/_dead", "/_erased", "/_ledger", "/_presence", "/_receipts", "/_receipts/>", "/_sub", "/_sub/>",
+)  # fmt: skip
+"""Patterns that together cover the streams of Penstock itself. A new one is added here, or the audit misses it."""
 # Control characters, white space (Unicode's too), and what cursors, lists and patterns use.
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f-\xa0:,*>\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ud800-\udfff]")
 _QUIET_PARENTS = ("/users/", "/rooms/", "/channels/", "/_")

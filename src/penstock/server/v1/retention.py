@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.core.aging import aged_upto
 from penstock.core.log import Log
-from penstock.core.names import check_name
+from penstock.core.names import SYSTEM_STREAMS, check_name
 from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
 from penstock.limits import MAILBOX_PAGE, PAGE_ENTRIES
 from penstock.measures import measure
@@ -41,7 +41,7 @@ from penstock.server.routing import WHOLE, Route
 from penstock.server.trimming import Trimming
 from penstock.values import Head, MailboxHead
 
-EVERYTHING: Final = (">", "/_sub", "/_sub/>", "/_ledger", "/_presence", "/_broadcast", "/_dead", "/_erased")
+EVERYTHING: Final = (">", *SYSTEM_STREAMS)
 """Patterns that together cover what there is by itself. A level that begins with `_` must be spelt, so streams that
 somebody has named like that are missing here; the lake knows them, and they are asked for by name."""
 
