@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from penstock.doors.webpush.agents import Agents
 from penstock.limits import PUSH_COMMAND_BYTES
 from penstock.testing import wait_until_async
 from tests.doors.webpush_place import Agent, NodePlace, Stop, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
+
+
+@pytest.fixture
+def make() -> type[Agents]:
+    """What looks after the sessions; `test_webpush_worse.py` gives these checks worse ones."""
+    return Agents
 
 
 class OneAtATime(Agents):
@@ -36,8 +44,10 @@ async def let_in(node: NodePlace, uaid: str, stop: Stop) -> None:
     await wait_until_async(lambda: node.agents.table.get(uaid) is not before)
 
 
-async def test_sessions_that_follow_each_other_at_once_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    async with place(tmp_path) as made:
+async def test_sessions_that_follow_each_other_at_once_do_not_wait_for_each_other(
+    tmp_path: Path, make: type[Agents]
+) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         first = await node.agent()
         await node.send(await first.register(CHANNEL), b"x")
@@ -54,8 +64,11 @@ async def test_sessions_that_follow_each_other_at_once_do_not_wait_for_each_othe
         assert (await last.notification())["version"] == sent["version"]
 
 
-async def test_who_waits_for_an_older_session_does_not_keep_it_from_its_turn(tmp_path: Path) -> None:
-    async with place(tmp_path, make=OneAtATime) as made:
+@pytest.mark.parametrize("make", [OneAtATime])
+async def test_who_waits_for_an_older_session_does_not_keep_it_from_its_turn(
+    tmp_path: Path, make: type[Agents]
+) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         older = await node.agent()
         await older.register(CHANNEL)
@@ -70,8 +83,9 @@ async def test_who_waits_for_an_older_session_does_not_keep_it_from_its_turn(tmp
         assert (await older.hear())["messageType"] == "unregister"
 
 
-async def test_who_has_much_to_say_lets_others_have_their_turn(tmp_path: Path) -> None:
-    async with place(tmp_path, make=OneAtATime) as made:
+@pytest.mark.parametrize("make", [OneAtATime])
+async def test_who_has_much_to_say_lets_others_have_their_turn(tmp_path: Path, make: type[Agents]) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         talker, other = await node.agent(), await node.connect()
         stops = [node.mailbox.stop("before", "add_channel") for _ in range(3)]
@@ -89,8 +103,8 @@ async def test_who_has_much_to_say_lets_others_have_their_turn(tmp_path: Path) -
         assert [(await talker.hear())["status"] for _ in range(3)] == [200, 200, 200]
 
 
-async def test_commands_that_wait_are_bounded_in_bytes_too(tmp_path: Path) -> None:
-    async with place(tmp_path) as made:
+async def test_commands_that_wait_are_bounded_in_bytes_too(tmp_path: Path, make: type[Agents]) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         agent = await node.agent()
         stop = node.mailbox.stop("before", "add_channel")

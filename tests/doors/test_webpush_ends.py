@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from penstock.doors.webpush.agents import Agents
+from penstock.doors.webpush.session import Session
 from penstock.limits import PUSH_FINISH_SECONDS, PUSH_PAGE
 from penstock.testing import wait_until_async
+from penstock.wire.webpush import Mistake
 from tests.doors.webpush_place import Agent, NodePlace, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
+OTHER = "deadbeef-0000-4000-8000-000000000000"
 GOODBYES = ["close frame", "end of the stream", "reset", "mistake"]
+
+
+@pytest.fixture
+def make() -> type[Agents]:
+    """What looks after the sessions; `test_webpush_worse.py` gives these checks worse ones."""
+    return Agents
 
 
 async def away_with(node: NodePlace, count: int) -> tuple[str, str]:
@@ -44,14 +54,19 @@ async def say_and_go(agent: Agent, how: str, *commands: dict[str, object]) -> No
     await agent.socket.wait_closed()
 
 
+def has_heard_the_end(session: Session) -> bool:
+    waiting = session._waiting or []
+    return session._left or session._ending is not None or any(isinstance(one, Mistake) for one in waiting)
+
+
 def ack(notification: dict[str, object]) -> dict[str, object]:
     update = {"channelID": notification["channelID"], "version": notification["version"], "code": 100}
     return {"messageType": "ack", "updates": [update]}
 
 
 @pytest.mark.parametrize("how", GOODBYES)
-async def test_acks_that_came_before_the_end_count(tmp_path: Path, how: str) -> None:
-    async with place(tmp_path) as made:
+async def test_acks_that_came_before_the_end_count(tmp_path: Path, how: str, make: type[Agents]) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         uaid, _ = await away_with(node, PUSH_PAGE)
         agent = await node.agent(uaid)
@@ -65,14 +80,21 @@ async def test_acks_that_came_before_the_end_count(tmp_path: Path, how: str) -> 
 
 
 @pytest.mark.parametrize("how", GOODBYES)
-async def test_an_unregister_that_came_before_the_end_counts(tmp_path: Path, how: str) -> None:
-    async with place(tmp_path) as made:
+async def test_an_unregister_that_came_before_the_end_counts(tmp_path: Path, how: str, make: type[Agents]) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         uaid, endpoint = await away_with(node, 3)
         agent = await node.agent(uaid)
         await agent.notification()
+        session, stop = node.agents.table[uaid], node.mailbox.stop("before", "add_channel")
 
-        await say_and_go(agent, how, {"messageType": "unregister", "channelID": CHANNEL})
+        first = {"messageType": "register", "channelID": OTHER}  # the end comes while this is carried out
+        last = {"messageType": "unregister", "channelID": CHANNEL}
+        going = asyncio.ensure_future(say_and_go(agent, how, first, last))
+        await stop.until_reached()
+        await wait_until_async(lambda: has_heard_the_end(session))
+        stop.go_on()
+        await going
         again = await node.agent(uaid)
 
         assert await again.heard() == []
@@ -80,8 +102,10 @@ async def test_an_unregister_that_came_before_the_end_counts(tmp_path: Path, how
 
 
 @pytest.mark.parametrize("how", GOODBYES)
-async def test_the_message_limit_holds_for_who_acknowledges_and_goes(tmp_path: Path, how: str) -> None:
-    async with place(tmp_path, msg_limit=PUSH_PAGE) as made:
+async def test_the_message_limit_holds_for_who_acknowledges_and_goes(
+    tmp_path: Path, how: str, make: type[Agents]
+) -> None:
+    async with place(tmp_path, make=make, msg_limit=PUSH_PAGE) as made:
         node = made.nodes[0]
         uaid, endpoint = await away_with(node, PUSH_PAGE + 1)
         agent = await node.agent(uaid)
@@ -97,8 +121,10 @@ async def test_the_message_limit_holds_for_who_acknowledges_and_goes(tmp_path: P
         assert (await node.send(endpoint, b"x")).status == 410
 
 
-async def test_what_was_sent_past_the_storage_and_acknowledged_at_the_last_moment_is_not_stored(tmp_path: Path) -> None:
-    async with place(tmp_path, window=8) as made:
+async def test_what_was_sent_past_the_storage_and_acknowledged_at_the_last_moment_is_not_stored(
+    tmp_path: Path, make: type[Agents]
+) -> None:
+    async with place(tmp_path, make=make, window=8) as made:
         node = made.nodes[0]
         agent = await node.agent()
         endpoint = await agent.register(CHANNEL)
@@ -112,8 +138,8 @@ async def test_what_was_sent_past_the_storage_and_acknowledged_at_the_last_momen
         assert await again.heard() == [sent[1]["version"]]
 
 
-async def test_the_next_session_waits_for_the_end_of_the_one_before(tmp_path: Path) -> None:
-    async with place(tmp_path) as made:
+async def test_the_next_session_waits_for_the_end_of_the_one_before(tmp_path: Path, make: type[Agents]) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         uaid, _ = await away_with(node, PUSH_PAGE)
         agent = await node.agent(uaid)
@@ -122,17 +148,22 @@ async def test_the_next_session_waits_for_the_end_of_the_one_before(tmp_path: Pa
         await say_and_go(agent, "close frame", *map(ack, page))
         await stop.until_reached()
 
+        reading = node.registry.stop("before", "get")
         again = await node.connect()
         await again.say(messageType="hello", uaid=uaid)
-        await asyncio.sleep(0)
+        await wait_until_async(lambda: len(node.agents._tasks) == 2)  # both sessions have something to do
+        for _ in range(20):  # more turns of the loop than it takes to look for a record
+            await asyncio.sleep(0)
+        assert not reading.reached.is_set()
+        reading.go_on()
         stop.go_on()
 
         assert (await again.hear())["uaid"] == uaid
         assert await again.heard() == []
 
 
-async def test_what_takes_too_long_is_given_up_and_comes_again(tmp_path: Path) -> None:
-    async with place(tmp_path) as made:
+async def test_what_takes_too_long_is_given_up_and_comes_again(tmp_path: Path, make: type[Agents]) -> None:
+    async with place(tmp_path, make=make) as made:
         node = made.nodes[0]
         uaid, _ = await away_with(node, PUSH_PAGE)
         agent = await node.agent(uaid)
