@@ -190,14 +190,20 @@ def _streams(report: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def start_nats(folder: Path, *, servers: int = 1, sync: str = "always") -> Iterator[NatsCluster]:
+def start_nats(
+    folder: Path, *, servers: int = 1, sync: str = "always", store_bytes: int | None = None
+) -> Iterator[NatsCluster]:
     """Run *servers* NATS servers with JetStream until the block ends; ready when it begins.
 
-    Logs and stores are in *folder*. *sync* is JetStream's `sync_interval`: `always`, or a time like `2m`.
+    Logs and stores are in *folder*. *sync* is JetStream's `sync_interval`: `always`, or a time like `2m`;
+    *store_bytes* is all the room that it has on each server.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    alone, _, _ = CONFIG.read_text().partition("cluster {")
-    (folder / "nats.conf").write_text(CONFIG.read_text() if servers > 1 else alone)
+    config = CONFIG.read_text()
+    if store_bytes is not None:
+        config = config.replace("jetstream {", f"jetstream {{\n    max_file_store: {store_bytes}")
+    alone, _, _ = config.partition("cluster {")
+    (folder / "nats.conf").write_text(config if servers > 1 else alone)
     ports = _free_ports(3 * servers)
     places = [(ports[3 * n], ports[3 * n + 1], ports[3 * n + 2]) for n in range(servers)]
     routes = "[" + ", ".join(f'"nats://127.0.0.1:{place[2]}"' for place in places) + "]"

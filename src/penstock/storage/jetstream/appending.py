@@ -56,7 +56,6 @@ TURN_MESSAGES: Final = 256
 the servers then work on one batch while the next one waits."""
 
 _STALE, _BATCH_TOO_LARGE = 10071, 10199
-_FULL = frozenset((10023, 10047, 10054, 10077, 10122))
 _TICK = 0.1
 
 
@@ -270,8 +269,8 @@ class Appender:
     def _refused(self, group: Group, refused: Refused) -> None:
         if refused.code == _STALE:
             self._mend(group, self._resolve(group))
-        elif refused.code in _FULL:
-            self._fail(group, DiskFull(f"JetStream has no room: {refused.description}"))
+        elif isinstance(error := refused.told("store entries"), DiskFull):
+            self._fail(group, error)
         elif refused.code == _BATCH_TOO_LARGE:
             self._fail(group, TooLarge("messages of the batch", len(group.jobs), GROUP_MESSAGES))
         else:  # no leader, too many batches at once, a batch that was cut off … : all of them pass

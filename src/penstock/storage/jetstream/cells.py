@@ -127,7 +127,7 @@ class Cells:
             return await api(self._connection, call, self._config(), patience=ELECTING_SECONDS)
         except Refused as error:
             if error.code != EXISTS:
-                raise EngineGone(f"JetStream does not make {self.stream}: {error}") from error
+                raise error.told(f"make {self.stream}") from error
             return await self._info()  # another node was faster
 
     async def _info(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Cells:
                 if error.code in STALE:
                     raise Stale from error
                 if error.code not in (*_AWAY, *_TOO_MANY):
-                    raise EngineGone(f"JetStream does not store in {self.stream}: {error}") from error
+                    raise error.told(f"store in {self.stream}") from error
             except EngineGone:
                 # Nobody is there for a subject also when there is no such stream: this waits, or says so.
                 await self._api(f"STREAM.INFO.{self.stream}")

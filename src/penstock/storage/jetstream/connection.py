@@ -30,7 +30,7 @@ from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
 
-from penstock.errors import EngineGone
+from penstock.errors import DiskFull, EngineGone, OperatorError
 from penstock.storage.jetstream.frames import Frames, Message, Receiver, frame, frames_of_batch
 
 log = logging.getLogger("penstock.jetstream")
@@ -54,6 +54,8 @@ CONNECT_SECONDS: Final = 5.0
 CLOSING_SECONDS: Final = 2.0
 """For the rest to be sent when a node ends. Over it: it is dropped. Whoever waited for an answer was told `LOST`."""
 
+_FULL: Final = frozenset((10023, 10047, 10054, 10077, 10122))  # of the server, the account, the stream
+
 
 class Refused(Exception):
     """JetStream said no. `code` is its `err_code`, or the status of an answer without a body."""
@@ -61,6 +63,12 @@ class Refused(Exception):
     def __init__(self, code: int, description: str) -> None:
         super().__init__(f"{code}: {description}")
         self.code, self.description = code, description
+
+    def told(self, what: str) -> OperatorError:
+        """As a caller hears it, who wanted *what*: there is no room, or JetStream does not do its work."""
+        if self.code in _FULL:
+            return DiskFull(f"JetStream has no room: {self.description}")
+        return EngineGone(f"JetStream does not {what}: {self}")
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):

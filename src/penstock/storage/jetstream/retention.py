@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.errors import EngineGone
 from penstock.storage.jetstream import tombstones
 from penstock.storage.jetstream.connection import Refused
 from penstock.storage.jetstream.frames import Message
@@ -78,7 +77,7 @@ class Retention:
                 await self._connection.publish(self._head_message(known))
             except Refused as refused:
                 if refused.code != _STALE:
-                    raise EngineGone(str(refused)) from refused
+                    raise refused.told("store what a trim leaves") from refused
                 known = None  # somebody was quicker, and the leader knows what it is now
             else:
                 return
@@ -129,7 +128,7 @@ class Retention:
                 ack = await self._publish(messages)
             except Refused as refused:
                 if refused.code != _STALE:
-                    raise EngineGone(str(refused)) from refused
+                    raise refused.told("store tombstones") from refused
             else:
                 await self._until_followed(ack)
                 return
