@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.config import WebPushSettings
+from penstock.doors.webpush.agents import Agents
+from penstock.doors.webpush.broadcasts import LOOK_SECONDS, Broadcasts
 from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
+from penstock.server.context import Context
 from penstock.testing import RunningServer
 from penstock.testing import wait_until_async as wait_until
+from tests.doors import webpush_place
 from tests.doors.test_webpush_sender import cli
 from tests.doors.user_agent import UserAgent
 from tests.doors.webpush_place import NodePlace, Reply, place
@@ -17,6 +23,7 @@ from tests.server.api import ask
 
 ADMIN = {"Authorization": "Bearer admin"}
 PATH = "/v1/webpush/broadcasts"
+NEVER = 3600.0  # seconds
 
 
 async def put(node: NodePlace, id: str, version: object) -> Reply:
@@ -28,10 +35,22 @@ async def versions(node: NodePlace) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("cut", [False, True])
-async def test_a_new_version_reaches_who_asked_on_every_node(tmp_path: Path, cut: bool) -> None:
-    """With the bus cut off the hint is lost: then it takes up to a second."""
-    async with place(tmp_path, nodes=2, broadcasts=("a/news=v1", "other=v1")) as made:
+class Incurious(Broadcasts):
+    """The sabotage: hears hints, and never looks by itself."""
+
+    async def start(self) -> None:
+        await self.look()
+        self._looking = self._context.background.every(NEVER, "webpush.broadcasts", self.look, wake=self._look)
+
+
+class WithIncurious(Agents):
+    def __init__(self, context: Context, settings: WebPushSettings, *more: Any) -> None:
+        super().__init__(context, settings, *more)
+        self.broadcasts = Incurious(context, settings)
+
+
+async def check_it_reaches_every_node(keys: Path, make: type[Agents], *, cut: bool) -> None:
+    async with place(keys, nodes=2, make=make, broadcasts=("a/news=v1", "other=v1")) as made:
         agents = [await node.connect() for node in made.nodes]
         for agent in agents:
             await agent.hello(broadcasts={"a/news": "v1"})
@@ -47,6 +66,20 @@ async def test_a_new_version_reaches_who_asked_on_every_node(tmp_path: Path, cut
         for node in made.nodes:
             assert await versions(node) == {"a/news": "v2", "other": "v1"}
         await bystander.ping_pong()  # and nothing came
+
+
+@pytest.mark.parametrize(("make", "cut"), [(Agents, False), (Agents, True), (WithIncurious, False)])
+async def test_a_new_version_reaches_who_asked_on_every_node(tmp_path: Path, make: type[Agents], cut: bool) -> None:
+    """With the bus cut off the hint is lost: then it takes up to a second."""
+    await check_it_reaches_every_node(tmp_path, make, cut=cut)
+
+
+async def test_a_node_that_never_looks_by_itself_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs the hint, which is lost."""
+    monkeypatch.setattr(webpush_place, "WITHIN", 2 * LOOK_SECONDS)  # twice what an honest node needs
+
+    with pytest.raises(TimeoutError):
+        await check_it_reaches_every_node(tmp_path, WithIncurious, cut=True)
 
 
 async def test_a_version_is_told_once_and_one_that_is_known_not_at_all(tmp_path: Path) -> None:
