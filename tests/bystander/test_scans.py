@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
 
 from penstock.core.clock import WallClock
 from penstock.storage.sqlite.engine import open_sqlite
-from penstock.testing import RunningServer, start_server
+from penstock.storage.sqlite.reader import Reader
+from penstock.storage.sqlite.readers import Readers
+from penstock.testing import RunningServer
 from penstock.values import Batch, Draft
+from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 from tests.server.api import ask
 
 STREAMS = 5_000
 SCANNERS = 24
 
+T = TypeVar("T")
 
-async def test_scans_of_all_names_hold_up_no_reader(tmp_path: Path) -> None:
+
+def scan_in_the_loop() -> None:
+    """A scan is made by the server's loop, and from its first slice to its last without a pause."""
+
+    async def scan(self: Readers, function: Callable[[Reader], T]) -> T:
+        return self.here(function)
+
+    Readers.scan = scan  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("sabotage", [None, scan_in_the_loop])
+async def test_scans_of_all_names_hold_up_no_reader(tmp_path: Path, sabotage: Callable[[], None] | None) -> None:
+    """That they leave a thread to the others is shown, with its own sabotage, in `tests/storage/test_scans.py`."""
     (tmp_path / "data").mkdir()
     async with open_sqlite(tmp_path / "data", node="a", server="penstock", clock=WallClock()) as engine:
         for begin in range(0, STREAMS, 500):
             drafts = tuple(Draft(f"/n{number}/y", b"x") for number in range(begin, begin + 500))
             await engine.log.append(Batch(drafts))
 
-    with start_server(tmp_path / "data") as server:
+    with start_sabotaged(tmp_path / "data", sabotage) as server:
         with beside(server) as bystander, ThreadPoolExecutor(SCANNERS) as pool:
             assert set(pool.map(lambda _: scan(server), range(2 * SCANNERS))) == {(200, 200)}
-        bystander.noticed_nothing()
+        if sabotage is None:
+            bystander.noticed_nothing()
+        else:
+            with pytest.raises(AssertionError):
+                bystander.noticed_nothing()
 
 
 def scan(server: RunningServer) -> tuple[int, int]:
