@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ from websockets.exceptions import ConnectionClosed
 
 from penstock.config import MsgstreamSettings
 from penstock.core.clock import ManualClock
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStream, session
 from penstock.limits import CONFIRMS
 from penstock.values import Item
 from tests.doors.msgstream_place import Place, SlowMailbox, slow_engine
 
 FRAME = 10_000  # ids, of five digits: near the most that one may have
+WITHIN = 20.0  # seconds
 
 
 class StoppedMailbox(SlowMailbox):
@@ -33,33 +35,58 @@ class StoppedMailbox(SlowMailbox):
         return await super().confirm(recipient, month, numbers)
 
 
-async def test_ids_that_wait_to_be_confirmed_are_bounded(tmp_path: Path) -> None:
+async def flood(here: Place, mailbox: StoppedMailbox, key: str) -> int:
+    """The code with which somebody is closed who confirms one id more than may wait."""
+    async with connect(here.url(key)) as socket:
+        await socket.recv()
+        await socket.send("1")
+        await mailbox.reached.wait()
+        frame = ",".join(map(str, range(FRAME, 2 * FRAME)))
+        for _ in range(CONFIRMS // FRAME):
+            await socket.send(frame)
+        await socket.send("1")
+        with suppress(ConnectionClosed):
+            async with asyncio.timeout(WITHIN):
+                await socket.recv()
+        assert socket.close_code is not None
+        return socket.close_code
+
+
+async def check_what_waits_is_bounded(keys: Path) -> None:
     clock = ManualClock()
     async with slow_engine(clock) as engine:
         engine.mailbox = mailbox = StoppedMailbox(clock)
-        here = Place(engine, clock, tmp_path, MessageStream, MsgstreamSettings())
+        here = Place(engine, clock, keys, MessageStream, MsgstreamSettings())
         await here.start()
-        key = await here.login("flooding")
-        await here.emit("flooding")
-        async with connect(here.url(key)) as socket:
-            await socket.recv()
-            await socket.send("1")
-            await mailbox.reached.wait()
-            frame = ",".join(map(str, range(FRAME, 2 * FRAME)))
-            for _ in range(CONFIRMS // FRAME):
-                await socket.send(frame)
-            await socket.send("1")
-            with pytest.raises(ConnectionClosed) as caught:
-                await socket.recv()
-        assert caught.value.rcvd
-        assert caught.value.rcvd.code == 1008
-        mailbox.open.set()
+        try:
+            key = await here.login("flooding")
+            await here.emit("flooding")
 
-        async def nothing_waits() -> bool:
-            return (await here.poll(key)).status == 204
+            assert await flood(here, mailbox, key) == 1008
+            mailbox.open.set()
 
-        for _ in range(20):
-            if await nothing_waits():
-                break
-        assert await nothing_waits()
-        await here.stop()
+            async def nothing_waits() -> bool:
+                return (await here.poll(key)).status == 204
+
+            for _ in range(20):
+                if await nothing_waits():
+                    break
+            assert await nothing_waits()
+        finally:
+            mailbox.open.set()
+            await here.stop()
+
+
+async def test_ids_that_wait_to_be_confirmed_are_bounded(tmp_path: Path) -> None:
+    await check_what_waits_is_bounded(tmp_path)
+
+
+async def test_a_session_that_notes_ids_without_bound_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sabotage: the limit is gone, so nobody is closed."""
+    monkeypatch.setattr(session, "CONFIRMS", 2**63)
+    monkeypatch.setattr("tests.doors.test_msgstream_flood.WITHIN", 1.0)
+
+    with pytest.raises(TimeoutError):
+        await check_what_waits_is_bounded(tmp_path)
