@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from xdist.scheduler import LoadFileScheduling
 
 from penstock.cli.marking import VARIABLE, end_marked, new_mark, with_mark
 
@@ -93,6 +94,18 @@ def show_tasks(note: TextIO | int) -> None:
     os.write(note if isinstance(note, int) else note.fileno(), found.getvalue().encode())
 
 
+class WholeFiles(LoadFileScheduling):
+    """Deals out whole files. A process that has not said yet which tests it found gets its share when it has.
+
+    pytest-xdist's own fails with a KeyError there: when two processes end at once, and one of those that take their
+    places is ready first.
+    """
+
+    def _reschedule(self, node: Any) -> None:
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
+
 class Ending:
     """In the process that hands tests out: what became of one that was ended, and of what it had started."""
 
@@ -107,6 +120,10 @@ class Ending:
     def pytest_configure_node(self, node: Any) -> None:
         mark = new_mark()
         node.workerinput.update(mark=mark, note=str(Path(self._folder.name, mark.strip(":"))))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        return WholeFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
