@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from penstock.core import ledger as ledger_module
 from penstock.core.clock import ManualClock
 from penstock.core.ledger import STREAM, Ledger, decode, recipient
+from penstock.core.log import Log
 from penstock.errors import NotRecorded
 from penstock.limits import ENTRY_BYTES, LEDGER_REASON_CHARACTERS
 from penstock.storage.memory import MemoryEngine
+from penstock.values import Appended, Batch
 from penstock.wire.ledger import decode_batch
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -123,3 +126,27 @@ async def test_who_waits_for_the_earlier_batch_need_not_wait_for_later_ones() ->
 
         assert order == ["0", "1", "2", "3", "4"]
         assert len(await bodies(engine)) == 5
+
+
+class Surprising:
+    """A log that fails once with what nobody expects of a log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._surprised = log, False
+
+    def append(self, batch: Batch) -> Awaitable[Appended]:
+        if not self._surprised:
+            self._surprised = True
+            raise OSError("an answer that nobody expects")
+        return self._log.append(batch)
+
+
+async def test_an_error_that_nobody_expects_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.core.ledger._RETRY_SECONDS", 0)
+    async with MemoryEngine() as engine:
+        written = Ledger(Surprising(engine.log), ManualClock(), node="n1")  # type: ignore[arg-type]
+        written.record(recipient("v1", "alice"), "acked", "/a", 1, 1)
+
+        await asyncio.wait_for(written.flush(), 5)
+
+        assert written.recorded == 1

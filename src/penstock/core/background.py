@@ -1,4 +1,4 @@
-"""The one owner of a node's background loops: housekeeping, memberships, sweeps, duties.
+"""The owner of a node's background loops: housekeeping, memberships, sweeps, duties.
 
 A loop does its round again and again until it is stopped. Whatever a round raises, the next one comes: a loop that
 ended would be missed weeks later, when months are not made or nothing is trimmed. A round that failed is counted, is

@@ -46,7 +46,7 @@ class Bus(Protocol):
 
 
 class Receivers:
-    """Who listens on a node, and to what: the receiving half of every bus."""
+    """Who listens on a node, and to what: the receiving half of a bus."""
 
     def __init__(self) -> None:
         self.dropped = 0

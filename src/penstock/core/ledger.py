@@ -295,8 +295,9 @@ class Ledger:
                 if not oldest.emptied:
                     self._empty(oldest)
                     continue  # what it loses is told in its place
-            except PenstockError as error:
-                log.warning("ledger.waiting", extra={"error": str(error), "batches": len(self._sealed)})
+            except Exception as error:  # whatever it is: those who wait for this batch would wait for ever
+                trace = None if isinstance(error, PenstockError) else error
+                log.warning("ledger.waiting", extra={"error": str(error), "batches": len(self._sealed)}, exc_info=trace)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             self._sealed.popleft()
