@@ -23,11 +23,11 @@ from bench.rig import machine
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.requests import event
 from penstock.core.log import prepare
-from penstock.server.loop import run_loop
-from penstock.storage.jetstream import JetStreamEngine, open_jetstream
-from penstock.storage.jetstream.cells import drop_stream
-from penstock.storage.jetstream.connection import ELECTING_SECONDS
-from penstock.storage.jetstream.engine import Options
+from penstock.engines.jetstream import JetStreamEngine, open_jetstream
+from penstock.engines.jetstream.cells import drop_stream
+from penstock.engines.jetstream.connection import ELECTING_SECONDS
+from penstock.engines.jetstream.engine import Options
+from penstock.http.loop import run_loop
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from penstock.cli.cluster import start_nodes
-from penstock.server.loop import run_loop
+from penstock.http.loop import run_loop
 from penstock.testing import RunningServer
 from penstock.testing.nats import start_nats
 

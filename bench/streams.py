@@ -11,7 +11,7 @@ from bench.rig.load import Load, press_streams
 from bench.rig.report import Figure, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
 from penstock.core.log import prepare
-from penstock.storage.sqlite import open_sqlite
+from penstock.engines.sqlite import open_sqlite
 from penstock.values import Batch, Draft
 
 PARENT = "/rooms/"

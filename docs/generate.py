@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from penstock import limits
-from penstock.config import Settings
-from penstock.configure import KNOWN, About
+from penstock.settings import Settings
+from penstock.settings_reading import KNOWN, About
 
 DOCS = Path(__file__).parent
 BEGIN, END = "<!-- settings: made by docs/generate.py -->", "<!-- end of settings -->"

@@ -1,6 +1,6 @@
 """Every fixed limit, with its reason and what happens there. docs/limits.md is made from this file.
 
-A limit that operators may change is a setting (config.py); its default is written there.
+A limit that operators may change is a setting (settings.py); its default is written there.
 """
 
 from __future__ import annotations

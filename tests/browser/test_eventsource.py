@@ -11,8 +11,8 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 from penstock.testing import RunningServer, require_program, start_server, wait_until
+from tests.api.client import ask
 from tests.doors.sps_client import Wire, notify_id, token
-from tests.server.api import ask
 
 PAGE = b"""<!doctype html><title>wire</title><script>
 window.seen = []; window.opened = 0; window.words = [];

@@ -15,9 +15,9 @@ from pywebpush import webpush
 
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.webcrypto import encode64, load_private, point_of
+from tests.api.client import ask, publish
 from tests.browser.marionette import Firefox, firefox
 from tests.doors.push_service import bind, binding
-from tests.server.api import ask, publish
 
 OTHER = load_private(b"\x07" * 32)
 

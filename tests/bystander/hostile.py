@@ -8,10 +8,10 @@ import struct
 from types import TracebackType
 from typing import Self
 
-from penstock.server.auth import open_keys
+from penstock.api.auth import open_keys
 from penstock.testing import RunningServer
+from tests.api.client import Reply, ask
 from tests.faults.sending import Line
-from tests.server.api import Reply, ask
 
 FINE = {501, 503, 505}  # of the answers from 500 on: unknown method, busy, unknown version
 

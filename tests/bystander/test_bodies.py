@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from penstock.server import bodies
-from penstock.server.auth import open_keys
-from penstock.server.v1 import publish as publishing
+from penstock.api.auth import open_keys
+from penstock.api.v1 import publish as publishing
+from penstock.http import bodies
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire import gojson, http
+from tests.api.client import Reply, ask
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
-from tests.server.api import Reply, ask
 
 MIB = 1024 * 1024
 ATTACKERS = 3

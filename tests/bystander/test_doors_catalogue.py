@@ -17,12 +17,12 @@ from penstock.doors.trickle import door as trickle_door
 from penstock.testing import RunningServer, start_server
 from penstock.wire import msgstream
 from penstock.wire import sps as sps_wire
+from tests.api.client import ask
 from tests.bystander.catalogue import Attack, answered, plain, run, sent
 from tests.bystander.sabotaged import start_sabotaged
 from tests.doors import sps_client as sps
 from tests.doors.msgstream_client import emit, login, open_socket, packs, receive
 from tests.doors.trickle_client import Get, Post, create, delete, get, made, new_channel, path, post, request
-from tests.server.api import ask
 
 NAMES = [
     "%00", "%FF%FE", "..%2F..", "%2e%2e", "a" * 5_000, "~ps.0." + "A" * 22, "_changes", "%0d%0aX:1", "*", "%3E",

@@ -12,10 +12,10 @@ import pytest
 from penstock.doors.sps import wire as wires
 from penstock.limits import FORMER_TOPICS, TOPIC_CHANGES
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import Reply, ask
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 from tests.doors.sps_client import Wire, notify_id
-from tests.server.api import Reply, ask
 
 LARGE = b"x" * 200_000
 MANY, NDJSON = b'{"data":"x"}\n' * 1_000, {"Content-Type": "application/x-ndjson"}

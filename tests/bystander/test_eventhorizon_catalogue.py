@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.auth import Caller
+from penstock.api.auth import Caller
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask
 from tests.bystander.hostile import Hostile
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 from tests.doors.eventhorizon_client import Model, add_pusher, append, create, pusher, scripted, subscribe
-from tests.server.api import ask
 
 MINE, ID, OWN, OWN_ID = "/innocent", "/_sub/innocent", "/mallory/a", "/_sub/mallory/app"
 SETTINGS = {"eventhorizon_push_retry": 0.05, "eventhorizon_push_retry_longest": 0.2, "eventhorizon_push_timeout": 2}

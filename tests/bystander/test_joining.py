@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core import feed, hub
+from tests.api.client import Tail, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
-from tests.server.api import Tail, publish
 
 READERS = 16
 ENTRIES = 14

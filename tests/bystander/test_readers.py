@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.api.auth import open_keys
 from penstock.core import ledger as ledger_module
 from penstock.core.hub import Hub
 from penstock.doors.eventhorizon import door, pushers
 from penstock.doors.trickle import streams
-from penstock.server.auth import open_keys
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import Reply, Tail, ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 from tests.doors.trickle_client import Raw, request
-from tests.server.api import Reply, Tail, ask, publish
 
 SOON = 1.0
 HOSTILE = [

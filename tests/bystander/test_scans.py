@@ -10,14 +10,14 @@ from typing import TypeVar
 import pytest
 
 from penstock.core.clock import WallClock
-from penstock.storage.sqlite.engine import open_sqlite
-from penstock.storage.sqlite.reader import Reader
-from penstock.storage.sqlite.readers import Readers
+from penstock.engines.sqlite.engine import open_sqlite
+from penstock.engines.sqlite.reader import Reader
+from penstock.engines.sqlite.readers import Readers
 from penstock.testing import RunningServer
 from penstock.values import Batch, Draft
+from tests.api.client import ask
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
-from tests.server.api import ask
 
 STREAMS = 5_000
 SCANNERS = 24
@@ -36,7 +36,7 @@ def scan_in_the_loop() -> None:
 
 @pytest.mark.parametrize("sabotage", [None, scan_in_the_loop])
 async def test_scans_of_all_names_hold_up_no_reader(tmp_path: Path, sabotage: Callable[[], None] | None) -> None:
-    """That they leave a thread to the others is shown, with its own sabotage, in `tests/storage/test_scans.py`."""
+    """That they leave a thread to the others is shown, with its own sabotage, in `tests/engines/test_scans.py`."""
     (tmp_path / "data").mkdir()
     async with open_sqlite(tmp_path / "data", node="a", server="penstock", clock=WallClock()) as engine:
         for begin in range(0, STREAMS, 500):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.auth import Caller, open_keys
+from penstock.api.auth import Caller, open_keys
 from penstock.testing import RunningServer
+from tests.api.client import Reply, ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
-from tests.server.api import Reply, ask, publish
 
 STREAMS = ("/_ledger", "/_erased", "/_presence", "/_broadcast", "/_receipts/1", "/_sub/app", "/_mine")
 

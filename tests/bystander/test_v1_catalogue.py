@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from penstock.server.auth import Caller
+from penstock.api.auth import Caller
 from penstock.testing import RunningServer, start_server
 from tests.bystander.hostile import Hostile
 from tests.bystander.sabotaged import start_sabotaged

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.v1.publish import Publisher
+from penstock.api.v1.publish import Publisher
 from penstock.testing import RunningServer, start_server
+from tests.api.client import publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
-from tests.server.api import publish
 
 BUSY_SECONDS = 0.4
 

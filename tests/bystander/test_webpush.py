@@ -17,11 +17,11 @@ from penstock.doors.webpush.receipts import Receipts
 from penstock.testing import RunningServer, wait_until
 from penstock.values import Batch, Draft, Room
 from penstock.wire.vapid import origin_of
+from tests.api.client import Reply, ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 from tests.doors.push_service import Browser, bind, binding, push_service
 from tests.doors.user_agent import UserAgent
-from tests.server.api import Reply, ask, publish
 
 STORED_MOST = 20
 SENT = 200

@@ -24,11 +24,11 @@ from penstock.limits import PUSH_BODY_READ
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.values import Room
 from penstock.wire import webpush
+from tests.api.client import Reply, ask
 from tests.bystander.catalogue import Attack, answered, plain, run, sent
 from tests.bystander.sabotaged import start_sabotaged
 from tests.doors.trickle_client import Raw, request
 from tests.doors.user_agent import UserAgent, connected
-from tests.server.api import Reply, ask
 
 HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: test\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"

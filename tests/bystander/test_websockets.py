@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server import framing, websocket
+from penstock.http import framing, websocket
 from penstock.testing import RunningServer
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside

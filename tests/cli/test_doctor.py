@@ -11,8 +11,8 @@ import pytest
 
 from penstock.cli import doctor
 from penstock.cli.app import run
-from penstock.config import Settings
-from penstock.configure import load
+from penstock.settings import Settings
+from penstock.settings_reading import load
 
 
 def status_of(check: str, data: Path, settings: Settings | None = None) -> set[str]:

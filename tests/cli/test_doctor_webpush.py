@@ -7,7 +7,7 @@ import pytest
 
 from penstock.cli import doctor
 from penstock.cli.findings import Finding
-from penstock.configure import load
+from penstock.settings_reading import load
 from penstock.testing import RunningServer, start_server
 
 LOOPBACK = "server.listen=127.0.0.1:0"

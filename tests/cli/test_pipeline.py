@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import debian, java
+from penstock import debian
+from penstock.cli import java
 from penstock.cli.pipeline import SparkMissing, job_options, see_to_spark, with_whole_paths
 from penstock.errors import InputInvalid
 

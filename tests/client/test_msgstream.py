@@ -9,7 +9,7 @@ from penstock.client.api import ApiError
 from penstock.client.msgstream import MessageStream, SessionEnded
 from penstock.errors import InputInvalid
 from penstock.testing import RunningServer, wait_until
-from tests.server.api import ask
+from tests.api.client import ask
 
 TRANSPORTS = ("shortpolling", "longpolling", "websocket")
 pytestmark = pytest.mark.doors

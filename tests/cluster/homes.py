@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.core.clock import Clock, ManualClock
-from penstock.storage.jetstream.bus import NatsBus
-from penstock.storage.jetstream.cells import Home
-from penstock.storage.jetstream.connection import Connection
-from penstock.storage.jetstream.mailbox import JetStreamMailbox
-from penstock.storage.jetstream.registry import JetStreamRegistry
+from penstock.engines.jetstream.bus import NatsBus
+from penstock.engines.jetstream.cells import Home
+from penstock.engines.jetstream.connection import Connection
+from penstock.engines.jetstream.mailbox import JetStreamMailbox
+from penstock.engines.jetstream.registry import JetStreamRegistry
 from penstock.testing import NatsCluster
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import prepare
-from penstock.storage.jetstream import JetStreamEngine, open_jetstream
-from penstock.storage.jetstream.connection import Connection
-from penstock.storage.jetstream.engine import Options
+from penstock.engines.jetstream import JetStreamEngine, open_jetstream
+from penstock.engines.jetstream.connection import Connection
+from penstock.engines.jetstream.engine import Options
 from penstock.testing import start_nats, wait_until_async
 from penstock.values import Batch, Draft, Key, NewItem
 
@@ -70,7 +70,7 @@ async def test_an_engine_waits_for_servers_that_are_still_electing(
             return await api(connection, subject, question, within=within)
 
         monkeypatch.setattr(Connection, "api", noted)
-        monkeypatch.setattr("penstock.storage.jetstream.cells._TRY_SECONDS", 0.2)
+        monkeypatch.setattr("penstock.engines.jetstream.cells._TRY_SECONDS", 0.2)
         # Given servers without a majority, of which nobody answers for the log
         leader = nats.leader_of("penstock_log")
         left, other = (server for server in nats.servers if server is not leader)

@@ -9,12 +9,12 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.registry import NEW
+from penstock.engines.jetstream.cells import Cells
+from penstock.engines.jetstream.connection import Ack, Connection
+from penstock.engines.jetstream.frames import Message
+from penstock.engines.jetstream.mailbox import JetStreamMailbox
+from penstock.engines.jetstream.tokens import key_of, path
 from penstock.errors import ConfigInvalid, EngineGone, TooLarge, VersionMismatch
-from penstock.storage.jetstream.cells import Cells
-from penstock.storage.jetstream.connection import Ack, Connection
-from penstock.storage.jetstream.frames import Message
-from penstock.storage.jetstream.mailbox import JetStreamMailbox
-from penstock.storage.jetstream.tokens import key_of, path
 from penstock.testing import NatsCluster, wait_until_async
 from penstock.values import NewItem
 from tests.cluster.homes import new_prefix, opened

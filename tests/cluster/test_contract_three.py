@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.storage.jetstream import JetStreamEngine, open_jetstream
-from penstock.storage.jetstream.engine import Options
+from penstock.engines.jetstream import JetStreamEngine, open_jetstream
+from penstock.engines.jetstream.engine import Options
 from penstock.testing.nats import NatsCluster
 from tests.cluster.homes import new_prefix
 from tests.contract.test_append import (

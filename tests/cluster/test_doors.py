@@ -6,11 +6,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import ask
 from tests.cluster.homes import new_prefix
 from tests.doors import trickle_client as trickle
 from tests.doors.msgstream_client import emit, login, open_socket, packs, receive
 from tests.doors.user_agent import UserAgent
-from tests.server.api import ask
 
 Nodes = list[RunningServer]
 

@@ -1,7 +1,7 @@
 """A node ends when it is told to, though its NATS server hangs.
 
 What its connection does then, and that it would not end without its guards, is in
-tests/storage/test_jetstream_connection.py: a node bounds what it has in flight, and its pings find the server gone
+tests/engines/test_jetstream_connection.py: a node bounds what it has in flight, and its pings find the server gone
 before it comes to close, so only the whole of it is looked at here.
 """
 

@@ -12,10 +12,10 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 from penstock.core.background import Loop
-from penstock.server import app
+from penstock.node import node as app
 from penstock.testing import RunningServer, TooLate, start_nats, wait_until
+from tests.api.client import ask, publish
 from tests.bystander.sabotaged import start_sabotaged
-from tests.server.api import ask, publish
 
 ROOM_BYTES = 2 * 1024 * 1024
 KEEP_SECONDS = 3  # more than it takes to fill the room after the first publish

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.storage.jetstream.cells import ask
-from penstock.storage.jetstream.connection import ELECTING_SECONDS, Connection, Refused, header, status
-from penstock.storage.jetstream.frames import Message
+from penstock.engines.jetstream.cells import ask
+from penstock.engines.jetstream.connection import ELECTING_SECONDS, Connection, Refused, header, status
+from penstock.engines.jetstream.frames import Message
 from penstock.testing.nats import NatsCluster
 
 EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"

@@ -13,6 +13,9 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.export import PlanQuestion, Range, make_plan
 from penstock.core.log import prepare
+from penstock.engines.jetstream import JetStreamEngine, connection, open_jetstream
+from penstock.engines.jetstream.connection import LOST
+from penstock.engines.jetstream.engine import Options, server_urls
 from penstock.errors import (
     ConfigInvalid,
     EngineGone,
@@ -22,9 +25,6 @@ from penstock.errors import (
     StreamExists,
     Trimmed,
 )
-from penstock.storage.jetstream import JetStreamEngine, connection, open_jetstream
-from penstock.storage.jetstream.connection import LOST
-from penstock.storage.jetstream.engine import Options, server_urls
 from penstock.testing import wait_until_async
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft, Expect, Key, Kind, Producer

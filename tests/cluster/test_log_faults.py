@@ -15,9 +15,9 @@ from typing import Any, Self
 import pytest
 
 from penstock.core.log import prepare
+from penstock.engines.jetstream import JetStreamEngine, open_jetstream, planning
+from penstock.engines.jetstream.engine import Options
 from penstock.errors import Busy, OperatorError
-from penstock.storage.jetstream import JetStreamEngine, open_jetstream, planning
-from penstock.storage.jetstream.engine import Options
 from penstock.testing import wait_until_async
 from penstock.testing.nats import NatsCluster
 from penstock.values import Batch, Draft, Key

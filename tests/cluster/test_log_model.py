@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
+from penstock.engines.jetstream import JetStreamEngine, open_jetstream
+from penstock.engines.jetstream.cells import drop_stream
+from penstock.engines.jetstream.engine import Options
+from penstock.engines.memory import MemoryEngine
 from penstock.errors import OperatorError, PenstockError, Trimmed
-from penstock.storage.jetstream import JetStreamEngine, open_jetstream
-from penstock.storage.jetstream.cells import drop_stream
-from penstock.storage.jetstream.engine import Options
-from penstock.storage.memory import MemoryEngine
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Appended, Batch, Entry, Head, Kind
 from tests.cluster.homes import new_prefix
-from tests.storage.test_model import STREAMS, batches, streams
+from tests.engines.test_model import STREAMS, batches, streams
 
 steps = st.lists(
     st.one_of(

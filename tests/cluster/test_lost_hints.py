@@ -13,12 +13,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedOK
 
-from penstock.config import MsgstreamSettings
 from penstock.core.clock import ManualClock
 from penstock.core.lookout import LOOK_SECONDS, Changes
 from penstock.doors.msgstream import MessageStream
-from penstock.storage.jetstream import open_jetstream
-from penstock.storage.jetstream.engine import Options
+from penstock.engines.jetstream import open_jetstream
+from penstock.engines.jetstream.engine import Options
+from penstock.settings import MsgstreamSettings
 from penstock.testing import NatsCluster, wait_until_async
 from tests.cluster.homes import new_prefix
 from tests.doors.msgstream_place import Place

@@ -11,9 +11,9 @@ from websockets.exceptions import ConnectionClosedOK
 
 from penstock.cli.cluster import start_nodes
 from penstock.testing import NatsCluster, RunningServer, wait_until
+from tests.api.client import publish
 from tests.cluster.homes import new_prefix
 from tests.doors.msgstream_client import LongPoll, emit, emit_raw, login, open_socket, packs, receive
-from tests.server.api import publish
 
 
 def test_any_node_serves_a_session(nodes: list[RunningServer]) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from penstock.cli.cluster import start_nodes
 from penstock.testing import NatsCluster, RunningServer, TooLate, wait_until
+from tests.api.client import Tail, ask, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.eventhorizon_client import Model, add_pusher, append, create, pusher, scripted, subscribe
 from tests.doors.sps_client import Wire, new_user, notify_id
-from tests.server.api import Tail, ask, publish
 
 Nodes = list[RunningServer]
 PACE_SECONDS = 0.02  # of a publisher: the load is steady, and leaves the machine time to start nodes

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import ask
 from tests.doors.sps_client import Wire, new_user, notify_id
-from tests.server.api import ask
 
 
 def verdicts(node: RunningServer, ids: list[int], recipient: str) -> list[str]:

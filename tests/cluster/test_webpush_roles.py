@@ -7,9 +7,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.testing import NatsCluster, RunningServer, start_server, wait_until
+from tests.api.client import Reply, ask
 from tests.cluster.homes import new_prefix
 from tests.doors.user_agent import UserAgent, connected
-from tests.server.api import Reply, ask
 
 CODING = {"TTL": "600", "Content-Encoding": "aes128gcm"}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from penstock.cli.cluster import start_nodes
 from penstock.testing import NatsCluster, RunningServer, wait_until
+from tests.api.client import ask, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.push_service import Browser, bind, push_service
-from tests.server.api import ask, publish
 
 
 def runs_here(node: RunningServer) -> int:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from penstock.core.clock import Clock, ManualClock
-from penstock.storage.jetstream import open_jetstream
-from penstock.storage.jetstream.engine import Options
-from penstock.storage.memory import MemoryEngine
-from penstock.storage.sqlite import open_sqlite
+from penstock.engines.jetstream import open_jetstream
+from penstock.engines.jetstream.engine import Options
+from penstock.engines.memory import MemoryEngine
+from penstock.engines.sqlite import open_sqlite
 from penstock.testing.nats import NatsCluster, start_nats
 
 Opened = AbstractAsyncContextManager[Any]

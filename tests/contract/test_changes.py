@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.lookout import Lookout, MailboxChange
 from penstock.core.registry import NEW
-from penstock.storage.memory import MemoryChanges
+from penstock.engines.memory import MemoryChanges
 from penstock.testing import wait_until_async
 from penstock.values import NewItem
 from tests.contract.conftest import JETSTREAM, opener

@@ -172,16 +172,16 @@ ONE_SHOT = {
     "doors/trickle/channels.py": "the end of one channel",
     "doors/webpush/agents.py": "one command of a user agent",
     "doors/webpush/roster.py": "one message of a binding",
-    "server/service.py": "one request",
-    "server/v1/publish.py": "one publish",
-    "storage/jetstream/appending.py": "the plan of one group",
+    "http/service.py": "one request",
+    "api/v1/publish.py": "one publish",
+    "engines/jetstream/appending.py": "the plan of one group",
 }
 """Files that start tasks, and what each task does before it ends. What never ends is a loop of `Background`."""
 
 
 def test_only_the_owner_of_loops_starts_tasks_that_do_not_end() -> None:
     source = Path(penstock.__file__).parent
-    rooms = [source / room for room in ("core", "doors", "server", "storage")]
+    rooms = [source / room for room in ("api", "core", "doors", "engines", "http", "node")]
     starting = {
         str(file.relative_to(source))
         for room in rooms

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.export import Block, LogExport, Plan, PlanQuestion, Range, Selection, day_name, day_of, make_plan
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
 
 DAY = 86_400_000

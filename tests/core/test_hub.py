@@ -13,7 +13,7 @@ from penstock.core.feed import Feed, take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.names import matches
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft, Entry, Kind
 
 STREAMS = ("/a", "/b", "/c/d")

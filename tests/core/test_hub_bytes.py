@@ -15,8 +15,8 @@ from penstock.core import feed as feeds
 from penstock.core import hub as hubs
 from penstock.core.feed import SLICE_BYTES
 from penstock.core.hub import CROWD, PAGE_BYTES, Hub
+from penstock.engines.memory import MemoryEngine
 from penstock.limits import ENTRY_BYTES
-from penstock.storage.memory import MemoryEngine
 from penstock.values import Batch, Draft, Entry, Page
 from tests.core.test_hub import Reader, settle
 

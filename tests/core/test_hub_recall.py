@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from penstock.core import hub as hubs
 from penstock.core.feed import Feed
 from penstock.core.hub import CROWD, JOINS, Hub
+from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull
-from penstock.storage.memory import MemoryEngine
 from penstock.values import Page
 from tests.core.test_hub import Reader, publish, settle
 

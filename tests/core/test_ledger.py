@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.ledger import STREAM, Event, Header, Ledger, Recipient, decode, recipient
+from penstock.engines.memory import MemoryEngine
 from penstock.limits import LEDGER_BATCH_RECORDS
-from penstock.storage.memory import MemoryEngine
 from penstock.values import Entry
 
 people = [recipient("v1", name) for name in ("alice", "bob", "çelik", 'quo"te')]

@@ -14,9 +14,9 @@ from penstock.core import ledger as ledger_module
 from penstock.core.clock import ManualClock
 from penstock.core.ledger import STREAM, Ledger, decode, recipient
 from penstock.core.log import Log
+from penstock.engines.memory import MemoryEngine
 from penstock.errors import NotRecorded
 from penstock.limits import ENTRY_BYTES, LEDGER_REASON_CHARACTERS
-from penstock.storage.memory import MemoryEngine
 from penstock.values import Appended, Batch
 from penstock.wire.ledger import decode_batch
 

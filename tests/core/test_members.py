@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.members import DEAD_SECONDS, HOLD_SECONDS, RENEW_SECONDS, Alone, Members, chosen, node_of
-from penstock.storage.memory import MemoryRegistry
+from penstock.engines.memory import MemoryRegistry
 from tests.nodes import Network
 
 

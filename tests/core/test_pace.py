@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.clock import ManualClock
 from penstock.core.ledger import Ledger, recipient
 from penstock.core.pace import WATCHED_MS, Pace
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
 
 people = [recipient("v1", name) for name in ("alice", "bob", "carol")]

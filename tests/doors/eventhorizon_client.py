@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from penstock.testing import RunningServer
-from tests.server.api import Reply, ask
+from tests.api.client import Reply, ask
 
 
 def call(server: RunningServer, path: str, token: str = "", **fields: object) -> Reply:

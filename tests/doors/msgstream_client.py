@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from websockets.sync.client import ClientConnection, connect
 
 from penstock.testing import RunningServer, wait_until
-from tests.server.api import Reply, ask
+from tests.api.client import Reply, ask
 
 _actors = count(1)
 

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from penstock.config import MsgstreamSettings, Settings
+from penstock.api.auth import Gate, open_keys
+from penstock.api.context import Context
 from penstock.core.bus import Bus, Receiver
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.lookout import Changes, Lookout
 from penstock.doors.msgstream import MessageStream
-from penstock.server.auth import Gate, open_keys
-from penstock.server.context import Context
-from penstock.server.listener import Listener
-from penstock.server.routing import Router
-from penstock.server.settings import ConnectionSettings
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryChanges, MemoryEngine, MemoryMailbox
+from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox
+from penstock.http.listener import Listener
+from penstock.http.routing import Router
+from penstock.http.settings import ConnectionSettings
+from penstock.http.wheel import Wheel
+from penstock.settings import MsgstreamSettings, Settings
 from penstock.values import Item, NewItem
 
 TURNS = 3  # of the loop, until a write is durable

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.testing import RunningServer
 from penstock.wire.webcrypto import decrypt, encode64, load_private, point_of
-from tests.server.api import Reply, ask
+from tests.api.client import Reply, ask
 
 _numbers = itertools.count(1)
 

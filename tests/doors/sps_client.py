@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.testing import RunningServer
-from tests.server.api import Reply, ask
+from tests.api.client import Reply, ask
 
 _users = count(1000)
 

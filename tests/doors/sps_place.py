@@ -12,18 +12,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from penstock.config import Settings
+from penstock.api.auth import Gate, open_keys
+from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.doors.sps import Sps
-from penstock.server.auth import Gate, open_keys
-from penstock.server.context import Context
-from penstock.server.listener import Listener
-from penstock.server.routing import Router
-from penstock.server.settings import ConnectionSettings
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
+from penstock.http.listener import Listener
+from penstock.http.routing import Router
+from penstock.http.settings import ConnectionSettings
+from penstock.http.wheel import Wheel
+from penstock.settings import Settings
 from penstock.values import Batch, Draft
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.testing import RunningServer
+from tests.api.lake_rig import archive, server_with_lake, trim
 from tests.doors.test_matrix import READERS, write_v1
-from tests.server.lake_rig import archive, server_with_lake, trim
 
 BODIES = [b'{"n":%d}' % number for number in range(12)]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask, publish
 from tests.doors.eventhorizon_client import Answer, Model, append, create, lines, scripted, subscribe
-from tests.server.api import ask, publish
 
 
 @pytest.fixture(scope="module")

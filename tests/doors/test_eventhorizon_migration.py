@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.client.receiver import Line, Receiver
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask
 from tests.doors.eventhorizon_client import Answer, add_pusher, append, create, scripted, subscribe
-from tests.server.api import ask
 
 TABLE = "CREATE TABLE orders (number INTEGER PRIMARY KEY, position TEXT, content TEXT)"
 

@@ -15,19 +15,20 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from penstock.api.auth import Caller, Gate, Keys, open_keys
+from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.doors.eventhorizon.sources import LocalSource
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.engines.memory import MemoryEngine
 from penstock.errors import Forbidden
-from penstock.server.auth import Caller, Gate, Keys, open_keys
-from penstock.server.context import Context
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine
+from penstock.http.wheel import Wheel
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.values import Batch, Draft
 from penstock.wire.eventhorizon import Cursor
+from tests.api.client import ask, publish
 from tests.doors.eventhorizon_client import (
     Answer,
     Model,
@@ -41,7 +42,6 @@ from tests.doors.eventhorizon_client import (
     scripted,
     subscribe,
 )
-from tests.server.api import ask, publish
 
 NO_KEYS = Keys(Path(), ())
 _numbers = itertools.count()

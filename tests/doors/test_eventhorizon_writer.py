@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.auth import open_keys
+from penstock.api.auth import open_keys
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask, publish
 from tests.doors.eventhorizon_client import append, call, create, lines, offsets, subscribe
-from tests.server.api import ask, publish
 
 SERVER = "10.0.0.5"
 

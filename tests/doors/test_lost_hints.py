@@ -18,7 +18,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedOK
 
-from penstock.config import EventHorizonSettings, MsgstreamSettings
+from penstock.api.auth import Gate, open_keys
+from penstock.api.context import Context
 from penstock.core import calls
 from penstock.core.clock import ManualClock
 from penstock.core.duties import Duties
@@ -30,11 +31,10 @@ from penstock.doors.eventhorizon import pushers
 from penstock.doors.eventhorizon.pushers import Pushers
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.msgstream import MessageStream
-from penstock.server.auth import Gate, open_keys
-from penstock.server.caps import Caps
-from penstock.server.context import Context
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryChanges, MemoryEngine
+from penstock.engines.memory import MemoryChanges, MemoryEngine
+from penstock.http.caps import Caps
+from penstock.http.wheel import Wheel
+from penstock.settings import EventHorizonSettings, MsgstreamSettings
 from penstock.testing import TooLate, wait_until_async
 from tests.doors import test_sps_nodes as sps
 from tests.doors.msgstream_place import NodeBus, Place, Wires, slow_engine

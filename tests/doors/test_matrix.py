@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import Tail, ask, publish
 from tests.doors.eventhorizon_client import Model, add_pusher, append, call, create, lines, scripted, subscribe
 from tests.doors.msgstream_client import login, open_socket, packs, receive
 from tests.doors.push_service import bind, binding
 from tests.doors.sps_client import Wire, notify
 from tests.doors.trickle_client import delete, get, made, post
 from tests.doors.user_agent import UserAgent, connected
-from tests.server.api import Tail, ask, publish
 
 Write = Callable[[RunningServer, str, list[bytes]], str | None]  # a door that names its streams itself returns the name
 Read = Callable[[RunningServer, str, int], list[bytes]]

@@ -10,6 +10,7 @@ import pytest
 from penstock.core.ledger import Event, decode
 from penstock.limits import ACTOR_BYTES, EMIT_ACTORS, PACK_BYTES, PACK_MESSAGES, SESSION_META_BYTES
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import Reply, ask, publish
 from tests.doors.msgstream_client import (
     LongPoll,
     actor_of,
@@ -23,7 +24,6 @@ from tests.doors.msgstream_client import (
     poll,
     receive,
 )
-from tests.server.api import Reply, ask, publish
 
 
 def post(server: RunningServer, path: str, wanted: Any, token: str = "") -> Reply:

@@ -11,10 +11,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from penstock.config import MsgstreamSettings
 from penstock.core.clock import ManualClock
 from penstock.doors.msgstream import MessageStream, session
 from penstock.limits import CONFIRMS
+from penstock.settings import MsgstreamSettings
 from penstock.values import Item
 from tests.doors.msgstream_place import Place, SlowMailbox, slow_engine
 

@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import Reply, ask
 from tests.doors.msgstream_client import (
     LongPoll,
     actor_of,
@@ -19,7 +20,6 @@ from tests.doors.msgstream_client import (
     packs,
     poll,
 )
-from tests.server.api import Reply, ask
 
 
 def unset(reason: str) -> bytes:

@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from penstock.doors.msgstream import MessageStream
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
-from penstock.server.loop import run_loop
+from penstock.http.loop import run_loop
 from penstock.testing import wait_until_async
 from penstock.values import Item, NewItem
 from tests.doors.msgstream_place import Place, place, two_nodes

@@ -12,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from penstock.limits import CONFIRM_BYTES
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask
 from tests.doors.msgstream_client import (
     LongPoll,
     actor_of,
@@ -24,7 +25,6 @@ from tests.doors.msgstream_client import (
     poll,
     receive,
 )
-from tests.server.api import ask
 
 
 def closed(socket: ClientConnection) -> tuple[int, str]:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.api import auth
+from penstock.api.auth import Caller, open_keys
 from penstock.core.names import covers
 from penstock.errors import Forbidden
-from penstock.server import auth
-from penstock.server.auth import Caller, open_keys
 from penstock.testing import RunningServer, start_server
+from tests.api.client import Tail, ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.doors.sps_client import Wire, new_user, notify_id
 from tests.doors.test_webpush_sender import GOOD
-from tests.server.api import Tail, ask, publish
 
 SECRET = "for two rooms"
 ALL_GRANTS = ("pushers", "sessions", "webpush", "channels", "emit")

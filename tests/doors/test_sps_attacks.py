@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.test_system_streams import grants_alone_decide
 from tests.doors.sps_client import Wire, new_user, notify_id
-from tests.server.api import ask, publish
 
 AT_ONCE = 40
 JUNK = (

@@ -13,9 +13,9 @@ from penstock.doors.sps.spans import NO_MARK, Span, confirm, put_aside
 from penstock.limits import UNCONFIRMED_SPANS
 from penstock.testing import RunningServer, wait_until
 from penstock.values import Batch, Draft, Entry, Kind
+from tests.api.client import ask
 from tests.doors.sps_client import Wire, new_user, notify_id
 from tests.doors.sps_place import place
-from tests.server.api import ask
 
 
 def verdict(server: RunningServer, entry: int, recipient: str) -> str:

@@ -13,9 +13,9 @@ from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.turnstile import AT_ONCE, Turnstile
+from penstock.engines.memory import MemoryEngine
 from penstock.errors import Busy, InputInvalid
-from penstock.server.exchange import LIVE, Request, Response
-from penstock.storage.memory import MemoryEngine
+from penstock.http.exchange import LIVE, Request, Response
 from penstock.testing import wait_until_async
 from penstock.values import Appended, Batch
 from tests.doors.sps_place import place

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.config import Settings
+from penstock.api.auth import Gate, open_keys
+from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, decode
@@ -22,14 +23,13 @@ from penstock.doors.sps import Sps
 from penstock.doors.sps.claims import Claims
 from penstock.doors.sps.recall import Recall
 from penstock.doors.sps.wires import Wires
-from penstock.server.auth import Gate, open_keys
-from penstock.server.caps import Caps
-from penstock.server.context import Context
-from penstock.server.listener import Listener
-from penstock.server.routing import Router
-from penstock.server.settings import ConnectionSettings
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryChanges, MemoryEngine
+from penstock.engines.memory import MemoryChanges, MemoryEngine
+from penstock.http.caps import Caps
+from penstock.http.listener import Listener
+from penstock.http.routing import Router
+from penstock.http.settings import ConnectionSettings
+from penstock.http.wheel import Wheel
+from penstock.settings import Settings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
 from tests.faulty_bus import Faults, FaultyBus

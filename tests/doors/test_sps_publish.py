@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import ask
 from tests.doors.sps_client import Wire, new_user, notify, token
 from tests.doors.sps_place import place
-from tests.server.api import ask
 
 
 def test_the_answer_says_id_delivered_and_stored(shared_server: RunningServer) -> None:

@@ -14,8 +14,8 @@ from penstock.core.clock import ManualClock
 from penstock.core.ledger import Ledger, decode, recipient
 from penstock.core.members import Alone
 from penstock.doors.sps.recall import Recall
+from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull
-from penstock.storage.memory import MemoryEngine
 from penstock.values import Page
 
 DEVICES = [recipient("sps", name) for name in ("1", "2/phone")]

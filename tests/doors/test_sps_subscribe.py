@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from penstock.testing import RunningServer, require_program, start_server, wait_until
+from tests.api.client import ask, publish
 from tests.doors.sps_client import Wire, new_user, notify, notify_id, token
 from tests.doors.sps_place import place
-from tests.server.api import ask, publish
 
 
 def online(server: RunningServer, uid: str) -> list[str]:

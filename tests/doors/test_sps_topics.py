@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.testing import RunningServer
+from tests.api.client import Reply, ask, publish
 from tests.doors.sps_client import Wire, new_user, notify, notify_id, token
-from tests.server.api import Reply, ask, publish
 
 
 def change(server: RunningServer, wire: Wire, how: str, tid: str, **params: str) -> Reply:

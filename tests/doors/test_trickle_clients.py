@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 
 from penstock.testing import RunningServer, require_program, start_server, wait_until, wait_until_async
+from tests.api.client import ask
 from tests.doors.trickle_client import delete, get, made, new_channel, path, post, readers
-from tests.server.api import ask
 
 GET_BODY = b"\x00\x01binary\xff" * 1000
 

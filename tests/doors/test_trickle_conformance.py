@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask
 from tests.doors.trickle_client import (
     Get,
     Post,
@@ -30,7 +31,6 @@ from tests.doors.trickle_client import (
     shown,
     waiting,
 )
-from tests.server.api import ask
 
 SEQ, LATEST, CLOSED, SIZE = "lp-trickle-seq", "lp-trickle-latest", "lp-trickle-closed", "lp-trickle-size"
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.client.trickle import Publisher, Subscriber
 from penstock.testing import start_server, wait_until_async
 from tests.doors.trickle_place import Peer, Place, place
-from tests.server.wires import on_uvloop
+from tests.http.wires import on_uvloop
 
 STEPS = st.lists(
     st.one_of(

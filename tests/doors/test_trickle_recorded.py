@@ -9,6 +9,7 @@ import pytest
 
 from penstock.limits import ENTRY_BYTES
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask, publish
 from tests.doors.trickle_client import (
     Get,
     Post,
@@ -24,7 +25,6 @@ from tests.doors.trickle_client import (
     shown,
     waiting,
 )
-from tests.server.api import ask, publish
 
 CLOSED, LATEST, SEQ = "lp-trickle-closed", "lp-trickle-latest", "lp-trickle-seq"
 

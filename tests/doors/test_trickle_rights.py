@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.auth import open_keys
+from penstock.api.auth import open_keys
 from penstock.testing import RunningServer, ServerFailed, start_server, wait_until
+from tests.api.client import ask
 from tests.doors.trickle_client import Get, Post, create, delete, get, head_of, made, new_channel, path, post
-from tests.server.api import ask
 
 
 @pytest.fixture(scope="module")

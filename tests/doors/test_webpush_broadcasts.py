@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from penstock.config import WebPushSettings
+from penstock.api.context import Context
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.broadcasts import LOOK_SECONDS, Broadcasts
 from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
-from penstock.server.context import Context
+from penstock.settings import WebPushSettings
 from penstock.testing import RunningServer
 from penstock.testing import wait_until_async as wait_until
+from tests.api.client import ask
 from tests.doors import webpush_place
 from tests.doors.test_webpush_sender import cli
 from tests.doors.user_agent import UserAgent
 from tests.doors.webpush_place import NodePlace, Reply, place
-from tests.server.api import ask
 
 ADMIN = {"Authorization": "Bearer admin"}
 PATH = "/v1/webpush/broadcasts"

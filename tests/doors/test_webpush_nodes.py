@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import Settings
+from penstock.api.context import Context
 from penstock.doors.webpush import WebPush
-from penstock.server.context import Context
-from penstock.server.wheel import Wheel
+from penstock.http.wheel import Wheel
+from penstock.settings import Settings
 from penstock.testing import RunningServer, start_server, wait_until_async
 from penstock.wire.webpush import Message, pass_on
+from tests.api.client import ask
 from tests.doors.user_agent import UserAgent
 from tests.doors.webpush_place import NodePlace, Place, place
-from tests.server.api import ask
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
 

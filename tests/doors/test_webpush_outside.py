@@ -13,10 +13,10 @@ from pywebpush import WebPushException, webpush
 
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.webcrypto import encode64, load_private, point_of
+from tests.api.client import ask
 from tests.doors.push_service import ask_sender, bind, binding
 from tests.doors.test_webpush_sender import events, public_key, put
 from tests.doors.user_agent import UserAgent, connected
-from tests.server.api import ask
 
 KEY = load_private(b"\x05" * 32)
 OTHER = load_private(b"\x06" * 32)

@@ -10,7 +10,7 @@ from cryptography.fernet import Fernet
 from penstock.core.clock import ManualClock
 from penstock.doors.webpush.reading import Asked, Reader
 from penstock.doors.webpush.tokens import Subscription, Tokens
-from penstock.server.exchange import Request
+from penstock.http.exchange import Request
 from penstock.wire.http import HeadParser
 from penstock.wire.webpush_endpoint import Errno, Refused
 

@@ -11,13 +11,13 @@ import pytest
 
 from penstock.doors.webpush.refusals import problem
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, NotFound, PeerError, TooLarge
+from penstock.http.caps import RateExceeded
+from penstock.http.problems import TimedOut
 from penstock.limits import PUSH_BODY_READ
-from penstock.server.caps import RateExceeded
-from penstock.server.problems import TimedOut
 from penstock.testing import RunningServer, start_server
 from penstock.wire.webpush_endpoint import Errno, Refused
+from tests.api.client import ask
 from tests.doors.user_agent import UserAgent
-from tests.server.api import ask
 
 FORM = {"code", "errno", "error", "message", "more_info"}
 

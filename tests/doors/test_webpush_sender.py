@@ -18,8 +18,8 @@ from py_vapid import Vapid02
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.vapid import parse_authorization, verify
 from penstock.wire.webcrypto import decode64, encode64
+from tests.api.client import ask, publish
 from tests.doors.push_service import Browser, Push, ask_sender, bind, binding, push_service
-from tests.server.api import ask, publish
 
 FAST = {"webpush_send_retry": 0.05, "webpush_send_retry_longest": 0.2, "webpush_send_timeout": 1}
 CONTACT = "mailto:ops@example.net"

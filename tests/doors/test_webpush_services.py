@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 
 from penstock.doors.webpush.services import Service
-from penstock.server.outgoing import Target, parse_url
-from penstock.server.wheel import Wheel
+from penstock.http.outgoing import Target, parse_url
+from penstock.http.wheel import Wheel
 from penstock.testing import wait_until_async
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.testing import RunningServer, wait_until
-from tests.server.api import Reply, ask
+from tests.api.client import Reply, ask
 
 BASE = "/trickle/"
 _names = count()

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.config import Settings, TrickleSettings
+from penstock.api.auth import Gate, open_keys
+from penstock.api.context import Context
 from penstock.core.bus import LocalBus
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
@@ -18,13 +19,12 @@ from penstock.core.ledger import Ledger
 from penstock.core.log import Log
 from penstock.core.members import Alone, Membership
 from penstock.doors.trickle import Trickle
-from penstock.server.auth import Gate, open_keys
-from penstock.server.context import Context
-from penstock.server.listener import Listener
-from penstock.server.routing import Router
-from penstock.server.settings import ConnectionSettings
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
+from penstock.http.listener import Listener
+from penstock.http.routing import Router
+from penstock.http.settings import ConnectionSettings
+from penstock.http.wheel import Wheel
+from penstock.settings import Settings, TrickleSettings
 from penstock.testing import wait_until_async
 from penstock.wire.http import LAST_CHUNK, chunk
 from tests.doors.sps_place import ManualTime

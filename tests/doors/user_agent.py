@@ -14,8 +14,8 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from penstock.testing import RunningServer
+from tests.api.client import ask
 from tests.doors.push_service import Browser
-from tests.server.api import ask
 
 
 class UserAgent:

@@ -19,7 +19,8 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from penstock.config import Settings
+from penstock.api.auth import Gate, open_keys
+from penstock.api.context import Context
 from penstock.core.bus import Receiver
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
@@ -29,13 +30,12 @@ from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
 from penstock.doors.webpush.records import PREFIX, RouterRecord
-from penstock.server.auth import Gate, open_keys
-from penstock.server.context import Context
-from penstock.server.listener import Listener
-from penstock.server.routing import Router
-from penstock.server.settings import ConnectionSettings
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
+from penstock.http.listener import Listener
+from penstock.http.routing import Router
+from penstock.http.settings import ConnectionSettings
+from penstock.http.wheel import Wheel
+from penstock.settings import Settings
 from tests.doors.sps_place import ManualTime
 
 WITHIN = 20.0

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 
 import msgspec
 
+from penstock.api.context import Context
+from penstock.api.describing import operation
 from penstock.cli.app import run
-from penstock.config import Settings
 from penstock.core.metering import Sample
-from penstock.server import app
-from penstock.server.context import Context
-from penstock.server.describing import operation
-from penstock.server.exchange import Request, Response
-from penstock.server.routing import WHOLE, Route
+from penstock.http.exchange import Request, Response
+from penstock.http.routing import WHOLE, Route
+from penstock.node import node as app
+from penstock.settings import Settings
 from penstock.testing import RunningServer
 
 

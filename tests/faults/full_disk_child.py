@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.storage.sqlite.engine import Options, open_sqlite
-from penstock.storage.sqlite.writer import Job, Writer
+from penstock.engines.sqlite.engine import Options, open_sqlite
+from penstock.engines.sqlite.writer import Job, Writer
 from penstock.values import Batch, Draft
 from tests.faults.promises import read_everything
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.core.names import is_system
+from penstock.engines.sqlite.engine import SqliteEngine, open_sqlite
 from penstock.errors import PenstockError
-from penstock.storage.sqlite.engine import SqliteEngine, open_sqlite
 from penstock.values import Batch, Draft, Entry
 from tests.faults.storage_child import MONTH, small_options
 

@@ -19,9 +19,9 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.storage.sqlite.engine import Options, SqliteEngine, open_sqlite
-from penstock.storage.sqlite.group import Group
-from penstock.storage.sqlite.writer import Job, Limits, Writer
+from penstock.engines.sqlite.engine import Options, SqliteEngine, open_sqlite
+from penstock.engines.sqlite.group import Group
+from penstock.engines.sqlite.writer import Job, Limits, Writer
 from penstock.values import Batch, Draft, Entry, NewItem
 
 MONTH = "2026_11"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engines.sqlite import open_sqlite, schema
+from penstock.engines.sqlite.engine import Options
+from penstock.engines.sqlite.lock import FILE_NAME as LOCK_NAME
+from penstock.engines.sqlite.lock import DirectoryLock
 from penstock.errors import DataCorrupt, DataLocked
-from penstock.storage.sqlite import open_sqlite, schema
-from penstock.storage.sqlite.engine import Options
-from penstock.storage.sqlite.lock import FILE_NAME as LOCK_NAME
-from penstock.storage.sqlite.lock import DirectoryLock
 from penstock.values import Batch, Draft
 from tests.faults.children import ENVIRONMENT, command
 from tests.faults.pages import PAGE, first_leaf, overwrite, root_of

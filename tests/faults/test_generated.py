@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from penstock.testing import RunningServer, start_server
+from tests.api.client import ask
 from tests.bystander.watching import beside
 from tests.faults.failing_routes import FailingServer
 from tests.faults.generating import Form, Inputs, forms_of, framed
 from tests.faults.sending import HANDSHAKE, Line, Sent, send_alone, send_frames, send_together
-from tests.server.api import ask
 
 COUNT, LONG_COUNT = 1_500, 100_000
 TOGETHER, FRAMES = 25, 8  # requests of one connection; frames of one WebSocket, which closes at most mistakes

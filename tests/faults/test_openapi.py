@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.exchange import Request, Response
-from penstock.server.v1.read import Reader
+from penstock.api.v1.read import Reader
+from penstock.http.exchange import Request, Response
 from penstock.testing import RunningServer
 from tests.faults.children import ENVIRONMENT
 

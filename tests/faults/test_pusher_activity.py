@@ -13,7 +13,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.log import prepare
 from penstock.doors.eventhorizon.activity import Activity
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
 from penstock.testing import start_server, wait_until
 from penstock.values import Batch, Draft, Kind
 from penstock.wire.eventhorizon import Cursor, parse_cursor, subscribed, timestamp

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask
 from tests.client.databases import postgres
 from tests.doors.eventhorizon_client import call, create, subscribe
 from tests.faults.eventhorizon_app import connect, make_table
-from tests.server.api import ask
 
 ROOT = Path(__file__).parents[2]
 SUB = "/_sub/faults"

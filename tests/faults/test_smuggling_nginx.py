@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.exchange import Request, Response
-from penstock.server.listener import Listener
-from penstock.server.routing import WHOLE, Route, Router
+from penstock.http.exchange import Request, Response
+from penstock.http.listener import Listener
+from penstock.http.routing import WHOLE, Route, Router
 from penstock.testing import require_program, wait_until_async
-from tests.server.wires import on_uvloop
+from tests.http.wires import on_uvloop
 
 CONFIG = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;

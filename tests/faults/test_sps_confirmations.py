@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.testing import RunningServer, wait_until
+from tests.api.client import ask
 from tests.doors.sps_client import Wire, notify_id
 from tests.faults.children import ENVIRONMENT
-from tests.server.api import ask
 
 Ended = Callable[[RunningServer], object]
 KILLED, STOPPED = RunningServer.kill, RunningServer.stop

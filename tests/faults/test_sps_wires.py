@@ -16,10 +16,10 @@ from penstock.doors.sps.wire import Wire
 from penstock.doors.sps.wires import Wires
 from penstock.testing import RunningServer, TooLate, start_server, wait_until, wait_until_async
 from penstock.values import Batch, Draft
+from tests.api.client import ask
 from tests.doors.sps_client import Wire as Client
 from tests.doors.sps_client import notify_id
 from tests.doors.sps_place import Place, place
-from tests.server.api import ask
 
 BIG = b"x" * 200_000
 

@@ -21,9 +21,9 @@ from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import Reading
 from penstock.doors.trickle.recording import Recorder
 from penstock.doors.trickle.registry import Found, Owners, State
+from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull, PenstockError
 from penstock.limits import RECORD_BACKLOG_BYTES
-from penstock.storage.memory import MemoryEngine
 from penstock.testing import wait_until_async
 from penstock.values import Appended, Batch
 from penstock.wire.trickle_channel import Segment

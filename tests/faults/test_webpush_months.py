@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from penstock.config import Settings
+from penstock.api.auth import Gate, open_keys
+from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, decode
@@ -24,10 +25,9 @@ from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.session import Session
 from penstock.doors.webpush.tokens import Subscription
-from penstock.server.auth import Gate, open_keys
-from penstock.server.context import Context
-from penstock.server.wheel import Wheel
-from penstock.storage.memory import MemoryEngine
+from penstock.engines.memory import MemoryEngine
+from penstock.http.wheel import Wheel
+from penstock.settings import Settings
 from penstock.wire.webpush import Close, Message
 from penstock.wire.webpush_endpoint import Refused
 from tests.doors.sps_place import ManualTime

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import publish
 from tests.doors.push_service import Browser, PushService, bind, push_service
 from tests.faults.children import ENVIRONMENT
-from tests.server.api import publish
 
 COUNT, KILLS = 60, 2
 FAST = ("--set=webpush.send_retry=0.05", "--set=webpush.send_retry_longest=0.2")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engines.sqlite import backup as backups
 from penstock.pipeline import binding
 from penstock.pipeline.binding import LakeMismatch, bind
 from penstock.pipeline.client import Client, ServerRefused
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.tables import open_lake
-from penstock.storage.sqlite import backup as backups
 from penstock.testing import RunningServer, start_server
+from tests.api.client import publish
+from tests.api.lake_rig import trim
 from tests.pipeline.by_hand import archive_turn, archived, logged
-from tests.server.api import publish
-from tests.server.lake_rig import trim
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from penstock.pipeline.jobs import Workplace, erase
 from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer
 from penstock.wire.lake import STAGING
-from tests.server.api import ask, publish
-from tests.server.lake_rig import archive, export, server_with_lake, trim
+from tests.api.client import ask, publish
+from tests.api.lake_rig import archive, export, server_with_lake, trim
 
 _streams = count(1)
 NO_SPARK = cast("Any", None)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
+from penstock.engines.memory import MemoryEngine
 from penstock.pipeline.erasing import gone, rows_with, write_without
-from penstock.storage.memory import MemoryEngine
 from penstock.values import Batch, Draft, Kind
 from penstock.wire.lake import LakeFile
-from tests.storage.lake_files import everything, write_events
+from tests.engines.lake_files import everything, write_events
 
 STREAMS = ("/a", "/b", "/users/1")
 bodies = st.tuples(st.sampled_from(STREAMS), st.binary(max_size=8), st.integers(0, 2))

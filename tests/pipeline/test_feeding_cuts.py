@@ -13,7 +13,7 @@ from penstock.pipeline.commit import Faults
 from penstock.pipeline.feeding import Frozen, Pace, feed, frozen
 from penstock.pipeline.publishing import Event
 from penstock.testing import RunningServer
-from tests.server.api import ask
+from tests.api.client import ask
 
 _names = count(1)
 EVENTS = 2500

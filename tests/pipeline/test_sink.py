@@ -13,7 +13,7 @@ from penstock.errors import InputInvalid
 from penstock.pipeline import publishing
 from penstock.pipeline.sink import BatchSink, StreamSink, sink_options
 from penstock.testing import RunningServer
-from tests.server.api import ask
+from tests.api.client import ask
 
 
 def schema(*names: str) -> StructType:

@@ -8,13 +8,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.testing import RunningServer, start_server, wait_until
+from tests.api.client import ask
 from tests.doors.eventhorizon_client import Model, ScriptedApp, add_pusher, append, create, scripted, subscribe
 from tests.doors.msgstream_client import emit, login, packs
 from tests.doors.push_service import Browser
 from tests.doors.sps_client import Wire, notify_id
 from tests.doors.trickle_client import get, made, post
 from tests.doors.user_agent import UserAgent
-from tests.server.api import ask
 
 FAST = {
     "eventhorizon_activity_interval": 0.05, "eventhorizon_push_retry": 0.05, "eventhorizon_push_retry_longest": 0.2,

@@ -19,8 +19,8 @@ from penstock.pipeline.jobs.ledger import BATCH
 from penstock.pipeline.tables import LEDGER
 from penstock.testing import RunningServer, wait_until
 from penstock.wire.lake import LakeFile
+from tests.api.client import Tail
 from tests.doors.msgstream_client import emit, login, packs
-from tests.server.api import Tail
 from tests.spark.conftest import make_place
 from tests.spark.doors_at_work import APP, PUSHED, doors_at_work
 from tests.spark.filling import archived, publish

@@ -22,7 +22,7 @@ from penstock.pipeline.jobs import Outcome, Workplace, archive, campaign, ledger
 from penstock.pipeline.publishing import Event
 from penstock.pipeline.tables import ACTIVITY
 from penstock.testing import RunningServer, start_server
-from tests.server.api import Tail, ask
+from tests.api.client import Tail, ask
 from tests.spark.conftest import make_place
 from tests.spark.filling import publish
 

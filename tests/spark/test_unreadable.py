@@ -18,9 +18,9 @@ from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, le
 from penstock.pipeline.staging import rows_of
 from penstock.pipeline.tables import LakeHole
 from penstock.testing import RunningServer
+from tests.api.client import Tail, ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.test_system_streams import grants_alone_decide
-from tests.server.api import Tail, ask, publish
 from tests.spark.conftest import make_place
 from tests.spark.filling import archived
 

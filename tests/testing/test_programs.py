@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import debian
+from penstock import debian
 from penstock.testing import require_program
 
 

@@ -58,7 +58,7 @@ def start_nodes(
     stack: ExitStack, folder: Path, engine: str, count: int = NODES, **settings: object
 ) -> list[RunningServer]:
     """Nodes that share their admin token and the keys that their tokens are signed with."""
-    from penstock.server.auth import open_keys
+    from penstock.api.auth import open_keys
     from penstock.testing import start_server
 
     places = [folder / f"node-{number}" for number in range(1, count + 1)]
@@ -94,7 +94,7 @@ def _folder(data: Path | None) -> Iterator[Path]:
 
 
 def _show(nats: NatsCluster, nodes: list[RunningServer]) -> None:
-    from penstock.server.auth import open_keys
+    from penstock.api.auth import open_keys
 
     for server in nats.servers:
         print(f"nats   {server.url}  pid {server.process.pid}")

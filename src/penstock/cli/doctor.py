@@ -17,8 +17,8 @@ from pathlib import Path
 from penstock.cli.doctor_webpush import WEB_PUSH_CHECKS
 from penstock.cli.findings import Check, Finding
 from penstock.cli.serving import OTHER_FILES
-from penstock.config import Settings
-from penstock.measures import parse_address
+from penstock.settings import Settings
+from penstock.units import parse_address
 
 FREE_BYTES_FAIL, FREE_BYTES_WARN = 64 * 2**20, 2 * 2**30
 """Under 64 MiB a checkpoint of the log may not fit; 2 GiB is some minutes at full speed."""

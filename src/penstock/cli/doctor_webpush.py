@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.cli.findings import Check, Finding
-from penstock.config import Settings
-from penstock.measures import parse_address
+from penstock.settings import Settings
+from penstock.units import parse_address
 from penstock.wire.vapid import parse_origin
 
 PROXY_SECONDS = 60

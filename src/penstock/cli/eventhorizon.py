@@ -201,7 +201,7 @@ def pusher(
     from penstock import logs
     from penstock.cli.remote import RemoteSource
     from penstock.doors.eventhorizon.pusher import Pusher
-    from penstock.server.outgoing import Target, parse_url
+    from penstock.http.outgoing import Target, parse_url
     from penstock.wire.pusher import Pace
     from penstock.wire.webhooks import parse_secret
 

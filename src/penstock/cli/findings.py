@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config import Settings
+from penstock.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from penstock.cli import debian
+from penstock import debian
 
 PACKAGES: Final = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
 """Which of them there is depends on the release; the first that can be had is taken."""

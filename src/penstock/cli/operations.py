@@ -53,7 +53,7 @@ def token(
     A job that may read everything and export it:
       ./penstock token --sub nightly --subscribe '>' --grant export --ttl 30d
     """
-    from penstock.server.auth import KEYS_FILE, open_keys
+    from penstock.api.auth import KEYS_FILE, open_keys
 
     if not (data / KEYS_FILE).exists():  # so that a mistyped --data is noticed
         print(f"penstock: made new keys in {data}; a server on another directory refuses them", file=sys.stderr)
@@ -72,7 +72,7 @@ def keys(
     New tokens are signed by the first key; older ones go on being accepted until their key is removed
     from keys.json. A running server takes the file up on SIGHUP.
     """
-    from penstock.server.auth import open_keys
+    from penstock.api.auth import open_keys
 
     found = open_keys(data)
     if rotate:
@@ -86,7 +86,7 @@ def _all(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _seconds(ttl: str) -> float:
-    from penstock.measures import measure
+    from penstock.units import measure
 
     try:
         seconds = measure(ttl, "s")
@@ -135,7 +135,7 @@ def restore(
     ./penstock restore /var/backups/penstock/monday --data ./restored
     ./penstock serve --data ./restored
     """
-    from penstock.storage.sqlite.backup import restore as put_back
+    from penstock.engines.sqlite.backup import restore as put_back
 
     with _progress_of_bytes("restoring") as progress:
         manifest = put_back(directory, data, progress)

@@ -12,7 +12,7 @@ from penstock.errors import InputInvalid
 
 if TYPE_CHECKING:
     from penstock.client.api import Client
-    from penstock.config import Settings
+    from penstock.settings import Settings
 
 DATA = Path("penstock-data")
 URL = "http://127.0.0.1:8800"
@@ -62,7 +62,7 @@ def token_of(given: str) -> str:
 
 def settings_from(config: Path | None, given: list[str] | None, **flags: object) -> Settings:
     """Settings from all their sources; *flags* that were given, named `section_name`, win over `--set`."""
-    from penstock.configure import load
+    from penstock.settings_reading import load
 
     pairs = [f"{name.replace('_', '.', 1)}={value}" for name, value in flags.items() if value]
     return load(config, os.environ, [*(given or []), *pairs])

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.errors import InputInvalid, OperatorError
-from penstock.server.outgoing import Answer, OutgoingError, Target, parse_url
+from penstock.http.outgoing import Answer, OutgoingError, Target, parse_url
 from penstock.wire.eventhorizon import Cursor, CursorInvalid, ReadLines, parse_cursor
 
 log = logging.getLogger("penstock.pusher")

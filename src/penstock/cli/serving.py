@@ -59,7 +59,7 @@ def serve(
     )
     logs.set_up(settings.logs.format, settings.logs.level)
     _allow_open_files(settings.server.connections)
-    from penstock.server.app import run
+    from penstock.node.node import run
 
     return run(settings, data)
 
@@ -106,7 +106,7 @@ def up(
     if url := _wait_for_ready(server):
         _show_how_to_try(url, data)
         if not no_pipeline:
-            from penstock.server.auth import open_admin_token
+            from penstock.api.auth import open_admin_token
 
             token = open_admin_token(data, settings.auth.admin_token, settings.auth.admin_token_file)
             with Supervisor(url, token, lake, data / "pipeline.log"):
@@ -140,7 +140,7 @@ def _wait_for_ready(server: subprocess.Popen[str]) -> str:
 
 
 def _show_how_to_try(url: str, data: Path) -> None:
-    from penstock.server.auth import open_keys
+    from penstock.api.auth import open_keys
 
     token = open_keys(data).issue("demo", publish=(DEMO,), subscribe=(DEMO,), ttl=DEMO_SECONDS)
     bearer = f"-H 'Authorization: Bearer {token}'"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from penstock.cli import debian
+from penstock import debian
 from penstock.cli.marking import VARIABLE, end_marked, new_mark, with_mark
 from penstock.errors import NotFound
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from penstock.cli import debian
+from penstock import debian
 
 
 def require_program(name: str, *, package: str = "") -> str:

@@ -1,6 +1,6 @@
 """WebSocket frames from a server, encoded once and shared by all receivers, and the opening handshake.
 
-Incoming frames are read by websockets' own sans-I/O parser (`server/websocket.py`).
+Incoming frames are read by websockets' own sans-I/O parser (`http/websocket.py`).
 """
 
 from __future__ import annotations

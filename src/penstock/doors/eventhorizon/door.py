@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from penstock.config import Settings
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.core.background import Loop
 from penstock.core.duties import Duties
 from penstock.core.metering import Sample
@@ -15,11 +16,10 @@ from penstock.doors.eventhorizon.pushers import Pushers
 from penstock.doors.eventhorizon.reader import Reader
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.eventhorizon.writer import Writer
+from penstock.http.exchange import Handler
+from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES, REPORT_BYTES
-from penstock.server.auth import Caller
-from penstock.server.context import Context
-from penstock.server.exchange import Handler
-from penstock.server.routing import WHOLE, Route
+from penstock.settings import Settings
 
 
 class EventHorizon:

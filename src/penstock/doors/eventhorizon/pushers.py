@@ -16,7 +16,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from penstock.config import EventHorizonSettings
+from penstock.api.auth import Caller
+from penstock.api.context import Context, only
+from penstock.api.describing import PATH_LEVEL, WEBHOOK_KEY, a_list, an_object, operation, shown_as, text
 from penstock.core.background import Loop
 from penstock.core.calls import Calls
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
@@ -27,6 +29,8 @@ from penstock.doors.eventhorizon.reader import check_subscription
 from penstock.doors.eventhorizon.sources import LocalSource
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import InputInvalid, NotFound, TooLarge
+from penstock.http.exchange import Request, Response
+from penstock.http.outgoing import URL, Answer, Target, Unreachable, parse_url
 from penstock.limits import (
     CHUNK_BYTES,
     LEDGER_REASON_CHARACTERS,
@@ -35,11 +39,7 @@ from penstock.limits import (
     PUSHERS,
     URL_BYTES,
 )
-from penstock.server.auth import Caller
-from penstock.server.context import Context, only
-from penstock.server.describing import PATH_LEVEL, WEBHOOK_KEY, a_list, an_object, operation, shown_as, text
-from penstock.server.exchange import Request, Response
-from penstock.server.outgoing import URL, Answer, Target, Unreachable, parse_url
+from penstock.settings import EventHorizonSettings
 from penstock.values import Record
 from penstock.wire.eventhorizon import Cursor, timestamp
 from penstock.wire.pusher import Pace

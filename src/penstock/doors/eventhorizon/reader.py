@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.api.context import Context, only
 from penstock.core.log import Log
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import InputInvalid
+from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.flush import Tap
 from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES
-from penstock.server.context import Context, only
-from penstock.server.exchange import LIVE, Request, Response
-from penstock.server.flush import Tap
 from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, CursorInvalid, ReadLines, lines_of, parse_cursor
 from penstock.wire.gojson import decode

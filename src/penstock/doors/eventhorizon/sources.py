@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.names import is_system
 from penstock.doors.eventhorizon.reader import read_lines
 from penstock.doors.eventhorizon.subscriptions import Subscriptions, Wake
 from penstock.errors import Forbidden
-from penstock.server.auth import Caller
-from penstock.server.context import Context
 from penstock.wire.eventhorizon import Cursor, ReadLines
 
 

@@ -6,12 +6,12 @@ import asyncio
 
 import msgspec
 
+from penstock.api.context import Context
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import InputInvalid, NotFound, TooLarge
+from penstock.http.exchange import Request, Response
 from penstock.limits import BATCH_ENTRIES, CHUNK_BYTES, LINE_BYTES, PAGE_ENTRIES
-from penstock.server.context import Context
-from penstock.server.exchange import Request, Response
 from penstock.values import Appended, Batch, Draft, Expect, Head, Kind
 from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, CursorInvalid, is_line, parse_cursor, raw_line, timestamp
 from penstock.wire.eventhorizon import subscribed as subscribed_payload

@@ -6,15 +6,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from penstock.core.names import check_pattern
-from penstock.doors.msgstream import records
-from penstock.doors.msgstream.records import PREFIX, Kept, check_actor, mailbox_of
-from penstock.doors.msgstream.sessions import Sessions
-from penstock.errors import Forbidden, InputInvalid, NotFound, TooLarge
-from penstock.limits import ACTOR_BYTES, EMIT_ACTORS, PAGE_ENTRIES, PATTERNS, SESSION_META_BYTES, SESSION_SECONDS
-from penstock.server.auth import Caller
-from penstock.server.context import integer, only
-from penstock.server.describing import (
+from penstock.api.auth import Caller
+from penstock.api.context import integer, only
+from penstock.api.describing import (
     LARGEST,
     PATH_LEVEL,
     PATTERN_FIELD,
@@ -26,8 +20,14 @@ from penstock.server.describing import (
     shown_as,
     text,
 )
-from penstock.server.describing import limit as limit_parameter
-from penstock.server.exchange import Request, Response
+from penstock.api.describing import limit as limit_parameter
+from penstock.core.names import check_pattern
+from penstock.doors.msgstream import records
+from penstock.doors.msgstream.records import PREFIX, Kept, check_actor, mailbox_of
+from penstock.doors.msgstream.sessions import Sessions
+from penstock.errors import Forbidden, InputInvalid, NotFound, TooLarge
+from penstock.http.exchange import Request, Response
+from penstock.limits import ACTOR_BYTES, EMIT_ACTORS, PAGE_ENTRIES, PATTERNS, SESSION_META_BYTES, SESSION_SECONDS
 
 T = TypeVar("T")
 Actor = Annotated[str, shown_as(minLength=1, maxLength=ACTOR_BYTES)]

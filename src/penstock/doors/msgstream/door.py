@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from penstock.config import Settings
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.core.background import Loop
 from penstock.core.metering import Sample
 from penstock.doors.msgstream.api import Api
@@ -15,11 +16,10 @@ from penstock.doors.msgstream.records import DOOR
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.doors.msgstream.streaming import Streaming
 from penstock.doors.msgstream.tasks import Tasks
+from penstock.http.exchange import Handler
+from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES, PACK_BYTES
-from penstock.server.auth import Caller
-from penstock.server.context import Context
-from penstock.server.exchange import Handler
-from penstock.server.routing import WHOLE, Route
+from penstock.settings import Settings
 
 
 class MessageStream:

@@ -16,6 +16,9 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.api.auth import Caller
+from penstock.api.context import only
+from penstock.api.describing import NAME_FIELD, an_object, operation, shown_as
 from penstock.core.ledger import recipient
 from penstock.core.names import check_name
 from penstock.doors.msgstream import records
@@ -23,11 +26,8 @@ from penstock.doors.msgstream.records import DOOR, mailbox_of
 from penstock.doors.msgstream.session import BROADCAST
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import InputInvalid, TooLarge
+from penstock.http.exchange import Request, Response
 from penstock.limits import ACTOR_BYTES, BATCH_ENTRIES, EMIT_ACTORS, MESSAGE_TYPE_BYTES, PACK_MESSAGES
-from penstock.server.auth import Caller
-from penstock.server.context import only
-from penstock.server.describing import NAME_FIELD, an_object, operation, shown_as
-from penstock.server.exchange import Request, Response
 from penstock.values import Batch, Draft, Item, NewItem
 from penstock.wire.msgstream import PACK_TYPE, Message, check_messages, pack
 

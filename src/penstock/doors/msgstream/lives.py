@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.doors.msgstream.packs import Text, Waiting
 from penstock.errors import Busy
+from penstock.http.exchange import Held, Request, Response
+from penstock.http.websocket import WebSocket
+from penstock.http.wheel import Timed
 from penstock.limits import CONFIRM_BYTES, CONFIRMS
-from penstock.server.exchange import Held, Request, Response
-from penstock.server.websocket import WebSocket
-from penstock.server.wheel import Timed
 from penstock.wire import msgstream
 from penstock.wire.frames import text_frame
 

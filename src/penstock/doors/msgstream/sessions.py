@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from penstock.config import MsgstreamSettings
+from penstock.api.context import Context
 from penstock.core.ledger import recipient
 from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.matching import Interest
@@ -31,7 +31,7 @@ from penstock.doors.msgstream.settling import Settling
 from penstock.doors.msgstream.tasks import Tasks
 from penstock.errors import Conflict, NotFound, PenstockError, VersionMismatch
 from penstock.limits import PAGE_ENTRIES, SESSIONS_KNOWN
-from penstock.server.context import Context
+from penstock.settings import MsgstreamSettings
 from penstock.values import Entry, Item, MailboxHead, NewItem
 
 log = logging.getLogger("penstock.msgstream")

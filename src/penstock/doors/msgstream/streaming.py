@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from penstock.config import Settings
 from penstock.doors.msgstream import records
 from penstock.doors.msgstream.lives import EMPTY, HEADERS, Poll, Socket, json_answer, refusal
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import PenstockError
-from penstock.server.exchange import LIVE, Held, Request, Response
+from penstock.http.exchange import LIVE, Held, Request, Response
+from penstock.settings import Settings
 from penstock.wire import msgstream
 from penstock.wire.msgstream import LONG, SHORT, Asked, split_key
 

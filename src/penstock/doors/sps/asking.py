@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.config import SpsSettings
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.doors.sps.topics import chosen
 from penstock.doors.sps.wire import Narrow
 from penstock.errors import Forbidden, InputInvalid
-from penstock.server.auth import Caller
-from penstock.server.context import Context
-from penstock.server.exchange import Request
+from penstock.http.exchange import Request
+from penstock.settings import SpsSettings
 from penstock.wire import sps
 
 _SUBSCRIBE = ("uid", "hid", "tid", "o", "i", "s", "format", "access_token")

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from penstock.config import Settings
+from penstock.api.context import Context
 from penstock.core.metering import Sample
 from penstock.doors.sps.asking import subscribing
 from penstock.doors.sps.claims import Claims
@@ -17,10 +17,10 @@ from penstock.doors.sps.rooms import Rooms
 from penstock.doors.sps.tokens import Tokens
 from penstock.doors.sps.turnstile import Turnstile
 from penstock.doors.sps.wires import DOOR, Wires
+from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.routing import WHOLE, Route
 from penstock.limits import ENTRY_BYTES
-from penstock.server.context import Context
-from penstock.server.exchange import LIVE, Request, Response
-from penstock.server.routing import WHOLE, Route
+from penstock.settings import Settings
 
 
 class Sps:

@@ -12,15 +12,15 @@ from functools import partial
 
 import msgspec
 
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.core.names import ROOMS, check_name, is_exact
 from penstock.doors.sps.topics import ALL, chosen, name_of, user_stream
 from penstock.doors.sps.wire import Wire
 from penstock.doors.sps.wires import Wires
 from penstock.errors import InputInvalid, TooLarge
+from penstock.http.exchange import Later, Request, Response
 from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, EXPIRES_SECONDS, KEY_BYTES, TYPE_BYTES
-from penstock.server.auth import Caller
-from penstock.server.context import Context
-from penstock.server.exchange import Later, Request, Response
 from penstock.values import Appended, Batch, Draft, Key
 from penstock.wire import sps
 from penstock.wire.sps import topic_of

@@ -11,6 +11,8 @@ from http import HTTPStatus
 
 import msgspec
 
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.core.calls import Calls
 from penstock.core.members import node_of
 from penstock.core.names import is_exact
@@ -20,10 +22,8 @@ from penstock.doors.sps.topics import check_count, chosen, shown
 from penstock.doors.sps.wire import Wire, WireBehind
 from penstock.doors.sps.wires import Wires
 from penstock.errors import Forbidden, InputInvalid, NotFound, TooLarge
+from penstock.http.exchange import Request, Response
 from penstock.limits import PATTERNS
-from penstock.server.auth import Caller
-from penstock.server.context import Context
-from penstock.server.exchange import Request, Response
 from penstock.wire import sps
 
 _encode = msgspec.json.Encoder().encode

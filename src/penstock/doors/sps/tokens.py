@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.api.context import Context, decoded, only
+from penstock.api.describing import INTEGER, LARGEST, PATTERN_FIELD, STRING, an_object, operation, shown_as
 from penstock.core.names import check_pattern
 from penstock.errors import InputInvalid
+from penstock.http.exchange import Request, Response
 from penstock.limits import USER_TOKEN_SECONDS
-from penstock.server.context import Context, decoded, only
-from penstock.server.describing import INTEGER, LARGEST, PATTERN_FIELD, STRING, an_object, operation, shown_as
-from penstock.server.exchange import Request, Response
 from penstock.wire.sps import user_number
 
 _NUMBER = "^-?[0-9]{1,18}$"

@@ -16,9 +16,9 @@ from penstock.doors.sps.frames import Frames
 from penstock.doors.sps.spans import NO_MARK, Mark, Span, put_aside, take_up
 from penstock.doors.sps.topics import ALL, first_room, patterns_for
 from penstock.errors import Busy
+from penstock.http.flush import Outlet
+from penstock.http.wheel import Timed
 from penstock.limits import FORMER_TOPICS, TOPIC_CHANGES
-from penstock.server.flush import Outlet
-from penstock.server.wheel import Timed
 from penstock.values import Entry
 
 if TYPE_CHECKING:

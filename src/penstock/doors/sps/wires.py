@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from penstock.config import SpsSettings
+from penstock.api.context import Context
 from penstock.core.ledger import Recipient, recipient
 from penstock.doors.sps.asking import Subscribing
 from penstock.doors.sps.claims import Claims
@@ -16,9 +16,9 @@ from penstock.doors.sps.recall import Recall
 from penstock.doors.sps.spans import Span, confirm
 from penstock.doors.sps.topics import name_of, patterns_for, shown, user_stream
 from penstock.doors.sps.wire import Wire
+from penstock.http.exchange import Request
 from penstock.limits import UNCONFIRMED_WIRES
-from penstock.server.context import Context
-from penstock.server.exchange import Request
+from penstock.settings import SpsSettings
 from penstock.wire.http import chunk
 from penstock.wire.sps import EventStream, Form, Lines, Raw
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.server.exchange import Headers, Response
-from penstock.server.problems import error_response
+from penstock.http.exchange import Headers, Response
+from penstock.http.problems import error_response
 from penstock.wire import trickle
 from penstock.wire.trickle_channel import Channel
 

@@ -6,13 +6,13 @@ import ipaddress
 import time
 from typing import NamedTuple
 
-from penstock.config import TrickleSettings
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.core.names import check_name
 from penstock.errors import Forbidden, InputInvalid, Unauthenticated
+from penstock.http.exchange import Request
 from penstock.limits import RECIPIENT_BYTES
-from penstock.server.auth import Caller
-from penstock.server.context import Context
-from penstock.server.exchange import Request
+from penstock.settings import TrickleSettings
 from penstock.wire import trickle
 from penstock.wire.trickle import DELETE, PUBLISH, SUBSCRIBE
 

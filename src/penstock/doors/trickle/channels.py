@@ -12,15 +12,15 @@ from typing import Self
 
 import msgspec
 
-from penstock.config import TrickleSettings
+from penstock.api.context import Context
 from penstock.core.ledger import Recipient
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.recording import Recorder
 from penstock.doors.trickle.registry import ChannelRecord, Found, Owners, State
 from penstock.errors import Busy, PenstockError
+from penstock.http.wheel import Timed
 from penstock.limits import BATCH_BYTES
-from penstock.server.context import Context
-from penstock.server.wheel import Timed
+from penstock.settings import TrickleSettings
 from penstock.wire.trickle import stream_of
 from penstock.wire.trickle_channel import ABANDONED, CLOSED, Channel, Keep, Segment
 

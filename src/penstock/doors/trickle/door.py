@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Self
 
 import msgspec
 
-from penstock.config import Settings
+from penstock.api.context import Context, decoded, flag, integer, only
+from penstock.api.describing import INTEGER, STRING, STRING_OR_NULL, a_list, an_object, operation, shown_as
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.metering import Sample
 from penstock.core.registry import NEW, Registry
@@ -24,12 +25,11 @@ from penstock.doors.trickle.reading import Reading
 from penstock.doors.trickle.registry import KEY, ChannelRecord, Found, State
 from penstock.doors.trickle.streams import Streams
 from penstock.errors import Busy, Conflict, InputInvalid, PenstockError, TooLarge, VersionMismatch
+from penstock.http.exchange import LIVE, Held, Request, Response
+from penstock.http.problems import error_response
+from penstock.http.routing import STREAM, WHOLE, Route
 from penstock.limits import CONTENT_TYPE_BYTES
-from penstock.server.context import Context, decoded, flag, integer, only
-from penstock.server.describing import INTEGER, STRING, STRING_OR_NULL, a_list, an_object, operation, shown_as
-from penstock.server.exchange import LIVE, Held, Request, Response
-from penstock.server.problems import error_response
-from penstock.server.routing import STREAM, WHOLE, Route
+from penstock.settings import Settings
 from penstock.wire import trickle
 from penstock.wire.trickle import SeqInvalid, parse_seq
 from penstock.wire.trickle_channel import Segment

@@ -14,11 +14,11 @@ import httptools
 
 from penstock.doors.trickle.registry import ChannelRecord
 from penstock.errors import Busy, PenstockError
+from penstock.http.exchange import Headers, Held, Request, Response
+from penstock.http.flush import Outlet
+from penstock.http.outgoing import parse_url
+from penstock.http.problems import error_response
 from penstock.limits import BODY_BUFFER_BYTES
-from penstock.server.exchange import Headers, Held, Request, Response
-from penstock.server.flush import Outlet
-from penstock.server.outgoing import parse_url
-from penstock.server.problems import error_response
 from penstock.wire.http import LAST_CHUNK, chunk
 
 FORWARDED: Final = b"lp-trickle-forwarded"

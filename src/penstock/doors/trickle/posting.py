@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from penstock.doors.trickle import answers
 from penstock.errors import Busy, PenstockError, TooLarge
-from penstock.server.exchange import Held, Request, Response
-from penstock.server.problems import problem
-from penstock.server.wheel import Timed
+from penstock.http.exchange import Held, Request, Response
+from penstock.http.problems import problem
+from penstock.http.wheel import Timed
 from penstock.wire import trickle
 from penstock.wire.trickle import SeqInvalid, parse_seq
 from penstock.wire.trickle_channel import OVERSIZED, Segment, WriteRefused

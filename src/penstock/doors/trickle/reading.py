@@ -12,10 +12,10 @@ from penstock.core.ledger import Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.posting import timed_out
 from penstock.errors import Busy, PenstockError
-from penstock.server.exchange import Held, Request
-from penstock.server.flush import Outlet
-from penstock.server.problems import error_response
-from penstock.server.wheel import Timed
+from penstock.http.exchange import Held, Request
+from penstock.http.flush import Outlet
+from penstock.http.problems import error_response
+from penstock.http.wheel import Timed
 from penstock.wire import trickle
 from penstock.wire.trickle_channel import Segment, content
 

@@ -21,8 +21,8 @@ from penstock.core.ledger import Ledger, Recipient
 from penstock.core.log import Log
 from penstock.core.promise import Pending
 from penstock.errors import PenstockError, PositionMismatch
+from penstock.http.wheel import Timed, Wheel
 from penstock.limits import ENTRY_BYTES, RECORD_BACKLOG_BYTES
-from penstock.server.wheel import Timed, Wheel
 from penstock.values import Appended, Batch, Draft, Expect, Kind
 from penstock.wire.trickle_channel import COMPLETE, Segment
 

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Ledger, Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.posting import timed_out
 from penstock.errors import Busy, PenstockError, Trimmed
+from penstock.http.exchange import Held, Request, Response
+from penstock.http.flush import Outlet
+from penstock.http.problems import error_response
+from penstock.http.wheel import Timed
 from penstock.limits import CONTENT_TYPE_BYTES
-from penstock.server.context import Context
-from penstock.server.exchange import Held, Request, Response
-from penstock.server.flush import Outlet
-from penstock.server.problems import error_response
-from penstock.server.wheel import Timed
 from penstock.values import Entry, Kind
 from penstock.wire import trickle
 from penstock.wire.http import chunk

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.config import WebPushSettings
+from penstock.api.context import Context
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.months import month_of
@@ -24,9 +24,9 @@ from penstock.doors.webpush.records import PREFIX, AlreadyConnected, RouterRecor
 from penstock.doors.webpush.session import Session
 from penstock.doors.webpush.tokens import Tokens
 from penstock.errors import NotFound, PenstockError
+from penstock.http.exchange import LIVE, Request, Response
 from penstock.limits import PUSH_WORKERS
-from penstock.server.context import Context
-from penstock.server.exchange import LIVE, Request, Response
+from penstock.settings import WebPushSettings
 from penstock.values import Item, Room
 from penstock.wire.frames import offered_subprotocols
 from penstock.wire.webpush import SUBPROTOCOL, Close, Message

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.api.auth import Caller
+from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.names import is_system
@@ -22,9 +24,7 @@ from penstock.doors.webpush.courier import Courier
 from penstock.doors.webpush.proofs import Proofs
 from penstock.doors.webpush.services import Service
 from penstock.errors import Forbidden, PenstockError
-from penstock.server.auth import Caller
-from penstock.server.context import Context
-from penstock.server.wheel import Timed
+from penstock.http.wheel import Timed
 from penstock.values import Entry, Kind
 from penstock.wire.pusher import Pace, backoff
 from penstock.wire.pushing import Outcome, PushSubscription, Receiver, Verdict, Wish, check_subscription, deadline_ms

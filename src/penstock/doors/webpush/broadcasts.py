@@ -15,15 +15,15 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from penstock.config import WebPushSettings
+from penstock.api.context import Context, decoded
+from penstock.api.describing import STRING, an_object, operation, shown_as, text
 from penstock.core.background import Loop
 from penstock.core.registry import NEW
 from penstock.errors import ConfigInvalid, InputInvalid, NotFound, TooLarge, VersionMismatch
+from penstock.http.exchange import Request, Response
+from penstock.http.routing import WHOLE, Route
 from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
-from penstock.server.context import Context, decoded
-from penstock.server.describing import STRING, an_object, operation, shown_as, text
-from penstock.server.exchange import Request, Response
-from penstock.server.routing import WHOLE, Route
+from penstock.settings import WebPushSettings
 from penstock.values import Record
 
 RECORD: Final = "webpush/broadcasts"

@@ -31,9 +31,9 @@ from penstock.doors.webpush.items import from_item
 from penstock.doors.webpush.peers import Outcome
 from penstock.doors.webpush.receipts import DELIVERED
 from penstock.errors import NotFound
+from penstock.http.websocket import WebSocket
+from penstock.http.wheel import Timed
 from penstock.limits import PUSH_PAGE
-from penstock.server.websocket import WebSocket
-from penstock.server.wheel import Timed
 from penstock.values import Item
 from penstock.wire.frames import text_frame
 from penstock.wire.webpush import Close, Message, Update, notification

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from penstock.config import Settings
+from penstock.api.context import Context
 from penstock.core.metering import Sample
 from penstock.core.months import month_of, shifted
 from penstock.doors.webpush.agents import Agents
@@ -19,10 +19,10 @@ from penstock.doors.webpush.sender import Sender
 from penstock.doors.webpush.tokens import Tokens, open_keys
 from penstock.doors.webpush.unseen import Unseen
 from penstock.errors import ConfigInvalid, PeerError
+from penstock.http.exchange import Request, Response
+from penstock.http.routing import WHOLE, Route
 from penstock.limits import PUSH_BODY_READ
-from penstock.server.context import Context
-from penstock.server.exchange import Request, Response
-from penstock.server.routing import WHOLE, Route
+from penstock.settings import Settings
 from penstock.wire.vapid import parse_origin
 
 DOOR = "webpush"

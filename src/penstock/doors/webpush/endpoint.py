@@ -21,7 +21,7 @@ from penstock.doors.webpush.reading import Asked, Reader
 from penstock.doors.webpush.records import RouterRecord
 from penstock.doors.webpush.refusals import problem
 from penstock.errors import NotFound
-from penstock.server.exchange import Headers, Later, Request, Response
+from penstock.http.exchange import Headers, Later, Request, Response
 from penstock.values import Item
 from penstock.wire.webpush import Message
 from penstock.wire.webpush_endpoint import RECEIPT_RELATION, Errno, Refused

@@ -22,10 +22,10 @@ from penstock.core.calls import Calls
 from penstock.core.clock import Clock
 from penstock.doors.webpush.records import RouterRecord
 from penstock.errors import InputInvalid, Unauthenticated
+from penstock.http.exchange import Request, Response
+from penstock.http.outgoing import OutgoingError, Target, parse_url
+from penstock.http.routing import WHOLE, Route
 from penstock.limits import PUSH_BODY_READ
-from penstock.server.exchange import Request, Response
-from penstock.server.outgoing import OutgoingError, Target, parse_url
-from penstock.server.routing import WHOLE, Route
 from penstock.wire.webpush import Message, is_uaid, pass_on, passed_on
 
 log = logging.getLogger("penstock.webpush")

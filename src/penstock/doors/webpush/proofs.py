@@ -22,12 +22,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient, recipient
 from penstock.doors.webpush.receipts import stream_of
 from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
-from penstock.server.context import Context
 from penstock.values import Entry
 from penstock.wire.pushing import Verdict
 from penstock.wire.vapid import origin_of

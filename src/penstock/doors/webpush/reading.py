@@ -12,8 +12,8 @@ from penstock.core.clock import Clock
 from penstock.core.ledger import Recipient, recipient
 from penstock.doors.webpush.tokens import Subscription, Tokens
 from penstock.errors import InputInvalid
+from penstock.http.exchange import Request
 from penstock.limits import PUSH_SENDERS_KNOWN
-from penstock.server.exchange import Request
 from penstock.wire import vapid
 from penstock.wire.webpush_endpoint import Errno, Push, PushHeaders, Refused, parse_push
 

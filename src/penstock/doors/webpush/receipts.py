@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from penstock.api.context import Context
+from penstock.api.live import LiveWire
 from penstock.core.ledger import recipient
 from penstock.doors.webpush.tokens import Tokens
 from penstock.errors import InputInvalid, NotFound
+from penstock.http.exchange import LIVE, Request, Response
 from penstock.limits import PUSH_RECEIPT_SECONDS
-from penstock.server.context import Context
-from penstock.server.exchange import LIVE, Request, Response
-from penstock.server.live import LiveWire
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.eventhorizon import timestamp
 from penstock.wire.http import chunk

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
-from penstock.server.exchange import Headers, Response
-from penstock.server.problems import TimedOut, error_response
+from penstock.http.exchange import Headers, Response
+from penstock.http.problems import TimedOut, error_response
 from penstock.wire.webpush_endpoint import Errno, Refused
 
 

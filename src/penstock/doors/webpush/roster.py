@@ -19,16 +19,16 @@ from typing import Final
 
 import msgspec
 
-from penstock.config import WebPushSettings
+from penstock.api.context import Context
 from penstock.core.background import Loop
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
 from penstock.doors.webpush.bindings import POSITIONS, Binding, Kept, Means, decode_position
 from penstock.doors.webpush.courier import Courier, check_endpoint
 from penstock.doors.webpush.proofs import Proofs
 from penstock.doors.webpush.services import Service
+from penstock.http.outgoing import Target, parse_url
 from penstock.limits import PAGE_ENTRIES
-from penstock.server.context import Context
-from penstock.server.outgoing import Target, parse_url
+from penstock.settings import WebPushSettings
 from penstock.values import Record
 from penstock.wire.pusher import Pace
 

@@ -11,19 +11,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from penstock.config import WebPushSettings
-from penstock.core.metering import Sample
-from penstock.core.names import check_pattern
-from penstock.doors.webpush.bindings import Kept, binding_id
-from penstock.doors.webpush.courier import Courier, check_endpoint
-from penstock.doors.webpush.roster import BINDINGS as PREFIX
-from penstock.doors.webpush.roster import Roster
-from penstock.doors.webpush.vapid_keys import open_vapid_key
-from penstock.errors import Busy, ConfigInvalid, InputInvalid, NotFound, PenstockError, TooLarge
-from penstock.limits import BINDINGS, ENTRY_BYTES, PAGE_ENTRIES, URL_BYTES
-from penstock.server.auth import Caller
-from penstock.server.context import Context, integer, only
-from penstock.server.describing import (
+from penstock.api.auth import Caller
+from penstock.api.context import Context, integer, only
+from penstock.api.describing import (
     BOOLEAN,
     LARGEST,
     PATH_LEVEL,
@@ -35,9 +25,19 @@ from penstock.server.describing import (
     shown_as,
     text,
 )
-from penstock.server.describing import limit as limit_parameter
-from penstock.server.exchange import Request, Response
-from penstock.server.routing import WHOLE, Route
+from penstock.api.describing import limit as limit_parameter
+from penstock.core.metering import Sample
+from penstock.core.names import check_pattern
+from penstock.doors.webpush.bindings import Kept, binding_id
+from penstock.doors.webpush.courier import Courier, check_endpoint
+from penstock.doors.webpush.roster import BINDINGS as PREFIX
+from penstock.doors.webpush.roster import Roster
+from penstock.doors.webpush.vapid_keys import open_vapid_key
+from penstock.errors import Busy, ConfigInvalid, InputInvalid, NotFound, PenstockError, TooLarge
+from penstock.http.exchange import Request, Response
+from penstock.http.routing import WHOLE, Route
+from penstock.limits import BINDINGS, ENTRY_BYTES, PAGE_ENTRIES, URL_BYTES
+from penstock.settings import WebPushSettings
 from penstock.wire.eventhorizon import timestamp
 from penstock.wire.pushing import URGENCIES, Outcome, PushSubscription, Verdict, Wish, check_subscription, check_wish
 

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
-from penstock.server.outgoing import Target
-from penstock.server.wheel import Timed, Wheel
+from penstock.http.outgoing import Target
+from penstock.http.wheel import Timed, Wheel
 
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 

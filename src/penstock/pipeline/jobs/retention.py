@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.errors import InputInvalid
-from penstock.measures import measure
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.jobs.rollup import merge_activity
 from penstock.pipeline.tables import ACTIVITY
+from penstock.units import measure
 
 OPTIONS: Mapping[str, str] = {
     "keep": "how much stays in the log, as an age (7d)",

@@ -1,0 +1,132 @@
+"""What handlers work with, put together once at start; and how they read parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from penstock.api.auth import Caller, Gate
+from penstock.core.background import Background
+from penstock.core.bus import Bus
+from penstock.core.clock import Clock
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger
+from penstock.core.log import Log
+from penstock.core.lookout import Lookout
+from penstock.core.mailbox import Mailbox
+from penstock.core.members import Alone, Membership
+from penstock.core.names import check_pattern
+from penstock.core.registry import Registry
+from penstock.errors import InputInvalid, TooLarge
+from penstock.http.caps import Caps
+from penstock.http.exchange import Request
+from penstock.http.wheel import Wheel
+from penstock.limits import PATTERNS
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of a running node."""
+
+    log: Log
+    mailbox: Mailbox
+    registry: Registry
+    bus: Bus
+    hub: Hub
+    ledger: Ledger
+    gate: Gate
+    clock: Clock
+    wheel: Wheel
+    body_limit: int
+    caps: Caps = field(default_factory=lambda: Caps(0))  # none but for connections, which are not counted here
+    members: Membership = field(default_factory=Alone)
+    background: Background = field(default_factory=Background)
+    lookout: Lookout = field(default_factory=Lookout)
+
+    def caller(self, request: Request) -> Caller:
+        """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`.
+
+        A live answer that is opened after this is counted under them, too, and ends with their token.
+        """
+        return self._count(request, self.known(request))
+
+    def holder(self, request: Request, token: str) -> Caller:
+        """As `caller`, where the token does not come in the header but in the URL."""
+        return self._count(request, self.gate.caller_of(token.encode()))
+
+    def _count(self, request: Request, caller: Caller) -> Caller:
+        if self.caps.counts_tokens:
+            self.caps.request_of_token(caller.subject, time.monotonic())
+        request.caller = caller
+        return caller
+
+    def known(self, request: Request) -> Caller:
+        """As `caller`, without counting the request: before its body is read, `caller` comes after that."""
+        memo = request.memo
+        known: Caller | None = memo.get("caller")
+        if known is None or memo["keys"] is not self.gate.keys or known.expires <= time.time():
+            known = memo["caller"] = self.gate.caller(request.header(b"authorization"))
+            memo["keys"] = self.gate.keys
+        return known
+
+    def admit(self, request: Request) -> None:
+        """Turn strangers away before a byte of their body is read."""
+        self.known(request)
+
+    def admitting(self, check: Callable[[Caller], object]) -> Callable[[Request], None]:
+        """As `admit`; turns those away, too, for whom *check* raises: rights come before bytes."""
+
+        def admit(request: Request) -> None:
+            check(self.known(request))
+
+        return admit
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """A body of JSON as a value of *kind*; `InputInvalid` if it is none, whatever its bytes are and however deep."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputInvalid("body", str(error)) from None
+
+
+def integer(request: Request, name: str, default: int | None, *, least: int = 0, most: int = 2**63 - 1) -> int:
+    """A whole number from the query; None as default means that it is required."""
+    text = request.params.get(name)
+    if text is None:
+        if default is None:
+            raise InputInvalid(f"parameter {name}", "is missing")
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise InputInvalid(f"parameter {name}", f"{text[:40]!r} is not a whole number from {least} to {most}")
+    return int(text)
+
+
+def flag(request: Request, name: str) -> bool:
+    """A yes or no from the query."""
+    text = request.params.get(name, "false")
+    if text not in ("true", "false"):
+        raise InputInvalid(f"parameter {name}", f"{text[:40]!r} is neither true nor false")
+    return text == "true"
+
+
+def only(request: Request, *known: str) -> None:
+    """Refuse parameters that mean nothing here: a misspelt one must not be passed over."""
+    for name in request.params:
+        if name not in known:
+            raise InputInvalid(f"parameter {name[:40]}", f"is unknown here; known are {', '.join(known)}")
+
+
+def readable(request: Request, caller: Caller) -> tuple[tuple[str, ...], Callable[[str], bool] | None]:
+    """The patterns of `streams=`, and a check for each stream where the grants are narrower than a pattern."""
+    patterns = tuple(dict.fromkeys(check_pattern(p) for p in request.params.get("streams", "").split(",")))
+    if len(patterns) > PATTERNS:
+        raise TooLarge("patterns", len(patterns), PATTERNS)
+    checks = [caller.check_subscribe(pattern) for pattern in patterns]
+    return patterns, next((check for check in checks if check is not None), None)

@@ -1,0 +1,55 @@
+"""What a door is to the server: a table of routes with a life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from penstock.api.context import Context
+from penstock.core.metering import Sample
+from penstock.http.routing import Route
+from penstock.settings import Settings
+
+
+class Door(Protocol):
+    """One protocol put onto the core. It is entered before the listener opens and left after it has drained."""
+
+    def routes(self) -> list[Route]:
+        """Its rows of the one table."""
+        ...
+
+    def samples(self) -> Iterable[Sample]:
+        """What it adds to `/metrics`."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class Internal(Protocol):
+    """A door that other nodes of a cluster talk to, on the internal listener."""
+
+    def internal_routes(self) -> list[Route]:
+        """Its rows of that listener's table. Each checks the token of the cluster itself."""
+        ...
+
+    def reachable(self, address: str) -> None:
+        """Other nodes find that listener at *address*; told before the first request comes."""
+        ...
+
+
+@runtime_checkable
+class Lodging(Protocol):
+    """A door whose recipients are on a month of the mailboxes and move on by themselves."""
+
+    async def leave_month(self, month: str) -> None:
+        """Say goodbye to everybody who is still on that month: it is about to be dropped."""
+        ...
+
+
+MakeDoor = Callable[[Context, Settings], Door]

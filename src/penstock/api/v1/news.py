@@ -1,0 +1,74 @@
+"""Waiting for news: who asks is answered when the log has grown. No task, and a slot of the wheel each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.log import Log
+from penstock.http.exchange import Held, Request, Response
+from penstock.http.wheel import Timed, Wheel
+from penstock.values import Entry
+
+_encode = msgspec.json.Encoder().encode
+
+
+class News:
+    """Tells the log's newest id, at once or when there is a newer one."""
+
+    def __init__(self, log: Log, wheel: Wheel) -> None:
+        self.log, self.wheel = log, wheel
+        self.waiting: dict[Waiting, int] = {}  # each with the id that it knows
+        log.follow(self._followed)
+
+    def ask(self, request: Request, after: int, seconds: float) -> Response | Held:
+        """The newest id, as soon as it is above *after*; after so many seconds whatever it is then."""
+        if self.log.followed > after or not seconds:
+            return _answer(self.log.followed)
+        waiting = Waiting(self, request)
+        self.waiting[waiting] = after
+        self.wheel.arm(waiting, seconds)
+        return waiting
+
+    def wake_all(self) -> None:
+        """Answer everybody now."""
+        for waiting in list(self.waiting):
+            waiting.end(self.log.followed)
+
+    def _followed(self, entries: Sequence[Entry]) -> None:
+        newest = entries[-1].id
+        for waiting in [one for one, after in self.waiting.items() if newest > after]:
+            waiting.end(newest)
+
+
+class Waiting(Timed, Held):
+    """One request for news."""
+
+    __slots__ = ("_news", "_request")
+
+    def __init__(self, news: News, request: Request) -> None:
+        super().__init__()
+        self._news, self._request = news, request
+
+    def end(self, newest: int) -> None:
+        """Answer."""
+        self.lost()
+        self._request.answer(_answer(newest))
+
+    def lost(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._news.waiting.pop(self, None)
+        self._news.wheel.forget(self)
+
+    def expired(self) -> None:
+        """It has waited as long as it wanted to."""
+        self.end(self._news.log.followed)
+
+    def draining(self) -> None:
+        """The server stops, and must not wait for somebody who waits."""
+        self.end(self._news.log.followed)
+
+
+def _answer(newest: int) -> Response:
+    return Response(200, _encode({"id": newest}))

@@ -1,0 +1,321 @@
+"""`/v1/pipeline`: what the pipeline keeps at the server, and what it waits for. docs/pipeline.md.
+
+    GET    /v1/pipeline                     watermarks, lag, the driver and its jobs
+    GET    /v1/pipeline/news                the newest id; waits for one above `after`
+    GET    /v1/pipeline/position            the last id that was published before `time`
+    POST   /v1/pipeline/consumers/NAME      where a consumer begins; the first answer stays
+    GET    /v1/pipeline/records?prefix=     records
+    GET PUT DELETE /v1/pipeline/records/KEY one record; PUT is compare-and-set
+
+Records are those of the registry under `lake/` and `pipeline/`. Watermarks decide what may be trimmed, so only the
+admin changes them; a token with `export` keeps the positions of consumers and sinks.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from penstock.api.context import Context, decoded, integer, only
+from penstock.api.describing import (
+    INTEGER,
+    LARGEST,
+    PATH_LEVEL,
+    Parameter,
+    a_list,
+    an_object,
+    number,
+    operation,
+    shown_as,
+    text,
+)
+from penstock.api.v1.news import News
+from penstock.core.epoch import KEY as EPOCH
+from penstock.core.epoch import Epoch
+from penstock.core.export import BeyondLog
+from penstock.core.registry import NEW
+from penstock.errors import Conflict, InputInvalid, TooLarge, VersionMismatch
+from penstock.http.exchange import Held, Request, Response
+from penstock.http.routing import WHOLE, Route
+from penstock.limits import LEVEL_BYTES, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
+from penstock.values import Record
+
+NEWS_SECONDS: Final = 60
+"""Longest time that a request for news waits: shorter than the silence that proxies cut. Over it: 400."""
+
+DRIVER_SECONDS: Final = 30
+"""A driver that was silent for so long counts as gone; it says something every five."""
+
+ANYBODY: Final = ("pipeline/consumers/", "pipeline/sinks/")
+"""Records that a token with `export` may change."""
+
+_KEY: Final = (
+    Parameter("space", "Of which records.", {"type": "string", "enum": ["lake", "pipeline"]}),
+    text("name", "The rest of the key; it may have further levels.", pattern=PATH_LEVEL, most=LEVEL_BYTES),
+)
+_RECORD: Final = an_object(version=INTEGER, value={"type": "object"})
+_AFTER: Final = an_object(after=INTEGER)
+_encode = msgspec.json.Encoder().encode
+
+
+class EpochPassed(Conflict):
+    """The log was restored from a backup since the lake's driver was started."""
+
+    code = "epoch_passed"
+    remedy = "Start the driver again: it says whether its lake belongs to the log as it is now."
+
+    def __init__(self, key: str, epoch: str) -> None:
+        super().__init__(f"{key} speaks of another history of the log, which is in epoch {epoch} now")
+
+
+class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of `POST /v1/pipeline/consumers/NAME`: exactly one of them."""
+
+    position: Literal["", "earliest", "latest"] = ""
+    id: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)] | None = None  # begin after this id
+    time: Annotated[str, shown_as(anyOf=[{"format": "date-time"}, {"maxLength": 0}])] = (
+        ""  # begin with what was published at or after this time
+    )
+
+
+class Pipeline:
+    """Answers the pipeline, and those who ask how it does."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._log, self._registry = context, context.log, context.registry
+        self._news = News(context.log, context.wheel)
+
+    def routes(self) -> list[Route]:
+        """Its part of the table."""
+        admit = self._context.admitting(lambda caller: caller.check_grant("export"))
+        record = "/v1/pipeline/records/**"
+        whole = WHOLE(RECORD_BYTES)
+        return [
+            Route("GET", "/v1/pipeline", self.state, door="v1"),
+            Route("GET", "/v1/pipeline/news", self.news, timeout=None, door="export"),
+            Route("GET", "/v1/pipeline/position", self.position, door="export"),
+            Route("POST", "/v1/pipeline/consumers/*", self.begin, body=whole, admit=admit, door="export"),
+            Route("GET", "/v1/pipeline/records", self.list, door="export"),
+            Route("GET", record, self.get, door="export"),
+            Route("PUT", record, self.put, body=whole, admit=admit, door="export"),
+            Route("DELETE", record, self.delete, door="export"),
+        ]
+
+    # ── news ──────────────────────────────────────────────────────────────────────────────────
+
+    @operation(
+        "The newest id, as soon as it is above after=.",
+        query=(
+            number("after", "Wait for an id above this."),
+            Parameter("wait", "Seconds at most.", {"type": "number", "minimum": 0, "maximum": NEWS_SECONDS}),
+        ),
+        answers={200: an_object(id=INTEGER)},
+    )
+    def news(self, request: Request) -> Response | Held:
+        """The newest id, as soon as it is above `after`; after `wait` seconds whatever it is then.
+
+        A job that somebody hands to the driver is news, too.
+        """
+        self._context.caller(request).check_grant("export")
+        only(request, "after", "wait")
+        return self._news.ask(request, integer(request, "after", 0), _seconds(request))
+
+    # ── where consumers begin ─────────────────────────────────────────────────────────────────
+
+    @operation(
+        "Settle where a consumer begins; the first answer stays.",
+        path=(text("name", "Name of the consumer.", pattern=PATH_LEVEL, most=LEVEL_BYTES),),
+        body=Wanted,
+        answers={200: _AFTER},
+        errors=(404, 507),
+    )
+    async def begin(self, request: Request) -> Response:
+        """Settle where a consumer begins. Whoever asks first decides; everybody gets that answer."""
+        self._context.caller(request).check_grant("export")
+        key = _checked_key("pipeline/consumers/" + request.captures[0])
+        wanted = _checked(decoded(request.body, Wanted))  # also where the answer is known already
+        known = await self._registry.get(key)
+        if known is None:
+            value = _encode({"after": await self._position(wanted)})
+            try:
+                known = await self._registry.put(key, value, expect=NEW)
+            except VersionMismatch:  # somebody else was first in the meantime
+                known = await self._registry.get(key)
+        return Response(200, known.value if known else b"{}")
+
+    @operation(
+        "The last id that was published before a time.",
+        query=(Parameter("time", "Like 2026-11-15T12:00:00Z.", {"type": "string", "format": "date-time"}, True),),
+        answers={200: _AFTER},
+    )
+    async def position(self, request: Request) -> Response:
+        """The last id that was published before a time: everything after it is not older."""
+        self._context.caller(request).check_grant("export")
+        only(request, "time")
+        after = await self._log.id_before(_milliseconds(request.params.get("time", "")))
+        return Response(200, _encode({"after": max(self._log.trimmed_upto, after)}))
+
+    async def _position(self, wanted: Wanted) -> int:
+        if wanted.id is not None:
+            newest = await self._log.newest()
+            if wanted.id > newest:
+                raise BeyondLog(wanted.id, newest)
+            return wanted.id
+        if wanted.time:
+            return max(self._log.trimmed_upto, await self._log.id_before(_milliseconds(wanted.time)))
+        return self._log.followed if wanted.position == "latest" else self._log.trimmed_upto
+
+    # ── records ───────────────────────────────────────────────────────────────────────────────
+
+    @operation(
+        "List records of the pipeline.",
+        query=(
+            text(
+                "prefix", "Keys begin with this.", pattern="^(?:lake|pipeline)/", most=RECORD_KEY_BYTES, required=True
+            ),
+            text("after", "Keys after this one."),
+        ),
+        answers={200: an_object(records=a_list(_RECORD))},
+    )
+    async def list(self, request: Request) -> Response:
+        """The records whose keys begin with `prefix`."""
+        self._context.caller(request).check_grant("export")
+        only(request, "prefix", "after")
+        prefix = _checked_key(request.params.get("prefix", ""))
+        found = await self._registry.list(prefix, after=request.params.get("after", ""), limit=PAGE_ENTRIES)
+        return Response(200, _encode({"records": [{"key": one.key, **_shown(one)} for one in found]}))
+
+    @operation("One record of the pipeline; version 0 if there is none.", path=_KEY, answers={200: _RECORD})
+    async def get(self, request: Request) -> Response:
+        """One record; version 0 if there is none."""
+        self._context.caller(request).check_grant("export")
+        return Response(200, _encode(_shown(await self._registry.get(_checked_key(request.captures[0])))))
+
+    @operation(
+        "Change one record by compare-and-set.",
+        path=_KEY,
+        query=(number("expect", "Its version now; 0: there is none.", required=True),),
+        body={"application/json": {"type": "object"}},
+        answers={200: an_object(version=INTEGER)},
+        errors=(409, 507),
+    )
+    async def put(self, request: Request) -> Response:
+        """Change one record, if its version is still the one in `expect`."""
+        key = self._changeable(request)
+        only(request, "expect")
+        expect = integer(request, "expect", None)
+        await self._check_epoch(key, decoded(request.body, dict))
+        stored = await self._registry.put(key, request.body, expect=expect)
+        if key.startswith("pipeline/tasks/"):
+            self._news.wake_all()  # the driver waits there
+        return Response(200, _encode({"version": stored.version}))
+
+    @operation("Remove one record.", path=_KEY, answers={204: None}, errors=(507,))
+    async def delete(self, request: Request) -> Response:
+        """Remove one record."""
+        await self._registry.delete(self._changeable(request))
+        return Response(204)
+
+    async def _check_epoch(self, key: str, value: dict[str, Any]) -> None:
+        """Refuse what a driver has made of another history of this log: its ids stand for other entries now."""
+        epoch = await self._epoch()
+        if key.startswith("lake/") and not epoch.is_own(str(value.get("epoch", ""))):
+            raise EpochPassed(key, epoch.epoch)
+
+    async def _epoch(self) -> Epoch:
+        record = await self._registry.get(EPOCH)
+        return msgspec.json.decode(record.value, type=Epoch) if record else Epoch("")
+
+    def _changeable(self, request: Request) -> str:
+        caller, key = self._context.caller(request), _checked_key(request.captures[0])
+        caller.check_grant("export")
+        if not key.startswith(ANYBODY):
+            caller.check_admin(f"change {key}")
+        return key
+
+    # ── the state ─────────────────────────────────────────────────────────────────────────────
+
+    @operation("How far the lake is, and how the pipeline's driver and its jobs do.")
+    async def state(self, request: Request) -> Response:
+        """How far the lake is, and how its driver does."""
+        self._context.caller(request).check_grant("export")
+        only(request)
+        records = await self._registry.list("lake/")
+        driver = await self._record("pipeline/driver")
+        seen_ms = driver.get("seen_ms", 0)
+        alive = self._context.clock.now_ms() - seen_ms < 1000 * DRIVER_SECONDS
+        newest = self._log.followed
+        shown = {
+            "newest": newest,
+            "trimmed": self._log.trimmed_upto,
+            "epoch": await self._epoch(),
+            "tables": {one.key.removeprefix("lake/"): _table(one, newest) for one in records if one.key != "lake/id"},
+            "lake": (await self._record("lake/id")).get("path", ""),
+            "driver": {**driver, "alive": alive} if driver else None,
+            "supervisor": await self._record("pipeline/supervisor") or None,
+        }
+        return Response(200, _encode(shown))
+
+    async def _record(self, key: str) -> dict[str, Any]:
+        record = await self._registry.get(key)
+        return {} if record is None else msgspec.json.decode(record.value, type=dict[str, Any])
+
+
+def _table(record: Record, newest: int) -> dict[str, Any]:
+    value = msgspec.json.decode(record.value, type=dict[str, Any])
+    done = value.get("done", 0)
+    return {
+        "done": done,
+        "lag": max(0, newest - done),
+        "done_ms": value.get("done_ms", 0),
+        "fence": value.get("fence", 0),
+        "working": value.get("intent") is not None,
+    }
+
+
+def _shown(record: Record | None) -> dict[str, Any]:
+    if record is None:
+        return {"version": NEW, "value": {}}
+    return {"version": record.version, "value": msgspec.Raw(record.value)}
+
+
+def _checked_key(key: str) -> str:
+    if len(key.encode()) > RECORD_KEY_BYTES:
+        raise TooLarge("key", len(key.encode()), RECORD_KEY_BYTES)
+    if not key.startswith(("lake/", "pipeline/")):
+        raise InputInvalid("key", f"{key[:40]!r} begins with neither lake/ nor pipeline/")
+    if any(len(level.encode()) > LEVEL_BYTES for level in key.split("/")):
+        raise InputInvalid("key", f"has a level of over {LEVEL_BYTES} bytes")
+    return key
+
+
+def _seconds(request: Request) -> float:
+    text = request.params.get("wait", "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+    if not 0 <= seconds <= NEWS_SECONDS:
+        raise InputInvalid("parameter wait", f"{text[:40]!r} is not a number of seconds from 0 to {NEWS_SECONDS}")
+    return seconds
+
+
+def _checked(wanted: Wanted) -> Wanted:
+    given = [bool(wanted.position), wanted.id is not None, bool(wanted.time)]
+    if given.count(True) != 1:
+        raise InputInvalid("body", "must have exactly one of position, id and time")
+    if wanted.time:
+        _milliseconds(wanted.time)
+    return wanted
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputInvalid("time", f"{text[:40]!r} is not like 2026-11-15T12:00:00Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0, int(moment.timestamp() * 1000))

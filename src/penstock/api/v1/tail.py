@@ -1,0 +1,112 @@
+"""`GET /v1/tail`: entries as lines of JSON, first those that were missed, then as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.api.auth import Caller
+from penstock.api.context import Context, flag, integer, only, readable
+from penstock.api.describing import INTEGER, an_object, number, operation, patterns, text
+from penstock.api.describing import flag as flag_parameter
+from penstock.api.live import LiveWire
+from penstock.api.v1.shown import EntryShown, Shown
+from penstock.core.ledger import Ledger, Recipient, recipient
+from penstock.errors import InputInvalid
+from penstock.http.exchange import LIVE, Request, Response
+from penstock.limits import RECIPIENT_BYTES
+from penstock.values import Entry
+from penstock.wire.frames import text_frame
+from penstock.wire.http import chunk
+
+_HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
+_GAP = an_object(gap=an_object(**{"from": INTEGER, "to": INTEGER}))
+
+
+class Lines:
+    """Entries as they go onto a wire, made once for all who get the same ones."""
+
+    def __init__(self, shown: Shown, frame: Callable[[bytes], bytes]) -> None:
+        self._shown, self.frame = shown, frame
+        self._newest: Sequence[Entry] = ()
+        self._framed = b""
+        self.encode = self._encode  # one bound method for all wires instead of one for each
+
+    def _encode(self, entries: Sequence[Entry]) -> bytes:
+        """What goes onto the wire for these entries. A fan-out gives the same object to all wires."""
+        if entries is not self._newest and entries != self._newest:
+            self._newest, self._framed = entries, self.frame(self._shown.lines(entries))
+        return self._framed
+
+
+class TailWire(LiveWire):
+    """One open tail: a chunked answer, one that ends with its connection (HTTP/1.0), or a WebSocket.
+
+    A chunk or a message holds one line per entry, as many as there are at the time.
+    """
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, who: Recipient, ledger: Ledger, lines: Lines) -> None:
+        super().__init__(who, ledger, lines.encode)
+        self._lines = lines
+
+    def gap(self, after: int, upto: int) -> None:
+        self.tap.put(self._lines.frame(b'{"gap":{"from":%d,"to":%d}}\n' % (after + 1, upto)))
+
+    def received(self, message: str | bytes) -> None:
+        """Nothing is expected of a peer that listens; what it says is passed over."""
+
+    def ponged(self) -> None:
+        """Nothing was asked."""
+
+
+class Tails:
+    """Opens tails."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        shown = Shown(context.log.server)
+        self._chunks, self._plain, self._frames = Lines(shown, chunk), Lines(shown, bytes), Lines(shown, text_frame)
+
+    @operation(
+        "Follow streams: a line of JSON per entry, as they come.",
+        query=(
+            patterns(required=True),
+            flag_parameter("meta", "true also shows meta entries and tombstones."),
+            number("after", "First everything after this id; without it only what comes."),
+            text("consumer", "Name under which the ledger records it.", least=1, most=RECIPIENT_BYTES),
+        ),
+        answers={200: {"oneOf": [EntryShown, _GAP]}},
+        media="application/x-ndjson",
+    )
+    def __call__(self, request: Request) -> Response:
+        """Answer with a response that stays open, or become a WebSocket."""
+        caller = self._context.caller(request)
+        only(request, "streams", "after", "meta", "consumer")
+        patterns, allow = readable(request, caller)
+        meta = flag(request, "meta")
+        after = integer(request, "after", 0) if "after" in request.params else None
+        wire = self._open(request, recipient("v1", _name(request, caller)))
+        check = None if allow is None else lambda entry: allow(entry.stream)
+        wire.feed = self._context.hub.start(wire, patterns, after=after, meta=meta, allow=check)
+        return LIVE
+
+    def _open(self, request: Request, who: Recipient) -> TailWire:
+        ledger = self._context.ledger
+        if request.header(b"upgrade") is not None:
+            wire = TailWire(who, ledger, self._frames)
+            wire.tap = request.accept_websocket(wire, watch=ledger.enabled)
+        else:
+            wire = TailWire(who, ledger, self._plain if request.http10 else self._chunks)
+            wire.tap = request.open(200, _HEADERS, owner=wire, watch=ledger.enabled)
+        return wire
+
+
+def _name(request: Request, caller: Caller) -> str:
+    """Who reads, as the ledger will call it. Only the admin may choose a name that is not under the own subject."""
+    name = request.params.get("consumer")
+    if name is None:
+        return caller.subject
+    if not name.isprintable() or not 0 < len(name.encode()) <= RECIPIENT_BYTES:
+        raise InputInvalid("parameter consumer", f"is not 1 to {RECIPIENT_BYTES} printable bytes")
+    return name if caller.admin else f"{caller.subject}/{name}"

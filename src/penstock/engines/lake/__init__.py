@@ -1,0 +1,7 @@
+"""Cold reads: the older part of the log, from the Parquet files that the pipeline has written."""
+
+from penstock.engines.lake.cold import ColdLog
+from penstock.engines.lake.deliveries import Deliveries
+from penstock.engines.lake.lake import Lake, LakeUnreadable, open_lake
+
+__all__ = ["ColdLog", "Deliveries", "Lake", "LakeUnreadable", "open_lake"]

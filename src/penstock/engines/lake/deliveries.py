@@ -1,0 +1,122 @@
+"""The table `deliveries`, as `why` reads it: a few row groups of a few files, chosen by names and footers.
+
+A row is what became of an interval of a stream, or of an item, for one recipient; its file is named by the ids of the
+ledger's batches that it was folded from. So all that can speak of an entry lies in files that end after it. Rows of
+the same delivery may lie in several files: the caller takes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.ledger import Event
+from penstock.core.registry import Registry
+from penstock.core.trimming import Watermark
+from penstock.engines.lake.files import Files
+from penstock.engines.lake.lake import Lake
+
+_CHOSEN_BY: Final = ("recipient", "stream", "first", "last", "key")
+_ROW: Final = (
+    "door", "recipient", "stream", "first", "last", "key", "month", "number", "state", "reason", "last_time",
+    "sent_time", "acked_time", "expires_at",
+)  # fmt: skip
+
+
+class Deliveries:
+    """`core.why.Folded` over a lake."""
+
+    def __init__(self, lake: Lake, registry: Registry) -> None:
+        self._lake, self._registry = lake, registry
+        self._files = Files(lake.directory, "deliveries")
+        self._rows: Any = None
+
+    async def folded_upto(self) -> int:
+        record = await self._registry.get("lake/ledger")
+        return msgspec.json.decode(record.value, type=Watermark).done if record else 0
+
+    async def of_entry(self, stream: str, id: int, recipient: str) -> list[Event]:
+        upto = await self.folded_upto()
+        return await self._lake.run(lambda: list(self._find_entry(stream, id, recipient, upto)))
+
+    async def of_item(self, key: str, recipient: str) -> list[Event]:
+        upto = await self.folded_upto()
+        return await self._lake.run(lambda: list(self._find_item(key, recipient, upto)))
+
+    # ── in the lake's threads ─────────────────────────────────────────────────────────────────
+
+    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[Event]:
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+        def chosen(rows: Any) -> Any:
+            inside = pc.and_(pc.less_equal(rows.column("first"), id), pc.greater_equal(rows.column("last"), id))
+            whose = pc.and_(pc.equal(rows.column("recipient"), recipient), pc.equal(rows.column("stream"), stream))
+            return pc.and_(inside, whose)
+
+        reader = self._reader()
+        for footer in self._footers(id, upto):
+            for group in range(footer.metadata.num_row_groups):
+                first, last = reader.bounds(footer, group, "first"), reader.bounds(footer, group, "last")
+                if (first is None or first[0] <= id) and (last is None or last[1] >= id):
+                    yield from self._events(footer, group, chosen)
+
+    def _find_item(self, key: str, recipient: str, upto: int) -> Iterator[Event]:
+        import pyarrow.compute as pc
+
+        def chosen(rows: Any) -> Any:
+            return pc.and_(pc.equal(rows.column("key"), key), pc.equal(rows.column("recipient"), recipient))
+
+        reader = self._reader()
+        for footer in self._footers(0, upto):
+            for group in range(footer.metadata.num_row_groups):
+                keys = reader.bounds(footer, group, "key")
+                if keys is None or keys[0] <= key <= keys[1]:
+                    yield from self._events(footer, group, chosen)
+
+    def _footers(self, after: int, upto: int) -> Iterator[Any]:
+        """The footers of all files that were folded from batches after an id, up to the watermark.
+
+        What lies beyond that may be of a history that this log has not had: it was restored from a backup.
+        """
+        self._files.refresh()
+        for file in self._files.overlapping(after, upto):
+            yield self._reader().footer(self._files.path(file))
+
+    def _reader(self) -> Any:
+        if self._rows is None:
+            from penstock.engines.lake.rows import Rows
+
+            self._rows = Rows(footers=8192)
+        return self._rows
+
+    def _events(self, footer: Any, group: int, chosen: Callable[[Any], Any]) -> Iterator[Event]:
+        import pyarrow.compute as pc
+
+        reader = self._reader()
+        places = pc.indices_nonzero(chosen(reader.table(footer, group, _CHOSEN_BY)))
+        if len(places):
+            for row in reader.table(footer, group, _ROW).take(places).to_pylist():
+                yield from _told(row)
+
+
+def _told(row: dict[str, Any]) -> Iterator[Event]:
+    """What one row says happened, in order."""
+    what = (row["stream"] or "", row["first"] or 0, row["last"] or 0, row["key"] or "", row["month"] or "")
+    expires = _ms(row["expires_at"])
+
+    def event(state: str, reason: str, ms: int) -> Event:
+        return Event(ms, state, reason, row["door"], row["recipient"], *what, row["number"] or 0, expires)
+
+    sent, acked = _ms(row["sent_time"]), _ms(row["acked_time"])
+    if sent is not None:
+        yield event("sent", "", sent)
+    if acked is not None:
+        yield event("acked", row["reason"] if row["state"] == "acked" else "", acked)
+    if row["state"] not in ("sent", "acked"):
+        yield event(row["state"], row["reason"] or "", _ms(row["last_time"]) or 0)
+
+
+def _ms(moment: Any) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)

@@ -1,0 +1,174 @@
+"""Rows of `events`, read from Parquet by file and row group. Blocks: lives in the lake's threads.
+
+This module loads pyarrow; import it only where the lake is read.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from penstock.engines.lake.look import Look
+from penstock.values import Entry, Kind
+
+FOOTERS: Final = 512
+"""Footers that are kept: some kilobytes each."""
+CACHE_BYTES: Final = 64 * 1024 * 1024
+"""Decoded row groups that are kept, so that the next page of a replay decodes nothing."""
+
+KEYS: Final = ("id", "stream", "index", "chunk", "offset", "size")
+ALL: Final = (*KEYS, "kind", "type", "time", "expires_at", "attributes", "body")
+_KINDS: Final = {kind.name.lower(): kind for kind in Kind}
+_LIVE: Final = pa.array(["data", "part"])
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Footer(NamedTuple):
+    """What a file says about itself."""
+
+    path: str
+    stamp: tuple[int, int]
+    metadata: Any
+    columns: dict[str, int]
+
+
+class _Cache(Generic[K, V]):
+    """What was used last, up to a weight in all. Several threads may use it."""
+
+    def __init__(self, limit: int, weigh: Callable[[V], int]) -> None:
+        self._limit, self._weigh = limit, weigh
+        self._kept: OrderedDict[K, V] = OrderedDict()
+        self._total = 0
+        self._lock = Lock()
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = make()
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = made
+                self._total += self._weigh(made)
+            while self._total > self._limit and len(self._kept) > 1:
+                self._total -= self._weigh(self._kept.popitem(last=False)[1])
+        return made
+
+
+class Rows:
+    """Reads files of one table."""
+
+    def __init__(self, *, footers: int = FOOTERS) -> None:
+        self._footers: _Cache[tuple[str, tuple[int, int]], Footer] = _Cache(footers, lambda _: 1)
+        self._groups: _Cache[tuple[Any, ...], Any] = _Cache(CACHE_BYTES, lambda table: int(table.nbytes))
+
+    def footer(self, path: Path) -> Footer:
+        """The footer of a file; `FileNotFoundError` if it is not there any more."""
+        status = path.stat()
+        stamp = status.st_ino, status.st_mtime_ns
+        return self._footers.get((str(path), stamp), lambda: _read_footer(str(path), stamp))
+
+    def groups(self, footer: Footer, after: int, upto: int, streams: frozenset[str] | None) -> Iterator[int]:
+        """Row groups that may have rows with ids in (after, upto] of these streams."""
+        for number in range(footer.metadata.num_row_groups):
+            first, last = self.bounds(footer, number, "id") or (0, 2**63 - 1)
+            if last <= after or first > upto:
+                continue
+            names = self.bounds(footer, number, "stream") if streams else None
+            if streams and names and not any(names[0] <= name <= names[1] for name in streams):
+                continue
+            yield number
+
+    def bounds(self, footer: Footer, group: int, column: str) -> tuple[Any, Any] | None:
+        """The smallest and the greatest value of a column, if the file says so."""
+        statistics = footer.metadata.row_group(group).column(footer.columns[column]).statistics
+        if statistics is None or not statistics.has_min_max:
+            return None
+        return statistics.min, statistics.max
+
+    def table(self, footer: Footer, group: int, columns: Sequence[str]) -> Any:
+        """These columns of a row group, decoded."""
+        wanted = [name for name in columns if name in footer.columns]
+
+        def read() -> Any:
+            with pq.ParquetFile(footer.path, metadata=footer.metadata) as file:
+                return file.read_row_group(group, columns=wanted, use_threads=False).combine_chunks()
+
+        return self._groups.get((footer.path, footer.stamp, group, tuple(wanted)), read)
+
+
+def _read_footer(path: str, stamp: tuple[int, int]) -> Footer:
+    metadata = pq.read_metadata(path)
+    return Footer(path, stamp, metadata, {name: number for number, name in enumerate(metadata.schema.names)})
+
+
+def matching(table: Any, wants: Callable[[str], bool], after: int, upto: int) -> Any:
+    """The places of rows with ids in (after, upto] of streams that are wanted."""
+    streams = table.column("stream")
+    names = [name for name in pc.unique(streams).to_pylist() if wants(name)]
+    if not names:
+        return pa.array([], pa.uint64())
+    ids = table.column("id")
+    inside = pc.and_(pc.greater(ids, after), pc.less_equal(ids, upto))
+    return pc.indices_nonzero(pc.and_(inside, pc.is_in(streams, pa.array(names))))
+
+
+def shown(table: Any, places: Any, look: Look) -> Any:
+    """The rows at these places that a reader may see: without *meta*, live data and its parts only."""
+    rows = table.take(places)
+    return rows if look.meta else rows.filter(pc.fill_null(_live(rows, look.now_ms), False))
+
+
+def fitting(rows: Any, room: int, room_bytes: int, *, first: bool) -> int:
+    """How many of the first rows fit; the *first* of a page always does."""
+    sizes = pc.fill_null(pc.binary_length(rows.column("body")), 0).slice(0, room).to_pylist()
+    total = 0
+    for count, size in enumerate(sizes):
+        total += size
+        if total > room_bytes and (count or not first):
+            return count
+    return len(sizes)
+
+
+def _live(rows: Any, now_ms: int) -> Any:
+    expires = pc.cast(rows.column("expires_at"), pa.int64())
+    lasting = pc.or_kleene(pc.is_null(expires), pc.greater(expires, now_ms * 1000))
+    return pc.and_(pc.is_in(rows.column("kind"), _LIVE), lasting)
+
+
+def entries_of(rows: Any, now_ms: int) -> list[Entry]:
+    """Rows as entries; those whose time has run out as tombstones."""
+    columns = [_values(rows, name) for name in ALL]
+    return [_entry(now_ms, *values) for values in zip(*columns, strict=True)]
+
+
+def _values(rows: Any, name: str) -> list[Any]:
+    column = rows.column(name)
+    if name in ("time", "expires_at"):
+        column = pc.cast(column, pa.int64())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _entry(
+    now_ms: int, id: int, stream: str, index: int | None, chunk: int, offset: int, size: int, kind_name: str,
+    type: str | None, time: int, expires: int | None, attributes: str | None, body: bytes | None,
+) -> Entry:  # fmt: skip
+    kind = _KINDS[kind_name]
+    expires_ms = None if expires is None else expires // 1000
+    if expires_ms is not None and expires_ms <= now_ms and kind in (Kind.DATA, Kind.PART):
+        kind, type, attributes, body = Kind.EXPIRED, None, None, None
+    return Entry(
+        id, stream, index, chunk, offset, size, kind, type or "", time // 1000, expires_ms, attributes or "",
+        body or b"",
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Finds entries in the files of the lake. Every call blocks: it runs in one of the lake's threads.
+
+Ids are found by file name and row group. An index or a cursor has no such order over the whole log, but within a
+stream it never falls: the files are looked through from the newest on, those without the stream are passed over
+by their footers, and the first that holds something older ends the search.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from penstock.core.names import is_exact, matches
+from penstock.engines.lake import rows
+from penstock.engines.lake.files import Files
+from penstock.engines.lake.look import Line, Look
+from penstock.engines.lake.rows import Footer, Rows
+from penstock.errors import Trimmed
+from penstock.values import Entry
+from penstock.wire.lake import LakeFile
+
+R = TypeVar("R")
+SCAN_ROWS: Final = 131_072
+"""Rows that one read looks at when nothing matches: some ten milliseconds of two columns."""
+
+
+Steps = Generator[None, None, R]
+"""A search that may be long: after each step others may have the thread."""
+
+
+class Search:
+    """Reads what the files hold."""
+
+    def __init__(self, files: Files) -> None:
+        self._files, self._rows = files, Rows()
+
+    def read(self, patterns: tuple[str, ...] | None, after: int, upto: int, look: Look) -> tuple[list[Entry], int]:
+        """Matching entries with ids in (after, upto], and how far was looked. `Trimmed` at a hole."""
+        page = _Page(patterns, look)
+        position = after
+        while position < upto and not page.full and page.looked < SCAN_ROWS:
+            file = self._files.holding(position + 1)
+            if file is None:
+                if position == after:
+                    raise self._hole(after, upto)
+                break  # the next read meets the hole
+            self._fill(page, file, position, upto)
+            position = min(file.hi, upto)
+        return page.entries, page.entries[-1].id if page.full else position
+
+    def _fill(self, page: _Page, file: LakeFile, after: int, upto: int) -> None:
+        footer = self._rows.footer(self._files.path(file))
+        for group in self._rows.groups(footer, after, upto, page.exact):
+            places = rows.matching(self._rows.table(footer, group, rows.KEYS), page.wants, after, upto)
+            page.looked += footer.metadata.row_group(group).num_rows
+            if len(places):
+                page.take(self._rows.table(footer, group, rows.ALL), places)
+            if page.full:
+                return
+
+    def _hole(self, after: int, upto: int) -> Trimmed:
+        following = self._files.next_after(after + 1)
+        return Trimmed(after, min(upto, following.lo) if following else upto)
+
+    def find_index(self, stream: str, index: int) -> Steps[int | None]:
+        """The id of the data entry at *index*; of the stream's very first entry if that is -1."""
+        self._files.refresh()
+        for table in self._of(stream, self._files.cover if index < 0 else reversed(self._files.cover)):
+            yield
+            if table is None:
+                continue
+            if index < 0:
+                return int(table.column("id")[0].as_py())
+            data = table.filter(pc.is_valid(table.column("index")))
+            indexes = data.column("index").to_pylist()
+            if indexes and indexes[0] <= index:
+                place = bisect_left(indexes, index)
+                here = place < len(indexes) and indexes[place] == index
+                return int(data.column("id")[place].as_py()) if here else None
+        return None
+
+    def find_line(self, stream: str, chunk: int, offset: int) -> Steps[Line | None]:
+        """The line at a byte position or, where none begins there, the last one before it in the chunk."""
+        self._files.refresh()
+        for table in self._of(stream, reversed(self._files.cover)):
+            yield
+            if table is None:
+                continue
+            lines = table.filter(pc.greater(table.column("size"), 0))
+            here = pc.and_(pc.equal(lines.column("chunk"), chunk), pc.less_equal(lines.column("offset"), offset))
+            before = lines.filter(here)
+            if before.num_rows:
+                return Line(*(before.column(name)[-1].as_py() for name in ("id", "offset", "size")))
+            if lines.num_rows and lines.column("chunk")[0].as_py() < chunk:
+                return None
+        return None
+
+    def _of(self, stream: str, files: Iterable[LakeFile]) -> Iterator[Any]:
+        """The rows of one stream, group by group, in the order in which *files* come: newest or oldest first.
+
+        None for a file or a group that was looked at in vain.
+        """
+        backwards = isinstance(files, reversed)
+        for file in files:
+            footer = self._rows.footer(self._files.path(file))
+            groups = list(self._rows.groups(footer, 0, 2**63 - 1, frozenset((stream,))))
+            for group in reversed(groups) if backwards else groups:
+                table = self._rows.table(footer, group, rows.KEYS)
+                own = table.filter(pc.equal(table.column("stream"), stream))
+                yield own if own.num_rows else None
+            if not groups:
+                yield None
+
+    def id_before(self, ms: int, upto: int) -> Steps[int]:
+        """The highest id up to *upto* that was published before a time; 0 if there is none."""
+        self._files.refresh()
+        cover = [file for file in self._files.cover if file.lo < upto]
+        place = bisect_left(cover, ms, key=self._begins_ms)
+        # Times hardly ever go back, so the last file that begins before the time holds the answer.
+        for file in reversed(cover[:place]):
+            yield
+            if found := self._last_before(self._rows.footer(self._files.path(file)), ms, upto):
+                return found
+        return 0
+
+    def _begins_ms(self, file: LakeFile) -> int:
+        footer = self._rows.footer(self._files.path(file))
+        first = pc.cast(self._rows.table(footer, 0, ("id", "time")).column("time").slice(0, 1), "int64")
+        return int(first[0].as_py()) // 1000
+
+    def _last_before(self, footer: Footer, ms: int, upto: int) -> int:
+        for group in reversed(range(footer.metadata.num_row_groups)):
+            table = self._rows.table(footer, group, ("id", "time"))
+            early = pc.less(pc.cast(table.column("time"), "int64"), ms * 1000)
+            ids = table.column("id").filter(pc.and_(early, pc.less_equal(table.column("id"), upto)))
+            if len(ids):
+                return int(pc.max(ids).as_py())
+        return 0
+
+
+class _Page:
+    """What a read has found so far, and the room that is left."""
+
+    def __init__(self, patterns: tuple[str, ...] | None, look: Look) -> None:
+        self._patterns, self._look = patterns, look
+        self._known: dict[str, bool] = {}
+        self._room_bytes = look.limit_bytes
+        self.exact = frozenset(patterns) if patterns is not None and all(map(is_exact, patterns)) else None
+        self.entries: list[Entry] = []
+        self.looked = 0
+        self.full = False
+
+    def wants(self, stream: str) -> bool:
+        """Whether any pattern covers *stream*."""
+        if self._patterns is None:
+            return True
+        if stream not in self._known:
+            self._known[stream] = any(matches(pattern, stream) for pattern in self._patterns)
+        return self._known[stream]
+
+    def take(self, table: Any, places: Any) -> None:
+        """Add the rows at these places, as far as there is room."""
+        look = self._look
+        shown = rows.shown(table, places, look)
+        room = look.limit - len(self.entries)
+        count = rows.fitting(shown, room, self._room_bytes, first=not self.entries)
+        fresh = rows.entries_of(shown.slice(0, count), look.now_ms)
+        self.entries += fresh
+        self._room_bytes -= sum(len(entry.body) for entry in fresh)
+        self.full = count < shown.num_rows or len(self.entries) == look.limit

@@ -1,0 +1,355 @@
+"""The answering half of a connection: handlers are called, and what they answer goes out in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Coroutine
+from enum import Enum
+from functools import partial
+from typing import Any, Final, cast
+
+from penstock.core.promise import Pending
+from penstock.errors import PeerError
+from penstock.http import answers
+from penstock.http.bodies import Booking
+from penstock.http.body import Intake
+from penstock.http.exchange import LIVE, Answer, Headers, Held, Later, Owner, Request, Response
+from penstock.http.flush import Outlet, Pipe, Tap
+from penstock.http.lease import Lease
+from penstock.http.problems import TimedOut, error_response
+from penstock.http.routing import Route
+from penstock.http.service import Service
+from penstock.http.websocket import WebSocket, WebSocketOwner
+from penstock.limits import UNREAD_BODY_BYTES
+from penstock.wire import http
+
+log = logging.getLogger("penstock.http")
+
+DISCARD_SECONDS: Final = 2.0
+"""How long is read on after the last answer of a connection whose peer still sends."""
+
+CLOSE_SECONDS: Final = 5.0
+"""How long a peer may take to answer a WebSocket's close frame."""
+
+
+class Phase(Enum):
+    """What a connection is doing."""
+
+    PROXY = "waits for a PROXY header"
+    IDLE = "waits for a request"
+    HEAD = "has the beginning of a request head"
+    BUSY = "has a request in progress"
+    LIVE = "has a live answer"
+    SOCKET = "is a WebSocket"
+    DISCARD = "has said all, and reads on so that it is heard"
+    CLOSED = "is gone"
+
+
+class Answering(Pipe):
+    """A connection as handlers see it (`exchange.Carrier`)."""
+
+    __slots__ = (
+        "_booking", "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request",
+        "_scope", "_service", "_work", "phase",
+    )  # fmt: skip
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.prompt_flusher, service.settings.high_water)
+        self._service = service
+        self.phase = Phase.IDLE
+        self._buffer = b""  # input that waits
+        self._head: http.Head | None = None  # of the request in progress, until it is answered
+        self._request: Request | None = None
+        self._intake: Intake | None = None  # the body that is on its way in
+        self._work: Pending[Any] | Held | None = None  # what the answer waits for
+        self._scope: asyncio.Timeout | None = None
+        self._keep_alive = True
+        self._half = False  # at the end only our half is closed at first
+        self._eof = False  # the peer sends no more
+        self._lease: Lease | None = None  # of the live answer, if a token opened it
+        self._door = ""
+        self._booking: Booking | None = None  # of the body, or of a WebSocket message, that is held here
+
+    # ── calling handlers ──────────────────────────────────────────────────────────────────────
+
+    def _call(self, route: Route, request: Request) -> None:
+        """Run the handler; answer at once if it has its answer."""
+        timeout = self._service.settings.request_timeout if route.timeout == -1.0 else route.timeout
+        request.bounded, request.problem = timeout is not None, route.problem
+        try:
+            answer = route.handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its answer
+            self._completed(request, _problem(request, error))
+            return
+        if type(answer) is Response:
+            self._completed(request, None if answer is LIVE else answer)
+        else:
+            self._wait(request, answer, timeout)
+
+    def _wait(self, request: Request, answer: Answer, timeout: float | None) -> None:
+        later = answer if type(answer) is Later else None
+        if later is not None or asyncio.isfuture(answer):
+            self._work = future = cast("Pending[Any]", answer if later is None else later.future)
+            request.timeout = timeout
+            if timeout is not None and self._intake is None:
+                self._arm(timeout)
+            future.add_done_callback(partial(self._future_done, request, later))
+        elif isinstance(answer, Held):
+            self._hold(request, answer)
+        else:
+            work = self._run(request, cast("Coroutine[Any, Any, Response | Held | None]", answer), timeout)
+            self._work = self._service.crew.start(work)
+
+    def _arm(self, timeout: float) -> None:
+        service = self._service
+        if timeout == service.settings.request_timeout:
+            service.wheel.arm_ticks(self, service.request_ticks)
+        else:
+            service.wheel.arm(self, timeout)
+
+    def _hold(self, request: Request, held: Held) -> None:
+        """Wait for somebody to answer, unless that has happened already."""
+        if self._request is request:
+            self._work = held
+        elif self.phase is Phase.CLOSED:
+            held.lost()
+
+    def answer(self, request: Request, response: Response, *, close: bool) -> None:
+        """Somebody answers a request that was held, or its own handler does before it has returned."""
+        if self._request is request:
+            self._work = self._scope = None
+            self._keep_alive = self._keep_alive and not close
+            self._completed(request, response)
+            self._service.loop.call_soon(self._go_on)  # not before a handler that is running has returned
+
+    def _future_done(self, request: Request, later: Later | None, future: Pending[Any]) -> None:
+        """Answer with what its outcome means. That is found out also when the peer left: it may have effects."""
+        answer = _outcome(request, later, future)
+        waits = self._work is future and self._request is request  # else it became live, or nobody is there
+        if later is not None and type(answer) is not Response:
+            work = self._service.crew.start(self._run(request, cast("Coroutine[Any, Any, Response]", answer), None))
+            self._work = work if waits else self._work  # the deadline is still booked
+        elif waits:
+            self._work = None
+            self._answer(cast("Response", answer))
+            if self._buffer:
+                self._go_on()
+
+    async def _run(
+        self, request: Request, work: Coroutine[Any, Any, Response | Held | None], seconds: float | None
+    ) -> None:
+        """Run a coroutine handler to its end. Raises nothing but its own cancellation."""
+        response: Response | Held | None = None
+        try:
+            async with asyncio.timeout(seconds) as scope:
+                if self._request is request:
+                    self._scope = scope
+                response = await work
+        except Exception as error:  # noqa: BLE001
+            late = isinstance(error, TimeoutError) and scope.expired()
+            response = self._timed_out(request) if late else _problem(request, error)
+        if self._request is request:
+            self._work = self._scope = None
+        if isinstance(response, Held):
+            self._hold(request, response)
+            return
+        self._completed(request, response)
+        self._go_on()
+
+    def _completed(self, request: Request, response: Response | None) -> None:
+        """The handler is through, with an answer or with something live."""
+        if self._request is request:
+            if response is None:
+                response = _problem(request, RuntimeError(f"the handler of {request.raw_path} gave no answer"))
+            self._answer(response)
+        elif response is not None and request._tap is not None:
+            # The answer had begun already and cannot be taken back.
+            log.error("request.broken", extra={"path": request.raw_path, "status": response.status})
+            request._tap.abort()
+
+    def _timed_out(self, request: Request) -> Response:
+        self._service.counters.timed_out += 1
+        return _problem(request, TimedOut("the answer took too long"))
+
+    # ── complete answers ──────────────────────────────────────────────────────────────────────
+
+    def _answer(self, response: Response) -> None:
+        keep_alive = self._keep_alive = self._keep_alive and not self._service.draining
+        request = cast("Request", self._request)
+        data = answers.encode(self._service, request, response, keep_alive=keep_alive)
+        if self._buffer:
+            self.write(data)  # more answers may follow in this turn
+        else:
+            self.write_last(data)
+        self._finished()
+
+    def _finished(self) -> None:
+        """The answer is complete; its request may still be on its way in."""
+        if self._booking is not None:
+            self._end_booking()
+        self._head = self._request = None
+        if self._intake is not None:
+            self._drop_body(self._intake)
+        if self._keep_alive and not self._service.draining and not (self._eof and not self._buffer):
+            if self._intake is None:
+                self._ready_for_next()
+            else:
+                self._arm_for_phase()
+        elif self._intake is not None:
+            self.hang_up()
+        else:
+            self.end()
+
+    def _end_booking(self) -> None:
+        booking, self._booking = self._booking, None
+        if booking is not None:
+            booking.end()
+
+    def _drop_body(self, intake: Intake) -> None:
+        """Nobody reads the rest of this body. A little of it we read past."""
+        intake.dropped, intake.stream = True, None
+        intake.held.clear()
+        intake.limit = intake.received + UNREAD_BODY_BYTES
+        intake.timeout = self._service.settings.body_timeout  # whatever patience its route had
+
+    # ── live answers ──────────────────────────────────────────────────────────────────────────
+
+    def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet:
+        self._check_unanswered(request)
+        if request.http10 or self._service.draining:
+            self._keep_alive = False
+        head = answers.live_head(self._service, request, status, headers, keep_alive=self._keep_alive)
+        if request.method != "HEAD":
+            self._take_lease(request)
+        self.write(head)
+        if request.method == "HEAD":
+            self._service.loop.call_soon(owner.lost)
+            self._finished()
+            self._service.loop.call_soon(self._go_on)
+            return Outlet(None, owner, chunked=False)
+        outlet = Outlet(self, owner, chunked=not request.http10, watch=watch)
+        self._become(Phase.LIVE, request, outlet)
+        return outlet
+
+    def accept(
+        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
+    ) -> WebSocket:
+        self._check_unanswered(request)
+        head = cast("http.Head", self._head)
+        if not head.upgrade or head.has_body or request.method != "GET":
+            raise PeerError(426, "a WebSocket handshake is required here")
+        answer = answers.handshake(self._service, request, subprotocol, headers)
+        self._take_lease(request)
+        self.write(answer)
+        socket = WebSocket(self, owner, self._service.readers, watch=watch)
+        self._become(Phase.SOCKET, request, socket)
+        if self._buffer:
+            self._service.loop.call_soon(self._go_on)  # not before the handler has returned
+        return socket
+
+    def interim(self, request: Request, status: int, headers: Headers) -> None:
+        if self._request is request and not request.http10:
+            if status == 100 and self._head is not None:
+                self._head.expects_continue = False
+            self.write(answers.interim(status, headers))
+
+    def _check_unanswered(self, request: Request) -> None:
+        if self._request is not request:
+            raise PeerError(499, "the request was answered, or its peer is gone")
+
+    def _take_lease(self, request: Request) -> None:
+        caller = request.caller
+        if caller is not None and (caller.expires < math.inf or self._service.caps.counts_live):
+            self._lease = Lease(self._service, caller)
+
+    def _become(self, phase: Phase, request: Request, tap: Tap) -> None:
+        """A live answer has begun: the request has no deadline any more, and is not needed."""
+        self.phase, self.tap, request._tap = phase, tap, tap
+        self.flusher = self._service.live_flusher
+        live = self._service.counters.live
+        live[self._door] = live.get(self._door, 0) + 1
+        if self._lease is not None:
+            self._lease.begin(tap)
+        if self._scope is not None:
+            self._scope.reschedule(None)
+            self._scope = None
+        self._request = None
+        self._end_booking()
+        if isinstance(self._work, Held):
+            self._work = None
+        if self._intake is None:
+            self._head = None
+        self._arm_for_phase()
+
+    def _uncount_live(self) -> None:
+        self._service.counters.live[self._door] -= 1
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.end()
+
+    def step_aside(self) -> None:
+        if self._lease is not None:
+            self._lease.step_aside()
+
+    def tap_closed(self) -> None:
+        """An outlet was closed by its owner: on with the next request."""
+        if self.tap is not None and self.phase is Phase.LIVE:
+            self._uncount_live()
+            if not self.tap.notify:
+                self.tap = None  # else it stays until its last bytes are written
+            self.phase = Phase.BUSY
+            self._finished()
+            self.flusher = self._service.prompt_flusher
+            if self._buffer:
+                self._service.loop.call_soon(self._go_on)
+
+    # ── ends ──────────────────────────────────────────────────────────────────────────────────
+
+    def no_more_requests(self) -> None:
+        self._keep_alive = False
+
+    def closing(self) -> None:
+        self._service.wheel.arm(self, CLOSE_SECONDS)
+
+    def hang_up(self) -> None:
+        self._half = self.transport.can_write_eof() and not self._eof
+        self.end()
+
+    def ended(self) -> None:
+        if not self._half:
+            super().ended()
+            return
+        self._half = False
+        self.let_go()
+        self.phase = Phase.DISCARD if self.phase is not Phase.SOCKET else self.phase
+        self._intake = None
+        self._buffer = b""
+        self.transport.write_eof()
+        self._service.wheel.arm(self, DISCARD_SECONDS)
+
+    def _ready_for_next(self) -> None:
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        raise NotImplementedError
+
+    def _arm_for_phase(self) -> None:
+        raise NotImplementedError
+
+
+def _problem(request: Request, error: BaseException) -> Response:
+    """The answer that tells *error*, in the form of the request's route."""
+    return error_response(error) if request.problem is None else request.problem(error)
+
+
+def _outcome(request: Request, later: Later | None, future: Pending[Any]) -> Response | Coroutine[Any, Any, Response]:
+    """What a future's result, or what it failed with, means for the request."""
+    try:
+        result = future.result()
+        return cast("Response", result) if later is None else later.render(result)
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+        if later is None or later.failed is None:
+            return _problem(request, error)
+        return later.failed(error)

@@ -1,0 +1,48 @@
+"""What pages of other origins may do: read anything that needs no credentials of the browser's own.
+
+Penstock's tokens travel in a header or a parameter that the page itself must know, never in a cookie, so
+any origin may ask by default. With a list of origins only those may, WebSockets included.
+"""
+
+from __future__ import annotations
+
+import re
+
+from penstock.http.exchange import Request, Response
+from penstock.http.routing import Match
+from penstock.http.settings import ConnectionSettings
+
+_TOKENS = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, ]{1,1024}")
+
+
+class Cors:
+    """The origin rules of one listener."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._any = "*" in settings.cors_origins
+        self._origins = {origin.encode() for origin in settings.cors_origins}
+        expose = f"Access-Control-Expose-Headers: {', '.join(settings.cors_expose)}\r\n" if settings.cors_expose else ""
+        self._expose = expose.encode()
+
+    def allows(self, origin: bytes | None) -> bool:
+        """Pages of that origin may talk to us; a client that is no page names none."""
+        return origin is None or self._any or origin in self._origins
+
+    def fields(self, origin: bytes) -> bytes:
+        """Header lines for an answer to a page of that origin."""
+        if self._any:
+            return b"Access-Control-Allow-Origin: *\r\n" + self._expose
+        if origin not in self._origins:
+            return b"Vary: Origin\r\n"
+        return b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\n%b" % (origin, self._expose)
+
+    def options(self, request: Request, match: Match) -> Response:
+        """Answer OPTIONS from the table; for a preflight also what the page may send."""
+        methods = ", ".join(match.methods)
+        headers = [("Allow", methods)]
+        if request.header(b"access-control-request-method") and self.allows(request.header(b"origin")):
+            headers += [("Access-Control-Allow-Methods", methods), ("Access-Control-Max-Age", "600")]
+            wanted = request.header(b"access-control-request-headers")
+            if wanted and _TOKENS.fullmatch(wanted):
+                headers.append(("Access-Control-Allow-Headers", wanted.decode()))
+        return Response(204, headers=tuple(headers))

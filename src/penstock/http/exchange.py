@@ -1,0 +1,226 @@
+"""One request and its answer: what a handler sees of the connection layer.
+
+    def hello(request: Request) -> Response:                 # answered at once
+    def publish(request: Request) -> Later:                  # answered when a future is done; no task
+    def poll(request: Request) -> Held:                      # answered by somebody else, later; no future either
+    async def upload(request: Request) -> Response | None:   # runs in a task, under the route's deadline
+
+A handler answers exactly once, in one of three ways:
+
+    Response                      a complete answer, returned (or the result of the future, the coroutine)
+    request.open(…)               a live answer: bytes flow through the `Outlet` until it is closed
+    request.accept_websocket(…)   the connection becomes a `WebSocket`
+
+After one of the last two the handler returns `LIVE`, or its coroutine returns None. The request object is
+not kept by the connection after that, so keep from it what you need and let it go.
+
+A `PenstockError` that a handler raises becomes the answer (`problems.error_response`, or the route's own form).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from penstock.core.promise import Pending
+from penstock.wire import http
+
+if TYPE_CHECKING:
+    from penstock.http.body import BodySink, BodyStream
+    from penstock.http.flush import Outlet, Tap
+    from penstock.http.lease import Holder
+    from penstock.http.websocket import WebSocket, WebSocketOwner
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Response:
+    """A complete answer."""
+
+    __slots__ = ("body", "content_type", "headers", "status")
+
+    def __init__(
+        self, status: int, body: bytes = b"", content_type: str = "application/json", headers: Headers = ()
+    ) -> None:
+        self.status, self.body, self.content_type, self.headers = status, body, content_type, headers
+
+    def __repr__(self) -> str:
+        return f"Response({self.status}, {len(self.body)} bytes of {self.content_type})"
+
+
+class Later:
+    """An answer that *render* makes of a future's result when it is there: cheaper than a second future.
+
+    If there is an exception instead, *failed* makes it, where it is given. Either may also return a coroutine,
+    when there turns out to be more to wait for.
+    """
+
+    __slots__ = ("failed", "future", "render")
+
+    def __init__(
+        self,
+        future: Pending[Any],
+        render: Callable[[Any], Response | Coroutine[Any, Any, Response]],
+        failed: Callable[[BaseException], Response | Coroutine[Any, Any, Response]] | None = None,
+    ) -> None:
+        self.future, self.render, self.failed = future, render, failed
+
+
+class Held:
+    """Somebody who answers later, with `request.answer` or `request.open`, and hears if the peer leaves first."""
+
+    __slots__ = ()
+
+    def lost(self) -> None:
+        """The peer is gone before it was answered. An owner of an outlet hears the same of a live answer."""
+        raise NotImplementedError
+
+    def draining(self) -> None:
+        """The server is about to stop: answer now, or be cut when its patience ends."""
+
+
+LIVE: Final = Response(0)
+"""What a plain handler returns after `request.open` or `request.accept_websocket`."""
+
+Answer = Response | Later | Held | asyncio.Future[Response] | Coroutine[Any, Any, Response | Held | None]
+Handler = Callable[["Request"], Answer]
+
+
+class Owner(Protocol):
+    """Who stands behind an outlet and hears what becomes of it.
+
+    Three more methods are called when they exist: `draining()`, when the server is about to stop (without it
+    the outlet is closed), `token_ended()`, when the token that opened it has expired (without it the outlet is
+    aborted), and `flushed()`, after the kernel took all that was queued, if the outlet was opened with
+    `watch=True`.
+    """
+
+    def drained(self) -> None:
+        """The outlet was full and takes bytes again."""
+        ...
+
+    def lost(self) -> None:
+        """The peer is gone or the outlet was aborted. Called exactly once, never after `Outlet.close`."""
+        ...
+
+
+class Carrier(Protocol):
+    """What a request needs of its connection."""
+
+    def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet: ...
+    def accept(
+        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
+    ) -> WebSocket: ...
+    def interim(self, request: Request, status: int, headers: Headers) -> None: ...
+    def answer(self, request: Request, response: Response, *, close: bool) -> None: ...
+
+
+class Request:
+    """One request. Names of headers are lower case; values are as they came."""
+
+    __slots__ = (
+        "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "headers", "http10",
+        "memo", "method", "peer", "plain", "problem", "query", "raw_path", "scheme", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
+        self._carrier = carrier
+        self.method: str = head.method
+        self.raw_path: str = head.path  # as it came, percent signs and all: what routing looks at
+        self.query: str = head.query  # as it came, without the question mark
+        self.headers: list[tuple[bytes, bytes]] = head.headers
+        self.http10: bool = head.http10
+        self.plain: bool = head.plain
+        self.memo = head.memo  # shared by all requests with the very same head: keep in it what follows from that alone
+        self.peer = peer  # the client's address, from a trusted proxy's word if there is one
+        self.scheme = scheme
+        self.captures: tuple[str, ...] = ()  # what the wildcards of the route's path stand for, decoded
+        self.caller: Holder | None = None  # who asks, once it is known
+        self.body: bytes = b""  # complete, on routes that take the body whole
+        self.bounded = False  # its route has a deadline
+        self.timeout: float | None = None  # the same in seconds, where the connection has to see to it
+        self.problem: Callable[[BaseException], Response] | None = None  # its route's form of errors
+        self._path: str | None = None
+        self._params: dict[str, str] | None = None
+        self._stream: BodyStream | None = None
+        self._tap: Tap | None = None  # the live answer, once it has begun
+
+    @property
+    def path(self) -> str:
+        """The path, percent-decoded: for people and names, not for deciding what is meant."""
+        if self._path is None:
+            self._path = http.decode_path(self.raw_path)
+        return self._path
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The query's parameters. A repeated name or bad encoding raises `InputInvalid`."""
+        if self._params is None:
+            self._params = http.parse_query(self.query)
+        return self._params
+
+    @property
+    def body_chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes, on routes that stream it. Ends at its end; `PeerError` if it breaks off.
+
+        What was not read yet stops the peer (no more is taken from the socket), so memory stays bounded.
+        A client that waits for `100 Continue` gets it with the first read.
+        """
+        if self._stream is None:
+            return _no_chunks()
+        return self._stream
+
+    def divert(self, sink: BodySink) -> None:
+        """Have the body, from its first byte on, put into *sink* as it comes, instead of reading it.
+
+        No task is needed for that. Without a body the sink hears its end at once.
+        """
+        if self._stream is None:
+            sink.end(None)
+        else:
+            self._stream.divert(sink)
+
+    def want_body(self) -> None:
+        """A sink that was full takes more of the body again."""
+        if self._stream is not None:
+            self._stream.resume()
+
+    def answer(self, response: Response, *, close: bool = False) -> None:
+        """Answer a request that is held; with *close* the connection ends after it. Too late is no error."""
+        self._carrier.answer(self, response, close=close)
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of that lower-case name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def open(self, status: int, headers: Headers = (), *, owner: Owner, watch: bool = False) -> Outlet:
+        """Begin a live answer. The head goes out with the first flush.
+
+        Raises `TooManyOpen` when the caller has too many, and `Unauthenticated` when its token has ended meanwhile.
+        The answer to a HEAD request has no body: the outlet is closed from the start, and the owner soon
+        hears `lost`.
+        """
+        return self._carrier.open(self, status, headers, owner, watch=watch)
+
+    def accept_websocket(
+        self, owner: WebSocketOwner, subprotocol: str | None = None, headers: Headers = (), *, watch: bool = False
+    ) -> WebSocket:
+        """Answer the handshake. Raises `InputInvalid` or `Forbidden` if the request does not allow it.
+
+        Raises what `open` raises, too.
+        """
+        return self._carrier.accept(self, owner, subprotocol, headers, watch=watch)
+
+    def interim(self, status: int = 100, headers: Headers = ()) -> None:
+        """Send an interim response (1xx) at once. HTTP/1.0 clients know none: nothing is sent to them."""
+        self._carrier.interim(self, status, headers)
+
+
+async def _no_chunks() -> AsyncIterator[bytes]:
+    nothing: tuple[bytes, ...] = ()
+    for chunk in nothing:
+        yield chunk

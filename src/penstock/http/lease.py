@@ -1,0 +1,71 @@
+"""What a live answer has of its holder: a place among those of its subject, and time until the holder's token ends.
+
+A live answer that was opened for somebody (`Request.caller`) has one. Its end stands in the one
+wheel; when it comes the answer is ended, so that nobody goes on reading with a token that is over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from penstock.errors import Unauthenticated
+from penstock.http.wheel import Timed
+
+if TYPE_CHECKING:
+    from penstock.http.flush import Tap
+    from penstock.http.service import Service
+
+EXPIRED: Final = "the token has expired"
+
+
+class Holder(Protocol):
+    """Whom a live answer is for."""
+
+    @property
+    def subject(self) -> str:
+        """Who is counted; empty counts nobody."""
+        ...
+
+    @property
+    def expires(self) -> float:
+        """Until when, in seconds of the wall clock."""
+        ...
+
+
+class Lease(Timed):
+    """Taken before a live answer begins, given back when it has ended, in whatever way."""
+
+    __slots__ = ("_counted", "_expires", "_service", "_tap")
+
+    def __init__(self, service: Service, holder: Holder) -> None:
+        """Raises `TooManyOpen`, or `Unauthenticated` if the token has ended while its request was waiting."""
+        super().__init__()
+        self._service, self._expires = service, holder.expires
+        self._tap: Tap | None = None
+        if holder.expires <= service.clock.now_ms() / 1000:
+            raise Unauthenticated(EXPIRED)
+        self._counted = holder.subject  # empty once it is not counted any more
+        if holder.subject:
+            service.caps.open_live(holder.subject)
+
+    def begin(self, tap: Tap) -> None:
+        """The answer is open: *tap* hears when its token ends."""
+        if self._expires < float("inf"):
+            self._tap = tap
+            self._service.wheel.arm(self, self._expires - self._service.clock.now_ms() / 1000)
+
+    def expired(self) -> None:
+        if self._tap is not None:
+            self._tap.token_ended()
+
+    def step_aside(self) -> None:
+        """Count no longer: another is about to take this one's place."""
+        if self._counted:
+            self._service.caps.close_live(self._counted)
+            self._counted = ""
+
+    def end(self) -> None:
+        """The answer has ended."""
+        self.step_aside()
+        self._tap = None
+        self._service.wheel.forget(self)

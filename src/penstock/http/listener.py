@@ -1,0 +1,216 @@
+"""The listener: accepts connections, owns their tasks and timers, and lets them finish when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from ipaddress import ip_address
+from types import TracebackType
+from typing import Self
+
+from penstock.core.clock import Clock, WallClock
+from penstock.errors import ConfigInvalid
+from penstock.http.caps import Caps
+from penstock.http.connection import PlainConnection, SecureConnection
+from penstock.http.routing import Router
+from penstock.http.service import Counters, Service
+from penstock.http.settings import ConnectionSettings
+from penstock.http.tls import Certificates
+from penstock.http.wheel import Wheel
+from penstock.wire.proxy import Trusted
+
+log = logging.getLogger("penstock.http")
+
+ACCEPTS = 16
+"""Connections that are accepted in one turn of the loop. The loop accepts one for each server that listens, so
+that many listen on the one socket: in a storm a newcomer would wait behind everybody's answers otherwise."""
+
+
+class Listener:
+    """One port that speaks HTTP/1.1 and WebSocket, with or without TLS.
+
+        async with Listener(Router(routes), settings) as listener:
+            print(listener.url)
+
+    Leaving the block drains: no more connections, requests in progress are finished, live answers end,
+    all within `drain_seconds`; then the rest is cut.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        settings: ConnectionSettings | None = None,
+        *,
+        clock: Clock | None = None,
+        wheel: Wheel | None = None,
+        caps: Caps | None = None,
+    ) -> None:
+        """Raises `ConfigInvalid` for settings that cannot work or would be unsafe."""
+        self.settings = settings or ConnectionSettings()
+        self._router, self._clock, self._wheel = router, clock or WallClock(), wheel
+        self._group = asyncio.TaskGroup()
+        self._certificates = _certificates(self.settings)
+        self.caps = caps or make_caps(self.settings)
+        self._trusted = _trusted(self.settings)
+        _check(self.settings)
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._socket = _bind(self.settings)
+        await self._group.__aenter__()
+        wheel = self._wheel or Wheel(loop)
+        self._service = Service(self._router, self.settings, self.caps, self._trusted, self._clock, self._group, wheel)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        context = self._certificates.context if self._certificates else None
+        kind = SecureConnection if context else PlainConnection
+        self._servers = [
+            await loop.create_server(
+                lambda: kind(self._service), sock=sock, ssl=context, backlog=self.settings.backlog,
+                ssl_handshake_timeout=self.settings.head_timeout if context else None,
+            )
+            for sock in (self._socket, *(self._socket.dup() for _ in range(ACCEPTS - 1)))
+        ]  # fmt: skip
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.drain()
+        finally:
+            self._service.wheel.close()
+            # The block's own error is not the group's: it goes on as it is.
+            await self._group.__aexit__(None, None, None)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self.address
+        return f"{self._service.scheme}://[{host}]:{port}" if ":" in host else f"{self._service.scheme}://{host}:{port}"
+
+    @property
+    def counters(self) -> Counters:
+        """The numbers for the metrics page."""
+        return self._service.counters
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes written so far."""
+        return self._service.bytes_out
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of request bodies that are held now, small ones aside."""
+        return self._service.bodies.held
+
+    def reload_tls(self) -> None:
+        """Use renewed certificate files for new connections; `ConfigInvalid` and the old ones if they are bad."""
+        if self._certificates is not None:
+            self._certificates.reload()
+            log.info("tls.reloaded", extra={"certificate": self.settings.certificate})
+
+    async def drain(self) -> None:
+        """Stop accepting and let everything come to its end, for `drain_seconds` at most."""
+        service = self._service
+        service.draining = True
+        for server in self._servers:
+            server.close()
+        for connection in list(service.connections):
+            connection.drain()
+        try:
+            async with asyncio.timeout(self.settings.drain_seconds):
+                await self._all_gone()
+        except TimeoutError:
+            log.warning("drain.cut", extra={"connections": len(service.connections)})
+            await self._cut_all()
+
+    async def _all_gone(self) -> None:
+        while self._service.connections:
+            self._service.emptied.clear()
+            await self._service.emptied.wait()
+
+    async def _cut_all(self) -> None:
+        for connection in list(self._service.connections):
+            connection.cut()
+        self._service.crew.cancel()
+        await self._all_gone()
+
+
+def _check(settings: ConnectionSettings) -> None:
+    if not 0 <= settings.linger_ms <= 20:
+        raise ConfigInvalid("server.linger_ms", "must be 0 to 20")
+    if not settings.certificate and not settings.insecure and not settings.trusted_proxies:
+        _check_loopback(settings.host)
+    if settings.proxy_protocol and settings.certificate:
+        raise ConfigInvalid("server.proxy_protocol", "cannot be used with TLS: let the proxy end TLS")
+
+
+def _check_loopback(host: str) -> None:
+    try:
+        loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ConfigInvalid(
+            "server.listen",
+            f"plain HTTP on {host} would send tokens in the clear",
+            remedy="Give server.tls_certificate and server.tls_key, name the TLS proxy in server.trusted_proxies, "
+            "or use --insecure.",
+        )
+
+
+def _certificates(settings: ConnectionSettings) -> Certificates | None:
+    return Certificates(settings.certificate, settings.key) if settings.certificate else None
+
+
+def _trusted(settings: ConnectionSettings) -> Trusted:
+    try:
+        return Trusted(settings.trusted_proxies)
+    except ValueError as error:
+        raise ConfigInvalid("server.trusted_proxies", str(error)) from None
+
+
+def make_caps(settings: ConnectionSettings) -> Caps:
+    """The caps that the settings ask for."""
+    return Caps(
+        settings.connections,
+        settings.connections_per_address,
+        settings.requests_per_address,
+        settings.requests_per_token,
+        settings.connections_per_token,
+    )
+
+
+def _bind(settings: ConnectionSettings) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from None
+    try:
+        _prepare(listening)
+        listening.bind(address)
+    except OSError as error:
+        listening.close()
+        raise _cannot_listen(settings, error) from None
+    return listening
+
+
+def _prepare(listening: socket.socket) -> None:
+    """Set what accepted sockets inherit."""
+    listening.setblocking(False)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # finds peers that vanished in silence
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # output is coalesced here already
+
+
+def _cannot_listen(settings: ConnectionSettings, error: OSError) -> ConfigInvalid:
+    remedy = "Stop what listens there, or give another address with --listen HOST:PORT (port 0 takes a free one)."
+    if error.errno != errno.EADDRINUSE:
+        remedy = "Give an address of this machine with --listen HOST:PORT."
+    why = f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+    return ConfigInvalid("server.listen", why, remedy=remedy)

@@ -1,0 +1,134 @@
+"""What a node does now and then by itself: expiry, months, `log.keep`, an eye on the disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from penstock.core.aging import ClockWatch, aged_upto
+from penstock.core.clock import Clock
+from penstock.core.log import Log
+from penstock.core.mailbox import Mailbox
+from penstock.core.registry import Registry
+from penstock.core.trimming import Bound
+
+log = logging.getLogger("penstock.housekeeping")
+
+INTERVAL_SECONDS = 30.0
+JUMP_PATIENCE_SECONDS = 600.0
+"""How long nothing expires for good after a clock was set: one that was set wrongly is mostly set back soon."""
+Part = Callable[[], Awaitable[object]]
+_TRIM_SHARE = 20  # when the log is too large, this part of its ids goes at a time
+
+
+class Housekeeping:
+    """What its round does, every half minute. Who runs it (`core/background.py`) survives a round that fails."""
+
+    def __init__(
+        self,
+        source: Log,
+        mailbox: Mailbox,
+        registry: Registry,
+        clock: Clock,
+        data: Path,
+        *,
+        keep_seconds: float | None = None,
+        keep_bytes: int | None = None,
+        bound: Callable[[], Awaitable[Bound]] | None = None,
+    ) -> None:
+        self._log, self._mailbox, self._registry, self._clock, self._data = source, mailbox, registry, clock, data
+        self._keep_seconds, self._keep_bytes = keep_seconds, keep_bytes
+        self._bound = bound
+        self._watch = ClockWatch(clock, registry)
+        self._began = time.monotonic()
+        self._bytes_at_start: int | None = None
+        self.daily: Callable[[], Awaitable[object]] | None = None  # asked each round; works once a day
+        self.stored_bytes = 0
+        self.days_until_full = float("inf")
+        self.expired = 0
+        self.trimmed = 0
+
+    async def round(self) -> None:
+        """Do everything once, also what comes after something that failed; then raises what went wrong.
+
+        A storage that is full refuses new months, and must be trimmed all the same. What goes by its time waits while
+        the clock has just been set, or while nobody can tell.
+        """
+        errors: list[Exception] = []
+        try:
+            since_jump = await self._watch.seconds_since_jump()
+        except Exception as error:  # noqa: BLE001 - raised below, when the others had their turn
+            errors.append(error)
+            since_jump = 0.0
+        parts: list[Part] = [self._make_months, partial(self._trim, since_jump), self._measure]
+        if since_jump >= JUMP_PATIENCE_SECONDS:
+            parts += [self._expire_entries, self._expire_records, self._each_day]
+        for part in parts:
+            try:
+                await part()
+            except Exception as error:  # noqa: BLE001 - as above
+                errors.append(error)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise ExceptionGroup("; ".join(map(str, errors)), errors)
+
+    async def _each_day(self) -> None:
+        if self.daily is not None:
+            await self.daily()
+
+    async def _expire_entries(self) -> None:
+        """Until nothing is due; each call is a short one."""
+        while gone := await self._log.expire():
+            self.expired += gone
+
+    async def _expire_records(self) -> None:
+        while await self._registry.expire():
+            pass
+
+    async def _make_months(self) -> None:
+        """See to this month's and the next month's mailboxes."""
+        today = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
+        year, month = divmod(today.year * 12 + today.month, 12)  # next month, counted from 0
+        for name in (f"{today.year}_{today.month:02d}", f"{year}_{month + 1:02d}"):
+            if await self._mailbox.make_month(name):
+                log.info("month.made", extra={"month": name})
+
+    async def _trim(self, since_jump: float) -> None:
+        if self._keep_seconds is not None and since_jump >= self._keep_seconds:
+            now_ms = self._clock.now_ms()
+            while await self._trim_to(await aged_upto(self._log, self._keep_seconds, now_ms)):
+                pass
+        while self._keep_bytes is not None and await self._log.stored_bytes() > self._keep_bytes:
+            span = self._log.followed - self._log.trimmed_upto
+            if span <= 1 or not await self._trim_to(self._log.trimmed_upto + max(1, span // _TRIM_SHARE)):
+                return
+
+    async def _trim_to(self, upto: int) -> bool:
+        """Trim as far as *upto* and the lake allow; False if that is no further than before."""
+        if upto > self._log.trimmed_upto and self._bound is not None:
+            bound = await self._bound()
+            if bound.upto < upto:
+                log.info("log.trim_held", extra={"wanted": upto, "allowed": bound.upto, "reason": bound.reason})
+                upto = bound.upto
+        if upto <= self._log.trimmed_upto:
+            return False
+        gone = await self._log.trim(upto)
+        self.trimmed += gone
+        log.info("log.trimmed", extra={"upto": upto, "entries": gone})
+        return True
+
+    async def _measure(self) -> None:
+        """Tell how long the disk lasts at the pace since the start."""
+        self.stored_bytes = await self._log.stored_bytes()
+        if self._bytes_at_start is None:
+            self._bytes_at_start = self.stored_bytes
+        grown = self.stored_bytes - self._bytes_at_start
+        days = (time.monotonic() - self._began) / 86_400
+        free = shutil.disk_usage(self._data).free
+        self.days_until_full = free / (grown / days) if grown > 0 and days > 0 else float("inf")

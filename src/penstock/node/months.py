@@ -1,0 +1,139 @@
+"""The months of the mailboxes: made in advance, dropped whole when nobody is on them any more.
+
+This month and the one before are kept, so a recipient that was not seen for 30 to 60 days is on a month that is
+due to go. Its door says goodbye to it (`Lodging.leave_month`); then the month is dropped, unless somebody is on
+it all the same. The server does this once a day, `./penstock tables --apply` whenever it is asked to.
+
+A month goes a day late: nodes whose clocks differ, and user agents that were connected all the time, have that
+day to move on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.api.context import Context, only
+from penstock.api.describing import operation
+from penstock.api.door import Lodging
+from penstock.core.months import month_of, shifted
+from penstock.core.registry import NEW, Registry
+from penstock.errors import VersionMismatch
+from penstock.http.exchange import Request, Response
+from penstock.http.routing import Route
+from penstock.values import MailboxHead
+
+log = logging.getLogger("penstock.tables")
+
+DAY_MS = 86_400_000
+_DAILY = "tables/daily"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is to be done; or, after it was done, what was."""
+
+    month: str
+    make: list[str]
+    drop: list[str]
+    kept: list[str] = []  # due to go, but somebody is still on them
+
+
+class _Lives(msgspec.Struct):
+    """What of a recipient's own registry record matters here."""
+
+    month: str = ""
+    former: str = ""
+
+
+class Tables:
+    """Looks after the months."""
+
+    def __init__(self, context: Context, lodgings: Iterable[Lodging]) -> None:
+        self._context, self._lodgings = context, list(lodgings)
+
+    async def plan(self) -> Plan:
+        """What is missing, and what is due to go."""
+        now_ms = self._context.clock.now_ms()
+        month = month_of(now_ms)
+        oldest = shifted(month_of(now_ms - DAY_MS), -1)
+        there = await self._context.mailbox.months()
+        make = [name for name in (month, shifted(month, 1)) if name not in there]
+        return Plan(month, make, [name for name in there if name < oldest])
+
+    async def apply(self) -> Plan:
+        """Make what is missing, and drop what nobody is on."""
+        plan, mailbox = await self.plan(), self._context.mailbox
+        for month in plan.make:
+            await mailbox.make_month(month)
+        dropped = [month for month in plan.drop if await self._leave(month)]
+        if plan.make or plan.drop:
+            log.info("tables.applied", extra={"made": ",".join(plan.make), "dropped": ",".join(dropped)})
+        return Plan(plan.month, plan.make, dropped, [month for month in plan.drop if month not in dropped])
+
+    async def daily(self) -> Plan | None:
+        """`apply`, if no node has done so for a day."""
+        registry, now_ms = self._context.registry, self._context.clock.now_ms()
+        record = await registry.get(_DAILY)
+        if record is not None and now_ms - int(record.value) < DAY_MS:
+            return None
+        try:
+            await registry.put(_DAILY, str(now_ms).encode(), expect=record.version if record else NEW)
+        except VersionMismatch:
+            return None  # another node does it
+        return await self.apply()
+
+    async def _leave(self, month: str) -> bool:
+        for lodging in self._lodgings:
+            await lodging.leave_month(month)
+        if await self._somebody_is_on(month):
+            return False
+        return await self._context.mailbox.drop_month(month)
+
+    async def _somebody_is_on(self, month: str) -> bool:
+        after = ""
+        while heads := await self._context.mailbox.recipients(month, after=after):
+            after = heads[-1].recipient
+            for head in heads:
+                if await is_on(self._context.registry, head):
+                    return True
+        return False
+
+    # ── over HTTP ─────────────────────────────────────────────────────────────────────────────
+
+    def routes(self) -> list[Route]:
+        """For `./penstock tables`."""
+        return [
+            Route("GET", "/v1/tables", self._show, timeout=None, door="v1"),
+            Route("POST", "/v1/tables", self._apply, timeout=None, door="v1"),
+        ]
+
+    @operation("The months of mailboxes that are missing or due to go.", answers={200: Plan})
+    async def _show(self, request: Request) -> Response:
+        self._check(request)
+        return Response(200, msgspec.json.encode(await self.plan()))
+
+    @operation("Make the missing months, and drop those that nobody is on.", answers={200: Plan}, errors=(507,))
+    async def _apply(self, request: Request) -> Response:
+        self._check(request)
+        return Response(200, msgspec.json.encode(await self.apply()))
+
+    def _check(self, request: Request) -> None:
+        self._context.caller(request).check_admin("tables")
+        only(request)
+
+
+async def is_on(registry: Registry, head: MailboxHead) -> bool:
+    """Whether the recipient's own record, which has its name, says that it is on that month.
+
+    Those whose names are no keys of records are others' to judge: their door has said goodbye to whom it could,
+    and who is left is on that month.
+    """
+    if "/" not in head.recipient:
+        return True
+    record = await registry.get(head.recipient)
+    if record is None:
+        return False
+    lives = msgspec.json.decode(record.value, type=_Lives)
+    return head.month in (lives.month, lives.former)

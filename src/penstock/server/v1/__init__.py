@@ -1,1 +1,0 @@
-"""The own API: publish, read, tail, streams, consumers, why, export."""

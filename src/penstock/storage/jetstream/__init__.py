@@ -1,5 +1,0 @@
-"""The cluster's engine: log, mailbox, registry and bus on NATS JetStream."""
-
-from penstock.storage.jetstream.engine import JetStreamEngine, open_jetstream
-
-__all__ = ["JetStreamEngine", "open_jetstream"]

@@ -1,0 +1,152 @@
+"""Replays: the next page is read before anybody asks for it, and is never an old one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.engines.sqlite import open_sqlite
+from penstock.engines.sqlite.ahead import UNASKED, Ahead
+from penstock.engines.sqlite.log import SqliteLog
+from penstock.errors import Busy, Trimmed
+from penstock.testing import wait_until_async
+from penstock.values import Batch, Draft, Page
+
+LIMIT = 4  # the first page has one event less: the stream's Created is not for everybody
+
+
+@asynccontextmanager
+async def filled(
+    folder: Path, *, streams: int = 1, expires_in_ms: int = 0
+) -> AsyncIterator[tuple[SqliteLog, ManualClock]]:
+    """A log with 40 events in each stream, folded: what a replay meets."""
+    clock = ManualClock()
+    async with open_sqlite(folder, node="n", clock=clock) as engine:
+        expires_ms = clock.now_ms() + expires_in_ms if expires_in_ms else None
+        for stream in range(streams):
+            drafts = [Draft(f"/s/{stream}", b"%d" % number, expires_ms=expires_ms) for number in range(40)]
+            await engine.log.append(Batch(tuple(drafts)))
+        await engine.log._writer.fold_now()
+        yield engine.log, clock
+
+
+async def read(log: SqliteLog, after: int, stream: int = 0) -> Page:
+    """A page of a replay; the next one is there when this returns."""
+    page = await log.read_after((f"/s/{stream}",), after, limit=LIMIT, ahead=True)
+    unasked = log._ahead._unasked
+    await wait_until_async(lambda: not page.more or any(kept.done() for kept in unasked.values()))
+    return page
+
+
+def bodies(page: Page) -> list[bytes]:
+    return [entry.body for entry in page.entries]
+
+
+async def test_a_replay_gets_every_entry_once_and_in_order(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (log, _):
+        seen: list[bytes] = []
+        page = await read(log, 0)
+        while page.more:
+            seen += bodies(page)
+            page = await read(log, page.upto)
+        seen += bodies(page)
+
+        assert seen == [b"%d" % number for number in range(40)]
+
+
+async def test_the_next_page_is_there_before_it_is_asked_for(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (log, _):
+        first = await read(log, 0)
+
+        [kept] = log._ahead._unasked.values()
+
+        assert (kept.after, bodies(kept.result())) == (first.upto, [b"3", b"4", b"5", b"6"])
+
+
+async def test_pages_that_nobody_asks_for_are_few(tmp_path: Path) -> None:
+    async with filled(tmp_path, streams=3 * UNASKED) as (log, _):
+        for stream in range(3 * UNASKED):
+            await read(log, 0, stream)
+
+            assert len(log._ahead._unasked) <= UNASKED
+
+
+async def test_who_reads_no_further_costs_nothing_ahead(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (log, _):
+        await log.read_after(("/s/0",), 0, limit=LIMIT)
+
+        assert not log._ahead._unasked
+
+
+async def erased_ahead(folder: Path) -> bytes:
+    """The body that a replay shows of an entry that was erased when its page had been read already."""
+    async with filled(folder) as (log, _):
+        first = await read(log, 0)
+        [kept] = log._ahead._unasked.values()
+        await log.erase([kept.result().entries[0].id])
+        after = await log.read_after(("/s/0",), first.upto, limit=LIMIT, ahead=True)
+        return after.entries[0].body
+
+
+async def test_what_was_erased_is_not_shown_from_a_page_read_before(tmp_path: Path) -> None:
+    assert await erased_ahead(tmp_path) == b"4"
+
+
+async def test_a_log_that_keeps_old_pages_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ahead, "forget", lambda self: None)
+
+    assert await erased_ahead(tmp_path) == b"3"
+
+
+async def test_what_was_trimmed_is_said_to_be_although_its_page_was_read_before(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (log, _):
+        first = await read(log, 0)
+        await log.trim(first.upto + 1)
+
+        with pytest.raises(Trimmed):
+            await log.read_after(("/s/0",), first.upto, limit=LIMIT, ahead=True)
+
+
+async def test_what_has_expired_since_its_page_was_read_is_not_shown(tmp_path: Path) -> None:
+    async with filled(tmp_path, expires_in_ms=5000) as (log, clock):
+        first = await read(log, 0)
+        clock.advance(6)
+
+        page = await log.read_after(("/s/0",), first.upto, limit=LIMIT, ahead=True)
+
+        assert len(first.entries) == LIMIT - 1
+        assert page.entries == ()
+
+
+async def test_an_append_after_the_replay_began_is_reached(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (log, _):
+        page = await read(log, 0)
+        await log.append(Batch((Draft("/s/0", b"late"),)))
+        seen: list[bytes] = []
+        while page.more:
+            page = await read(log, page.upto)
+            seen += bodies(page)
+
+        assert seen[-1] == b"late"
+        assert page.upto == log.followed
+
+
+async def test_a_page_that_cannot_be_begun_ahead_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    async with filled(tmp_path) as (log, _):
+        first = await read(log, 0)
+        start = log._readers.start
+
+        def refuse(work: Callable[[], None]) -> None:
+            raise Busy("reads at once", 0)
+
+        log._readers.start = refuse  # type: ignore[method-assign]
+        second = await log.read_after(("/s/0",), first.upto, limit=LIMIT, ahead=True)
+        log._readers.start = start  # type: ignore[method-assign]
+        third = await asyncio.wait_for(log.read_after(("/s/0",), second.upto, limit=LIMIT, ahead=True), 20)
+
+        assert bodies(second) + bodies(third) == [b"%d" % number for number in range(3, 11)]

@@ -1,0 +1,176 @@
+"""`why` from the lake: what was folded, what is not folded yet, and nothing forgotten or told twice in between."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger, Recipient, recipient
+from penstock.core.why import Why
+from penstock.engines.lake import ColdLog, Deliveries, Lake
+from penstock.engines.memory import MemoryEngine
+from penstock.errors import NotFound
+from penstock.values import Batch, Draft
+from penstock.wire.lake import LakeFile
+from tests.engines.lake_files import everything, write_events
+
+TIME = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        ("door", pa.utf8()), ("recipient", pa.utf8()), ("stream", pa.utf8()), ("first", pa.int64()),
+        ("last", pa.int64()), ("key", pa.utf8()), ("month", pa.utf8()), ("number", pa.int64()), ("state", pa.utf8()),
+        ("reason", pa.utf8()), ("first_time", TIME), ("last_time", TIME), ("sent_time", TIME), ("acked_time", TIME),
+        ("attempts", pa.int64()), ("expires_at", TIME), ("upto", pa.int64()),
+    ]
+)  # fmt: skip
+ALICE, BOB = recipient("sps", "alice"), recipient("webpush", "bob")
+
+
+def row(who: Recipient, first: int = 0, last: int = 0, **more: object) -> dict[str, object]:
+    """One row of `deliveries`, as the fold makes it."""
+    at = datetime(2026, 11, 15, 12, tzinfo=UTC)
+    known = {"stream": "/a" if first else "", "key": "", "month": "", "number": 0, "state": "sent", "reason": ""}
+    times = {"first_time": at, "last_time": at, "sent_time": at, "acked_time": None, "attempts": 1, "expires_at": None}
+    who_of = {"door": who.door, "recipient": who.name, "first": first, "last": last, "upto": 0}
+    return {**known, **times, **who_of, **more}
+
+
+def write_deliveries(lake: Path, lo: int, hi: int, rows: list[dict[str, object]]) -> None:
+    path = lake / LakeFile(lo, hi, "2026-11-15", "deliveries").path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path, row_group_size=3)
+
+
+class World:
+    """A log with an entry, a ledger, and a lake beside them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock, self.directory = ManualClock(), directory
+        self.engine = MemoryEngine(clock=self.clock)
+        self.lake = Lake(directory)
+        self.log = ColdLog(self.engine.log, self.lake, self.clock)
+        self.ledger = Ledger(self.engine.log, self.clock, node="n1")
+        self.why = Why(self.log, self.ledger, Hub(self.log), Deliveries(self.lake, self.engine.registry))
+
+    async def open(self) -> int:
+        """Begin, with one entry of `/a`; return its id."""
+        await self.ledger.open(self.engine.registry)
+        return (await self.log.append(Batch((Draft("/a", b"x"),)))).last.id
+
+    async def fold(self, rows: list[dict[str, object]], lo: int = 0) -> int:
+        """Let the pipeline have folded all that is in the log into these rows; a batch comes after what it tells of."""
+        await self.log.append(Batch((Draft("/_ledger", b'{"node":"n2","epoch":1,"sequence":0}\n'),)))
+        done = self.log.followed
+        write_deliveries(self.directory, lo, done, rows)
+        record = await self.engine.registry.get("lake/ledger")
+        await self.engine.registry.put("lake/ledger", b'{"done":%d}' % done, expect=record.version if record else 0)
+        return done
+
+
+async def test_what_is_folded_and_what_is_not_yet_make_one_story(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        await world.fold([row(ALICE, entry, entry), row(BOB, entry, entry), row(ALICE, entry + 5, entry + 9)])
+        world.ledger.record(ALICE, "acked", "/a", entry, entry)
+
+        answer = await world.why.entry(entry, "alice")
+
+        assert answer.verdict == "acked"
+        assert {event.state for event in answer.events} == {"sent", "acked"}
+        assert "accepted and stored at" in answer.words
+        assert "sent to alice over sps at 2026-11-15T12:00:00" in answer.words
+        assert (await world.why.entry(entry, "bob")).verdict == "sent"
+        assert (await world.why.entry(entry, "carol")).verdict == "no_record"
+
+
+async def test_an_acknowledgement_that_came_long_after_counts(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        done = await world.fold([row(ALICE, entry, entry)])
+        await world.log.append(Batch((Draft("/b", b"later"),)))
+        late = datetime(2027, 1, 10, tzinfo=UTC)
+        await world.fold(
+            [row(ALICE, entry, entry, state="acked", sent_time=None, acked_time=late, last_time=late)], done
+        )
+
+        answer = await world.why.entry(entry, "alice")
+
+        assert (answer.verdict, [event.state for event in answer.events]) == ("acked", ["sent", "acked"])
+
+
+async def test_entries_that_were_trimmed_are_explained_too(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        done = await world.fold([row(ALICE, entry, entry, state="dropped", reason="overflow", sent_time=None)])
+        write_events(tmp_path, await everything(world.engine.log), 0, done)
+        await world.engine.log.trim(done)
+
+        answer = await world.why.entry(entry, "alice")
+
+        assert answer.verdict == "dropped"
+        assert "moved from the log to the lake" in answer.words
+        assert "dropped (overflow) to alice" in answer.words
+
+
+async def test_a_record_that_is_folded_while_it_is_looked_for_is_told_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        world.ledger.sent(ALICE, "/a", entry, entry)
+        await world.ledger.flush()
+        at = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
+        write_deliveries(tmp_path, 0, world.log.followed, [row(ALICE, entry, entry, sent_time=at)])  # no watermark yet
+
+        assert [event.state for event in (await world.why.entry(entry, "alice")).events] == ["sent"]
+
+
+async def test_messages_are_found_by_their_ids(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        await world.open()
+        folded = [row(BOB, key=f"m{number}", month="2026_11", number=number) for number in range(1, 9)]
+        await world.fold(folded)
+        world.ledger.record_item(BOB, "expired", "m7", "2026_11", 7)
+
+        assert (await world.why.item("m3", "bob")).verdict == "sent"
+        assert (await world.why.item("m7", "bob")).verdict == "expired"
+        with pytest.raises(NotFound):
+            await world.why.item("m3", "alice")
+
+
+async def test_batches_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        span = f'{{"min":"1","max":"{2**40}","items":"1"}}'
+        for attributes in (span, "nonsense", '{"min":"x"}', '{"min":[]}'):
+            for body in (
+                b"garbage",
+                b'{"node":"n","epoch":1,"sequence":0,"rows":[[1,"sent","","/a",1,9,1]]}\n\x01\0\0\0',
+            ):
+                await world.log.append(Batch((Draft("/_ledger", body, attributes=attributes),)))
+        world.ledger.record(ALICE, "acked", "/a", entry, entry)
+        world.ledger.record_item(BOB, "expired", "m7", "2026_11", 7)
+
+        assert (await world.why.entry(entry, "alice")).verdict == "acked"
+        assert (await world.why.item("m7", "bob")).verdict == "expired"
+
+
+async def test_what_lies_beyond_the_watermark_is_not_told(tmp_path: Path) -> None:
+    """A log that was restored from a backup gives the ids again that a newer lake speaks of."""
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        done = await world.fold([row(ALICE, entry, entry)])
+        write_deliveries(tmp_path, done, done + 50, [row(ALICE, entry, entry, state="acked")])
+
+        assert (await world.why.entry(entry, "alice")).verdict == "sent"

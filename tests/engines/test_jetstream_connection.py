@@ -1,0 +1,172 @@
+"""A connection to NATS ends, and leaves no socket and no task, whatever the server does and whenever it is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from nats.aio.client import Client
+
+from penstock.engines.jetstream import connection as connection_module
+from penstock.engines.jetstream.connection import Connection, Message, _Raw
+from penstock.errors import EngineGone
+from penstock.http.loop import run_loop
+from penstock.testing import wait_until_async
+from tests.engines.nats_peer import nats_peer, sockets_to
+
+End = Callable[[_Raw], Coroutine[Any, Any, None]]
+run = run_loop
+MUCH = 32 << 20  # more than the kernel takes for a peer that does not read
+WITHIN = 20
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "CLOSING_SECONDS", 0.3)
+    monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0.3)
+
+
+@contextmanager
+def sabotage(monkeypatch: pytest.MonkeyPatch, end: End | None) -> Iterator[None]:
+    """Let *end* be how a client ends: what follows must then fail. None changes nothing."""
+    if end is None:
+        yield
+        return
+    clients: list[_Raw] = []
+
+    async def noted(client: _Raw) -> None:
+        clients.append(client)
+        await end(client)
+
+    async def checked(check: Coroutine[Any, Any, None]) -> None:
+        try:
+            await check
+        finally:
+            for client in clients:  # the test is to fail at its check, not at what it leaves behind
+                client.abort()
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(_Raw, "end", noted)
+    monkeypatch.setattr(sys.modules[__name__], "run", lambda check: run_loop(checked(check)))
+    with pytest.raises((AssertionError, TimeoutError, RuntimeError)):
+        yield
+
+
+async def no_end(client: _Raw) -> None:
+    """For a sabotage."""
+
+
+async def nothing_is_left(port: int) -> None:
+    """No socket to *port* and no task: both need turns of the loop to go, and no more than that."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert sockets_to(port) == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "sabotaged"),
+    [("polite", False), *((name, wrong) for name in ("deaf", "fickle", "half") for wrong in (False, True))],
+)
+def test_it_ends_though_the_server_takes_nothing(
+    behaviour: str, sabotaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave_with_much_unsent() -> None:
+        async with Connection([peer.url], name="test") as connection:
+            connection.send(Message("much", b"x" * MUCH))
+            if behaviour in ("fickle", "half"):
+                await wait_until_async(lambda: not connection.connected)
+                connection.client.write([b"PUB late 0\r\n\r\n"])
+
+    async def check() -> None:
+        async with asyncio.timeout(2 if sabotaged else WITHIN):
+            await leave_with_much_unsent()
+        await nothing_is_left(peer.port)
+
+    with nats_peer(behaviour) as peer, sabotage(monkeypatch, Client.close if sabotaged else None):
+        run(check())
+
+
+@pytest.mark.parametrize("behaviour", ["silent", "greeting"])
+def test_a_server_that_does_not_greet_is_given_up(behaviour: str) -> None:
+    async def check() -> None:
+        with pytest.raises(EngineGone):
+            await Connection([peer.url], name="test").__aenter__()
+        await nothing_is_left(peer.port)
+
+    with nats_peer(behaviour) as peer:
+        run(check())
+
+
+class CutAt:
+    """Runs a coroutine, and cancels it at one of the points where it waits."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], point: int) -> None:
+        self._coroutine, self._point = coroutine, point
+        self.points = 0
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        thrown: BaseException | None = None
+        while True:
+            try:
+                awaited = self._coroutine.send(None) if thrown is None else self._coroutine.throw(thrown)
+            except StopIteration:
+                return
+            self.points += 1
+            task = asyncio.current_task()
+            if self.points == self._point and task is not None:
+                task.cancel()
+            thrown = None
+            try:
+                yield awaited
+            except BaseException as error:  # noqa: BLE001 (it goes on, into the coroutine)
+                thrown = error
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotaged"])
+@pytest.mark.parametrize("behaviour", ["polite", "deaf"])
+def test_it_can_be_cut_wherever_it_waits(behaviour: str, sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def live() -> None:
+        async with Connection([peer.url], name="test") as connection:
+            connection.send(Message("much", b"x" * MUCH))
+            await asyncio.sleep(0)
+
+    async def cut_at(point: int) -> bool:
+        """Whether there was such a point."""
+        cut = CutAt(live(), point)
+
+        async def wait() -> None:
+            with suppress(asyncio.CancelledError):
+                await cut
+
+        async with asyncio.timeout(WITHIN):
+            await asyncio.create_task(wait())
+        await nothing_is_left(peer.port)
+        return cut.points >= point
+
+    async def check() -> None:
+        point = 1
+        while await cut_at(point):
+            point += 1
+        assert point > 5
+
+    with nats_peer(behaviour) as peer, sabotage(monkeypatch, no_end if sabotaged else None):
+        run(check())
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotaged"])
+def test_it_can_be_left_in_the_midst_of_a_reconnect(sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(turns: int) -> None:
+        async with asyncio.timeout(WITHIN), Connection([peer.url], name="test") as connection:
+            await wait_until_async(lambda: not connection.connected)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await nothing_is_left(peer.port)
+
+    with nats_peer("fickle") as peer, sabotage(monkeypatch, no_end if sabotaged else None):
+        for turns in range(0, 400, 10):
+            run(check(turns))

@@ -1,0 +1,306 @@
+"""Cold reads: a log whose older part lies in the lake reads like one that was never trimmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.core.clock import ManualClock
+from penstock.core.log import Log
+from penstock.engines.lake import ColdLog, Lake, LakeUnreadable, open_lake
+from penstock.engines.lake.look import Look
+from penstock.engines.memory import MemoryEngine
+from penstock.engines.sqlite import open_sqlite
+from penstock.errors import ConfigInvalid, InputInvalid, NotFound, Trimmed
+from penstock.values import Batch, Draft, Entry, Kind, Page
+from penstock.wire.lake import LakeFile, parse_name
+from tests.engines.lake_files import everything, write_events, write_file
+
+STREAMS = ("/a", "/b", "/b/c", "/_ledger")
+DAY = 24 * 3600
+
+
+class BusyLake(Lake):
+    """Lets something happen while each read of it is on its way."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    async def read(self, patterns: Sequence[str] | None, after: int, upto: int, look: Look) -> tuple[list[Entry], int]:
+        found = await super().read(patterns, after, upto, look)
+        if self.meanwhile:
+            await self.meanwhile()  # type: ignore[misc]
+        return found
+
+
+class ForgetsTheSeam(ColdLog):
+    """Sabotage: says that it has looked as far as the log is trimmed by now, not as far as it did look."""
+
+    async def _read_cold(self, patterns: Sequence[str], after: int, seam: int, look: Look) -> Page:
+        page = await super()._read_cold(patterns, after, seam, look)
+        return page if page.upto < seam else Page(page.entries, self._hot.trimmed_upto, page.more)
+
+
+class Pair:
+    """One log that keeps everything, and the same one half in a lake."""
+
+    def __init__(self, directory: Path, make: type[ColdLog] = ColdLog) -> None:
+        self.clock, self.directory = ManualClock(), directory
+        self.whole, self.hot = MemoryEngine(clock=self.clock).log, MemoryEngine(clock=self.clock).log
+        self.lake = BusyLake(directory)
+        self.cold = make(self.hot, self.lake, self.clock)
+        self.archived = 0
+
+    async def append(self, *drafts: Draft) -> None:
+        await self.whole.append(Batch(drafts))
+        await self.hot.append(Batch(drafts))
+
+    async def archive(self, rows: int) -> None:
+        """Write the next rows to the lake."""
+        upto = min(self.hot.followed, self.archived + rows)
+        write_events(self.directory, await everything(self.hot, self.archived), self.archived, upto)
+        self.archived = upto
+
+    async def trim(self, rows: int) -> None:
+        """Drop some of what is archived."""
+        await self.hot.trim(min(self.archived, self.hot.trimmed_upto + rows))
+
+    async def archive_and_trim(self) -> None:
+        await self.archive(3)
+        await self.trim(2)
+
+
+drafts = st.builds(
+    lambda stream, body, parts, expires: (stream, body, parts, expires),
+    st.sampled_from(STREAMS), st.binary(max_size=8), st.integers(0, 2), st.booleans(),
+)  # fmt: skip
+steps = st.one_of(
+    st.tuples(st.just("append"), drafts),
+    st.tuples(st.just("archive"), st.integers(1, 20)),
+    st.tuples(st.just("trim"), st.integers(1, 20)),
+    st.tuples(st.just("pass"), st.sampled_from((5, 20, DAY))),
+)
+
+
+async def perform(pair: Pair, step: tuple[str, object]) -> None:
+    match step:
+        case ("append", (str(stream), bytes(body), int(parts), expires)):
+            ends = pair.clock.now_ms() + 10_000 if expires else None
+            pieces = [Draft(stream, b"part", kind=Kind.PART, expires_ms=ends)] * parts
+            await pair.append(Draft(stream, body, "t", '{"n":"1"}', ends), *pieces)
+        case ("archive", int(rows)):
+            await pair.archive(rows)
+        case ("trim", int(rows)):
+            await pair.trim(rows)
+        case ("pass", int(seconds)):
+            pair.clock.advance(seconds)
+
+
+async def by_id(log: Log, patterns: tuple[str, ...], limit: int, meta: bool) -> list[Entry]:
+    found: list[Entry] = []
+    after, more = 0, True
+    while more:
+        page = await log.read_after(patterns, after, limit=limit, meta=meta)
+        assert page.upto > after or not page.more
+        found += page.entries
+        after, more = page.upto, page.more
+    return found
+
+
+async def by_index(log: Log, stream: str, limit: int, meta: bool) -> list[Entry]:
+    found: list[Entry] = []
+    index, more = 0, True
+    while more:
+        page = await log.read_index(stream, index, limit=limit, meta=meta)
+        assert page.entries or not page.more
+        assert not page.entries or page.entries[0].size, "a page begins with a part"
+        found += page.entries
+        known = [entry.index for entry in page.entries if entry.index is not None]
+        if page.more and not known:
+            return found + await by_index_after(log, stream, page.upto, meta)
+        index, more = (known[-1] + 1 if known else index), page.more
+    return found
+
+
+async def by_index_after(log: Log, stream: str, after: int, meta: bool) -> list[Entry]:
+    """The rest of a stream, where a page had no index to go on from: it is full of meta entries."""
+    head = await log.head(stream)
+    page = await log.read_after((stream,), after, meta=meta)
+    assert head is not None
+    return list(page.entries)
+
+
+async def by_cursor(log: Log, stream: str, limit: int) -> list[Entry]:
+    found: list[Entry] = []
+    offset, more = 0, True
+    while more:
+        page = await log.read_cursor(stream, 0, offset, limit=limit)
+        found += page.entries
+        more = page.more and bool(page.entries)
+        offset = max([offset, *(entry.end for entry in page.entries)])
+    return found
+
+
+async def compare(pair: Pair, limit: int) -> None:
+    """Whatever one asks, both logs answer the same."""
+    assert await everything(pair.cold) == await everything(pair.whole)
+    for patterns in ((">",), ("/a",), ("/b", "/b/c"), ("/b/*", "/_ledger")):
+        for meta in (False, True):
+            assert await by_id(pair.cold, patterns, limit, meta) == await by_id(pair.whole, patterns, limit, meta)
+    for stream in STREAMS:
+        if await pair.whole.head(stream) is not None:
+            assert await by_index(pair.cold, stream, limit, False) == await by_index(pair.whole, stream, limit, False)
+            assert await by_cursor(pair.cold, stream, limit) == await by_cursor(pair.whole, stream, limit)
+            full = await pair.whole.read_index(stream, 0, meta=True)
+            assert (await pair.cold.read_index(stream, 0, meta=True)).entries == full.entries
+
+
+async def compare_while_trimming(pair: Pair, limit: int) -> None:
+    """The same, while archive and trim go on beneath each read of the lake."""
+    pair.lake.meanwhile = pair.archive_and_trim
+    for patterns in ((">",), ("/a",), ("/b/*", "/_ledger")):
+        assert await by_id(pair.cold, patterns, limit, True) == await by_id(pair.whole, patterns, limit, True)
+        await pair.trim(1)
+    pair.lake.meanwhile = None
+
+
+async def play(directory: Path, script: list[tuple[str, object]], limit: int, make: type[ColdLog] = ColdLog) -> None:
+    pair = Pair(directory, make)
+    async with pair.lake:
+        for step in script:
+            await perform(pair, step)
+        await compare_while_trimming(pair, limit)
+        await compare(pair, limit)
+        await pair.archive(1000)
+        await pair.trim(1000)
+        await compare(pair, limit)
+
+
+@settings(max_examples=60)
+@given(st.lists(steps, max_size=30), st.integers(1, 6))
+def test_a_log_half_in_the_lake_reads_like_one_that_keeps_everything(
+    script: list[tuple[str, object]], limit: int
+) -> None:
+    with TemporaryDirectory() as directory:
+        asyncio.run(play(Path(directory), script, limit))
+
+
+def test_the_same_check_finds_a_reader_that_forgets_the_seam(tmp_path: Path) -> None:
+    script: list[tuple[str, object]] = [("append", ("/a", b"x", 0, False))] * 12
+    script += [("archive", 4), ("trim", 3)]
+
+    asyncio.run(play(tmp_path / "sound", script, 6))
+    with pytest.raises(AssertionError):
+        asyncio.run(play(tmp_path / "sabotaged", script, 6, ForgetsTheSeam))
+
+
+async def filled(directory: Path, rows: int = 30) -> Pair:
+    """Half of it trimmed, all of it in the lake, in files of ten rows."""
+    pair = Pair(directory)
+    for number in range(rows):
+        await pair.append(Draft(f"/s/{number % 3}", b"%d" % number))
+    while pair.archived < pair.hot.followed:
+        await pair.archive(10)
+    await pair.trim(rows // 2)
+    return pair
+
+
+async def test_an_engine_on_disk_is_continued_by_the_lake_too(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine, Lake(tmp_path / "lake") as lake:
+        for number in range(100):
+            await engine.log.append(Batch((Draft("/a", b"%d" % number),)))
+        before = await everything(engine.log)
+        write_events(tmp_path / "lake", before, 0, 60, group=16)
+        await engine.log.trim(60)
+        cold = ColdLog(engine.log, lake, clock)
+
+        assert await everything(cold) == before
+        assert await by_id(cold, (">",), 7, True) == before
+        assert [entry.body for entry in await by_index(cold, "/a", 9, False)] == [b"%d" % n for n in range(100)]
+        assert await by_cursor(cold, "/a", 9) == [e for e in before if e.stream == "/a"]
+
+
+async def test_a_range_that_neither_has_is_a_gap_of_just_that_range(tmp_path: Path) -> None:
+    pair = await filled(tmp_path)
+    next((tmp_path / "events").glob("day=*/e-000000000010-*")).unlink()
+    async with pair.lake:
+        first = await pair.cold.read_after((">",), 0)
+        with pytest.raises(Trimmed) as error:
+            await pair.cold.read_after((">",), first.upto)
+
+    assert first.upto == 10
+    assert (error.value.after, error.value.trimmed_upto) == (10, pair.hot.trimmed_upto)
+
+
+async def test_what_compaction_moved_is_found_under_its_new_name(tmp_path: Path) -> None:
+    pair = await filled(tmp_path)
+    async with pair.lake:
+        before = await by_id(pair.cold, (">",), 100, True)
+        day = next((tmp_path / "events").iterdir())
+        files = sorted(day.iterdir())
+        joined = [entry for entry in await everything(pair.whole) if entry.id <= 20]
+        name = f"e-{0:012d}-{20:012d}.parquet"
+        write_file(tmp_path / "other", joined, parse(day.name, name))
+        (tmp_path / "other/events" / day.name / name).rename(day / name)
+        for file in files[:2]:
+            file.unlink()
+
+        assert await by_id(pair.cold, (">",), 100, True) == before
+
+
+def parse(folder: str, name: str) -> LakeFile:
+    file = parse_name("events", folder.removeprefix("day="), name)
+    assert file is not None
+    return file
+
+
+async def test_files_that_claim_the_same_ids_show_no_entry_twice(tmp_path: Path) -> None:
+    pair = await filled(tmp_path)
+    write_events(tmp_path, await everything(pair.whole), 3, 7)
+    async with pair.lake:
+        assert await by_id(pair.cold, (">",), 100, True) == await everything(pair.whole)
+
+
+async def test_a_damaged_file_is_the_operators_matter_not_a_gap(tmp_path: Path) -> None:
+    pair = await filled(tmp_path)
+    next((tmp_path / "events").glob("day=*/e-000000000000-*")).write_bytes(b"PAR1 this is not Parquet PAR1")
+    async with pair.lake:
+        with pytest.raises(LakeUnreadable):
+            await pair.cold.read_after((">",), 0)
+
+
+async def test_cursors_that_are_wrong_are_refused_as_ever(tmp_path: Path) -> None:
+    pair = await filled(tmp_path)
+    async with pair.lake:
+        for offset, why in ((1, "inside a line"), (100_000, "beyond the end")):
+            with pytest.raises(InputInvalid, match=why):
+                await pair.cold.read_cursor("/s/0", 0, offset)
+        with pytest.raises(NotFound):
+            await pair.cold.read_index("/nobody", 0)
+
+
+async def test_times_are_found_in_the_lake(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    async with pair.lake:
+        times = []
+        for number in range(12):
+            times.append(pair.clock.now_ms())
+            await pair.append(Draft("/a", b"%d" % number))
+            pair.clock.advance(3 * 3600)
+        await pair.archive(5)
+        await pair.archive(5)
+        await pair.trim(9)
+        for ms in (*times, times[0] - 5, times[-1] + 5):
+            assert await pair.cold.id_before(ms) == await pair.whole.id_before(ms)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/lake", "hdfs://host/lake", "relative/lake", "/dev/null"])
+def test_only_a_directory_can_be_a_lake(url: str) -> None:
+    with pytest.raises(ConfigInvalid, match=r"lake\.url"):
+        open_lake(url)

@@ -1,0 +1,217 @@
+"""Requests that the server sends to whom others named."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from penstock.errors import InputInvalid
+from penstock.http.outgoing import (
+    AnswerBroken,
+    Target,
+    TimedOut,
+    Unreachable,
+    Url,
+    is_public,
+    parse_url,
+)
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1", "127.9.9.9", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.1", "100.64.0.1",
+        "224.0.0.1", "255.255.255.255", "198.18.0.1", "192.0.2.1", "240.0.0.1", "::", "::1", "fe80::1", "fe80::1%eth0",
+        "fc00::1", "fd00:ec2::254", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:10.0.0.1",
+        "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2001:db8::1", "2001:0:0:0:0:0:80ff:fffe",
+    ],
+)  # fmt: skip
+def test_private_addresses_are_not_public_however_they_are_written(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
+)
+def test_public_addresses_are_public(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://example.com", Url(False, "example.com", 80, "/")),
+        ("https://example.com/a?b=c#d", Url(True, "example.com", 443, "/a?b=c")),
+        ("http://[::1]:9000/x", Url(False, "::1", 9000, "/x")),
+        ("HTTP://a_b:65535?c", Url(False, "a_b", 65535, "/?c")),
+    ],
+)
+def test_a_url_is_taken_apart(text: str, url: Url) -> None:
+    assert parse_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text", ["", "example.com", "ftp://x/", "http:///x", "http://a b/", "http://u:p@x/", "http://x:99999/", "http://x/\r\n",
+             "http://é/", "http://[::1/", "http://0*", "http://x\n"],
+)  # fmt: skip
+def test_what_is_no_url_is_refused(text: str) -> None:
+    with pytest.raises(InputInvalid):
+        parse_url(text)
+
+
+Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def talk(peer: Peer, use: Callable[[Target], Awaitable[Any]], **options: Any) -> Any:
+    server = await asyncio.start_server(peer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    target = Target(parse_url(f"http://127.0.0.1:{port}/p?auth=t"), allow_private=True, **options)
+    try:
+        return await use(target)
+    finally:
+        target.close()
+        server.close()
+
+
+def says(*pieces: bytes, close: bool = False) -> tuple[Peer, list[bytes]]:
+    """A peer that answers every request with the same bytes; and the requests it got."""
+    seen: list[bytes] = []
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                seen.append(head + await reader.readexactly(size))
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                if close:
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    return peer, seen
+
+
+async def test_a_request_and_its_answer() -> None:
+    peer, seen = says(OK)
+
+    answer = await talk(peer, lambda target: target.post(b"body", (("X-One", "1"),)))
+
+    assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"ok", "2")
+    assert seen[0].startswith(b"POST /p?auth=t HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nX-One: 1\r\n" in seen[0]
+    assert seen[0].endswith(b"\r\n\r\nbody")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "close", "status", "body"),
+    [
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", b"0\r\n\r\n"], False, 200, b"ok"),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", OK], False, 200, b"ok"),
+        ([b"HTTP/1.1 200 OK\r\n\r\nok"], True, 200, b"ok"),
+        ([b"HTTP/1.0 500 No\r\nContent-Length: 0\r\n\r\n"], True, 500, b""),
+        ([b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"], False, 302, b""),
+    ],
+)
+async def test_answers_of_every_form_are_read(pieces: list[bytes], close: bool, status: int, body: bytes) -> None:
+    peer, seen = says(*pieces, close=close)
+
+    answer = await talk(peer, lambda target: target.post(b""))
+
+    assert (answer.status, answer.body, len(seen)) == (status, body, 1)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "close", "error"),
+    [
+        ([b"garbage\r\n\r\n"], False, AnswerBroken),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"], True, Unreachable),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nok"], True, Unreachable),
+        ([], True, Unreachable),
+        ([], False, TimedOut),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"], False, TimedOut),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n" + b"x" * 2000], False, AnswerBroken),
+    ],
+)
+async def test_what_is_no_answer_is_an_error(pieces: list[bytes], close: bool, error: type[Exception]) -> None:
+    peer, _ = says(*pieces, close=close)
+
+    with pytest.raises(error):
+        await talk(peer, lambda target: target.post(b""), timeout=0.2, limit_bytes=1000)
+
+
+async def test_a_connection_is_kept_and_replaced_when_the_peer_has_closed_it() -> None:
+    peer, seen = says(OK)
+    connections = 0
+
+    async def counted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        if connections == 1:  # two answers, then it goes away without a word
+            for _ in range(2):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(OK)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            return
+        await peer(reader, writer)
+
+    async def use(target: Target) -> None:
+        for _ in range(4):
+            assert (await target.post(b"")).body == b"ok"
+
+    await talk(counted, use)
+    assert (connections, len(seen)) == (2, 2)
+
+
+async def test_nobody_there_is_unreachable() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        with pytest.raises(Unreachable, match="no connection"):
+            await Target(parse_url(f"http://127.0.0.1:{port}/"), allow_private=True).post(b"")
+
+
+async def test_a_private_address_is_refused_before_anything_is_sent() -> None:
+    peer, seen = says(OK)
+
+    async def use(target: Target) -> None:
+        with pytest.raises(Unreachable, match="private"):
+            await Target(target.url).post(b"")
+
+    await talk(peer, use)
+    assert seen == []
+
+
+class Names:
+    """A resolver that answers as it is told; the part of a loop that resolving needs."""
+
+    def __init__(self, *addresses: str) -> None:
+        self._addresses = addresses
+
+    async def getaddrinfo(self, host: str, port: int, *, type: int) -> list[Any]:
+        return [(socket.AF_INET, type, 6, "", (address, port)) for address in self._addresses]
+
+
+@pytest.mark.parametrize("addresses", [("1.1.1.1", "127.0.0.1"), ("127.0.0.1", "1.1.1.1"), ("::ffff:10.0.0.1",)])
+async def test_one_private_address_among_a_names_is_enough_to_refuse(addresses: tuple[str, ...]) -> None:
+    target = Target(parse_url("http://rebinding.example/"))
+
+    with pytest.raises(Unreachable, match="private"):
+        await target._resolve(Names(*addresses))  # type: ignore[arg-type]
+
+
+async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
+    target = Target(parse_url("http://rebinding.example/"))
+
+    assert await target._resolve(Names("1.1.1.1")) == "1.1.1.1"  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""What a node does by itself: months, expiry, `log.keep`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.core.log import Log
+from penstock.engines.memory import MemoryEngine
+from penstock.engines.sqlite import open_sqlite
+from penstock.node import housekeeping as housekeeping_module
+from penstock.node.housekeeping import Housekeeping
+from penstock.values import Batch, Draft
+
+NOVEMBER_30 = 1_796_040_000_000  # 2026-11-30T12:00:00Z
+
+
+def housekeeping(engine: MemoryEngine, clock: ManualClock, data: Path, **keep: float) -> Housekeeping:
+    return Housekeeping(engine.log, engine.mailbox, engine.registry, clock, data, **keep)  # type: ignore[arg-type]
+
+
+async def test_this_month_and_the_next_are_made_in_advance(tmp_path: Path) -> None:
+    clock = ManualClock(NOVEMBER_30)
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path)
+        await house.round()
+        assert await engine.mailbox.months() == ["2026_11", "2026_12"]
+
+        clock.advance(24 * 3600)
+        await house.round()
+        assert await engine.mailbox.months() == ["2026_11", "2026_12", "2027_01"]
+
+
+async def test_what_is_older_than_the_age_to_keep_goes(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=3600)
+        await engine.log.append(Batch((Draft("/a", b"old"),)))
+        clock.advance(3500)
+        await engine.log.append(Batch((Draft("/a", b"young"),)))
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+
+        clock.advance(200)
+        await house.round()
+        page = await engine.log.read_after(("/a",), engine.log.trimmed_upto)
+        assert [entry.body for entry in page.entries] == [b"young"]
+        assert (await engine.log.append(Batch((Draft("/a", b"next"),)))).last.index == 2
+
+
+async def test_a_log_that_is_too_large_loses_its_oldest_entries(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine:
+        house = Housekeeping(engine.log, engine.mailbox, engine.registry, clock, tmp_path, keep_bytes=2 * 1024 * 1024)
+        for _ in range(60):
+            await engine.log.append(Batch(tuple(Draft("/a", os.urandom(10_000)) for _ in range(10))))
+        await house.round()
+
+        assert await engine.log.stored_bytes() <= 2 * 1024 * 1024
+        page = await engine.log.read_after(("/a",), engine.log.trimmed_upto, limit=1000)
+        assert page.entries[-1].index == 599
+        assert 50 < len(page.entries) < 250
+
+
+async def test_expired_entries_are_cleared(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path)
+        await engine.log.append(Batch((Draft("/a", b"short", expires_ms=clock.now_ms() + 1000),)))
+        clock.advance(2)
+        await house.round()
+
+        assert house.expired == 1
+
+
+# ── clocks that were set ───────────────────────────────────────────────────────────────────────
+
+KEEP = 3600.0
+
+
+async def test_what_was_published_before_the_clock_was_set_stays_for_its_whole_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)
+        await engine.log.append(Batch((Draft("/a", b"by a clock that was behind"),)))
+        clock.jump(365 * 24 * 3600)
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+
+        # A restart does not make it forget.
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)
+        clock.advance(KEEP - 1)
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+        clock.advance(1)
+        await house.round()
+        assert engine.log.trimmed_upto == engine.log.followed
+
+
+async def test_a_clock_that_was_ahead_for_a_while_costs_one_more_time_to_keep(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)
+        await engine.log.append(Batch((Draft("/a", b"fresh"),)))
+        clock.jump(365 * 24 * 3600)
+        await house.round()
+        clock.jump(-365 * 24 * 3600)
+        house = housekeeping(engine, clock, tmp_path, keep_seconds=KEEP)  # one that saw no jump
+        await house.round()
+        assert engine.log.trimmed_upto == 0
+
+        clock.advance(KEEP + 1)
+        await house.round()
+        assert engine.log.trimmed_upto == engine.log.followed
+
+
+async def test_nothing_expires_for_good_while_the_clock_was_just_set(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        house = housekeeping(engine, clock, tmp_path)
+        dropped: list[int] = []
+
+        async def daily() -> None:
+            dropped.append(clock.now_ms())
+
+        house.daily = daily
+        await engine.log.append(Batch((Draft("/a", b"short", expires_ms=clock.now_ms() + 7200_000),)))
+        clock.jump(24 * 3600)
+        await house.round()
+        clock.jump(-24 * 3600)
+        await house.round()
+        assert (house.expired, dropped) == (0, [])
+
+        clock.advance(7201)
+        await house.round()
+        assert (house.expired, len(dropped)) == (1, 1)
+
+
+async def leaping(log: Log, keep_seconds: float, now_ms: int) -> int:
+    """The sabotage: one wrong time is taken for the age of all that came before."""
+    return await log.id_before(now_ms - int(keep_seconds * 1000))
+
+
+@pytest.mark.parametrize("sabotage", [None, leaping])
+async def test_a_wrong_clock_of_ten_entries_drops_none_of_four_thousand_fresh_ones(
+    tmp_path: Path, sabotage: Callable[..., object] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sabotage:
+        monkeypatch.setattr(housekeeping_module, "aged_upto", sabotage)
+    clock = ManualClock()
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine:
+        house = Housekeeping(engine.log, engine.mailbox, engine.registry, clock, tmp_path, keep_seconds=KEEP)
+        for _ in range(5):
+            await engine.log.append(Batch(tuple(Draft("/a", b"fresh") for _ in range(818))))
+        clock.jump(-365 * 24 * 3600)
+        await engine.log.append(Batch(tuple(Draft("/a", b"wrong") for _ in range(10))))
+        clock.jump(365 * 24 * 3600)
+        await house.round()
+
+        assert (engine.log.trimmed_upto == 0) is (sabotage is None)
