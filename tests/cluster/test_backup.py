@@ -57,6 +57,28 @@ async def test_servers_on_a_copy_of_the_stores_have_everything(tmp_path: Path) -
             assert [item.body for item in await engine.mailbox.take("device", month)] == [b"waits"]
 
 
+async def test_a_log_is_made_although_the_leader_stops_with_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_nats(tmp_path, servers=3) as nats:
+        report = nats.servers[0].ask("/jsz") or {}
+        leader = next(one for one in nats.servers if one.name == report["meta_cluster"]["leader"])
+        left = next(one for one in nats.servers if one is not leader)
+        asked, api = [], Connection.api
+
+        async def stopped(connection: Connection, subject: str, question: object = None, *, within: float = 5) -> bytes:
+            if subject.startswith("STREAM.CREATE."):
+                asked.append(subject)
+                if len(asked) == 1:
+                    leader.pause()
+            return await api(connection, subject, question, within=within)
+
+        monkeypatch.setattr(Connection, "api", stopped)
+        async with open_engine(left.url, ManualClock()) as engine:
+            await prepare(engine.log)
+        assert asked.count("STREAM.CREATE.penstock_log") > 1
+
+
 async def test_an_engine_waits_for_servers_that_are_still_electing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

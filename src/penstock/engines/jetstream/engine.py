@@ -182,14 +182,17 @@ async def _make_stream(connection: Connection, config: dict[str, Any]) -> None:
 
 
 async def _create(connection: Connection, name: str, config: dict[str, Any]) -> bytes:
-    deadline = time.monotonic() + PLACING_SECONDS
+    begun = time.monotonic()
     while True:
         try:
-            return await connection.api(f"STREAM.CREATE.{name}", config, within=15)
+            return await connection.api(f"STREAM.CREATE.{name}", config)
+        except EngineGone:  # a leader that dies takes the question along; the same one again changes nothing
+            if time.monotonic() - begun > ELECTING_SECONDS or connection.hopeless:
+                raise
         except Refused as refused:
             if refused.code == _EXISTS:
                 return await ask(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)  # another was quicker
-            if refused.code != _NO_PEERS or time.monotonic() > deadline:
+            if refused.code != _NO_PEERS or time.monotonic() - begun > PLACING_SECONDS:
                 gone = EngineGone(f"JetStream does not make {name}: {refused.description}")
                 gone.remedy = "Give the cluster enough servers with JetStream, or set log.replicas to fewer."
                 raise gone from refused
