@@ -54,6 +54,10 @@ class Membership(Protocol):
         """All members that are alive, this one among them, in order of their names."""
         ...
 
+    async def is_dead(self, member: str) -> bool:
+        """Whether that one is certainly gone. One that joined a moment ago lives, though `living` may not know it."""
+        ...
+
 
 class Alone:
     """The membership of a server that is alone."""
@@ -67,6 +71,9 @@ class Alone:
 
     def living(self) -> tuple[str, ...]:
         return (self.me,)
+
+    async def is_dead(self, member: str) -> bool:
+        return member != self.me
 
 
 def node_of(member: str) -> str:
@@ -141,6 +148,12 @@ class Members:
     def living(self) -> tuple[str, ...]:
         others = [member for key, (_, _, member) in self._seen.items() if key != self._key]
         return tuple(sorted({self.me, *others}))
+
+    async def is_dead(self, member: str) -> bool:
+        if member in self.living():
+            return False
+        record = await self._registry.get(_PREFIX + (node_of(member) or member))
+        return record is None or record.value != member.encode()
 
     # ── this node's record ─────────────────────────────────────────────────────────────────────
 

@@ -6,8 +6,10 @@ of any record and are never used twice, also not after a delete.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
+from penstock.errors import VersionMismatch
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Record
 
@@ -41,3 +43,50 @@ class Registry(Protocol):
     async def expire(self, limit: int = 10_000) -> int:
         """Remove records whose time has run out; return how many."""
         ...
+
+
+# ── changing a record that others change, too ──────────────────────────────────────────────────
+
+
+class Change(NamedTuple):
+    """A record after `change`."""
+
+    record: Record | None
+    written: bool  # by that call
+
+
+async def put_if(registry: Registry, key: str, value: bytes, version: int) -> Record | None:
+    """Store if the record is at that version (`NEW`: if there is none); None, and nothing changes, if it is not."""
+    try:
+        return await registry.put(key, value, expect=version)
+    except VersionMismatch:
+        return None
+
+
+async def delete_if(registry: Registry, key: str, version: int) -> bool:
+    """Remove the record if it is at that version; whether it was."""
+    try:
+        return await registry.delete(key, expect=version)
+    except VersionMismatch:
+        return False
+
+
+async def change(registry: Registry, key: str, decide: Callable[[Record | None], bytes | None]) -> Change:
+    """Store what *decide* makes of the record, however often somebody comes in between; None leaves it as it is.
+
+    *decide* is called again with what the other has stored. It may raise.
+    """
+    while True:
+        found = await registry.get(key)
+        value = decide(found)
+        if value is None or (found is not None and found.value == value):
+            return Change(found, written=False)
+        if (record := await put_if(registry, key, value, found.version if found else NEW)) is not None:
+            return Change(record, written=True)
+
+
+async def made_once(registry: Registry, key: str, make: Callable[[], bytes]) -> bytes:
+    """The value of a record that is written once, by whoever comes first, and is the same for all from then on."""
+    while True:
+        if (record := await registry.get(key) or await put_if(registry, key, make(), NEW)) is not None:
+            return record.value
