@@ -165,7 +165,6 @@ STILL_IN_A_CYCLE = {
     "penstock.core": 4,
     "penstock.doors.msgstream": 3,
     "penstock.doors.sps": 5,
-    "penstock.doors.trickle": 3,
     "penstock.doors.webpush": 3,
 }
 """How many modules of a package are. It falls to nothing, and goes."""

@@ -14,6 +14,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from penstock.doors.trickle import door as trickle_door
+from penstock.doors.trickle import requests as trickle_requests
 from penstock.testing import RunningServer, start_server
 from penstock.wire import msgstream
 from penstock.wire import sps as sps_wire
@@ -282,7 +283,7 @@ def test_nothing_that_one_peer_does_hurts_another(server: RunningServer, door: s
 
 def believing() -> None:
     """Whatever is written in the place of a number is taken for one, at each of the doors."""
-    trickle_door.parse_seq = int
+    trickle_door.parse_seq = trickle_requests.parse_seq = int
     msgstream.confirmed = lambda text: tuple(map(int, filter(None, text.split(","))))
     sps_wire.user = lambda params: str(int(params["uid"]))
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.doors.trickle import Trickle
-from penstock.doors.trickle.channels import Channels, LiveChannel
+from penstock.doors.trickle.channel import LiveChannel
+from penstock.doors.trickle.channels import Channels
 from tests.doors.trickle_place import Place, place
 
 KEPT = 3  # channels

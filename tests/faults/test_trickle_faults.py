@@ -16,11 +16,11 @@ from penstock.core.bus import LocalBus
 from penstock.core.log import Log
 from penstock.core.members import Members
 from penstock.doors.trickle import Trickle
-from penstock.doors.trickle.channels import Channels, LiveChannel
+from penstock.doors.trickle.channel import LiveChannel, Publisher, Recorder
+from penstock.doors.trickle.channels import Channels
+from penstock.doors.trickle.cluster import ChannelOwners, KnownChannel
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import Reading
-from penstock.doors.trickle.recording import Recorder
-from penstock.doors.trickle.registry import Found, Owners, State
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull, PenstockError
 from penstock.limits import RECORD_BACKLOG_BYTES
@@ -37,7 +37,7 @@ Door = type[Trickle]
 def door_with(
     channel: type[LiveChannel] = LiveChannel,
     recorder: type[Recorder] = Recorder,
-    owners: type[Owners] = Owners,
+    owners: type[ChannelOwners] = ChannelOwners,
     **parts: Any,
 ) -> Door:
     """A door with some of its parts exchanged for worse ones."""
@@ -79,8 +79,8 @@ class SlowLog:
 
 
 class ConfirmingAtOnce(LiveChannel):
-    def confirm(self, posting: Posting) -> None:
-        posting.confirmed()
+    def confirm(self, publisher: Publisher) -> None:
+        publisher.confirmed()
 
 
 async def nothing_is_acknowledged_before_it_is_stored(tmp_path: Path, door: Door) -> None:
@@ -207,7 +207,7 @@ async def test_publishers_wait_for_a_slow_disk(tmp_path: Path, door: Door, holds
 
 
 class OpenWhileClosing(Channels):
-    async def find(self, name: str) -> LiveChannel | Found:
+    async def find(self, name: str) -> LiveChannel | KnownChannel:
         self._closing, closing = {}, self._closing
         try:
             return await super().find(name)
@@ -331,10 +331,13 @@ async def test_whoever_leaves_is_forgotten(tmp_path: Path, door: Door, holds: bo
 # ── two nodes ──────────────────────────────────────────────────────────────────────────────────
 
 
-class BelievingInNobody(Owners):
-    async def look(self, name: str) -> Found:
-        found = await super().look(name)
-        return Found(State.OURS, found.record, found.version) if found.state is State.ELSEWHERE else found
+class BelievingInNobody(ChannelOwners):
+    async def look(self, name: str) -> KnownChannel:
+        async def is_dead(member: str) -> bool:
+            return member != self._members.me
+
+        self._members.is_dead = is_dead  # type: ignore[method-assign]
+        return await super().look(name)
 
 
 class Cluster:
@@ -450,7 +453,7 @@ async def who_lost_its_channel_cannot_write_into_it(tmp_path: Path, door: Door) 
         await cluster.pass_time("two")
         assert await one.publish("rec", 1, b"while it knows that it may be dead") == 503
         assert await two.publish("rec", 1, b"by two") == 200
-        one.door.channels._me = cluster.members["one"].me = "one:again"
+        cluster.members["one"].me = "one:again"
         cluster.members["one"]._renewed = float("inf")  # as if it had never doubted
         assert await one.publish("rec", 1, b"by one") == 409
         assert await two.recorded(STREAM) == [b"zero", b"by two"]

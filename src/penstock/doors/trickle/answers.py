@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.errors import PenstockError
 from penstock.http.exchange import Headers, Response
-from penstock.http.problems import error_response
+from penstock.http.problems import error_response, problem
 from penstock.wire import trickle
+from penstock.wire.trickle import SeqInvalid
 from penstock.wire.trickle_channel import Channel
 
 _TEXT = "text/plain; charset=utf-8"
@@ -21,14 +23,20 @@ def no_stream() -> Response:
     return text(404, trickle.NO_STREAM)
 
 
-def no_seq() -> Response:
-    """That is no sequence number, or none for this."""
-    return text(400, trickle.NO_SEQ)
+def error(error: PenstockError) -> Response:
+    """What is wrong: the original has words for a number that is none."""
+    return text(400, trickle.NO_SEQ) if isinstance(error, SeqInvalid) else error_response(error)
 
 
 def empty(*headers: tuple[str, str]) -> Response:
     """A good answer that has nothing to say."""
     return Response(200, content_type="", headers=headers)
+
+
+def head(number: int, *, closed: bool = False) -> Response:
+    """The number of the segment that comes next."""
+    headers = ((trickle.LATEST, str(number)),)
+    return text(200, str(number).encode(), headers + (((trickle.CLOSED, trickle.TERMINATED),) if closed else ()))
 
 
 def missing(status: int, asked: int, head: int, oldest: int = 0) -> Response:
@@ -57,3 +65,10 @@ def refused(error: Exception, channel: Channel, seq: int) -> Response:
     if channel.closed:
         response.headers += ((trickle.CLOSED, trickle.TERMINATED),)
     return response
+
+
+def timed_out(seq: int, head: int, seconds: float) -> Response:
+    """Nothing came for too long; the same seq may be asked for again."""
+    headers = ((trickle.TIMEOUT, f"{seconds:g}"), (trickle.SEQ, str(seq)), (trickle.LATEST, str(head)))
+    why = f"no byte of segment {seq} within {seconds:g} s"
+    return problem(408, "segment_timeout", why, "Connect to the same seq again.", headers)

@@ -1,4 +1,4 @@
-"""The channels that are open on this node: made, found, swept and closed here."""
+"""The channels that are open on this node: made, found, swept and closed here; and the feed of their changes."""
 
 from __future__ import annotations
 
@@ -13,61 +13,20 @@ from typing import Self
 import msgspec
 
 from penstock.api.context import Context
-from penstock.core.ledger import Recipient
-from penstock.doors.trickle.posting import Posting
-from penstock.doors.trickle.recording import Recorder
-from penstock.doors.trickle.registry import ChannelRecord, Found, Owners, State
+from penstock.doors.trickle.channel import LiveChannel, Recorder
+from penstock.doors.trickle.cluster import ChannelOwners, ChannelRecord, ChannelState, KnownChannel
 from penstock.errors import Busy, PenstockError
 from penstock.http.wheel import Timed
-from penstock.limits import BATCH_BYTES
+from penstock.limits import BATCH_BYTES, CHANGES_SEGMENTS
 from penstock.settings import TrickleSettings
+from penstock.wire import trickle
 from penstock.wire.trickle import stream_of
-from penstock.wire.trickle_channel import ABANDONED, CLOSED, Channel, Keep, Segment
+from penstock.wire.trickle_channel import ABANDONED, CLOSED, Keep
 
 log = logging.getLogger("penstock.trickle")
 
 SWEEP_SECONDS = 1.0
-
-
-class LiveChannel(Channel):
-    """A channel of this node, with its way into the log if it has one."""
-
-    def __init__(self, record: ChannelRecord, now: float, *, head: int = 0, gaps: bool = False) -> None:
-        super().__init__(
-            record.name,
-            record.keep,
-            now,
-            epoch=record.epoch,
-            mime=record.mime,
-            head=head,
-            gaps=gaps and not record.record,
-            anywhere=not record.record,  # there the seq is the index of the log
-        )
-        self.record = record
-        self.recorder: Recorder | None = None
-        self.passing = False  # made by a segment, which may yet be refused
-        self.closed_at = 0.0
-
-    def ended(self, segment: Segment) -> None:
-        # Beyond the head there are only those that were waited for when the channel closed.
-        if self.recorder is not None and segment.seq < self.head:
-            self.recorder.take(segment)
-
-    def confirm(self, posting: Posting) -> None:
-        """Tell *posting* that its segment is safe, when it is."""
-        if self.recorder is None:
-            posting.confirmed()
-        else:
-            self.recorder.confirm(posting)
-
-    def note(self, seq: int, who: Recipient, state: str, reason: str) -> None:
-        """Something happened to a segment for a reader; only what is recorded can be asked about."""
-        if self.recorder is not None:
-            self.recorder.note(seq, (who, state, reason))
-
-    def find(self, seq: int, now: float) -> Segment | None:
-        found = super().find(seq, now)
-        return self.recorder.waiting(seq) if found is None and self.recorder is not None else found
+CHANGES = "_changes"
 
 
 class Channels(Timed):
@@ -75,14 +34,13 @@ class Channels(Timed):
 
     kind: type[LiveChannel] = LiveChannel
     recording: type[Recorder] = Recorder
-    ownership: type[Owners] = Owners
+    ownership: type[ChannelOwners] = ChannelOwners
 
     def __init__(self, context: Context, settings: TrickleSettings, time: Callable[[], float] | None = None) -> None:
         super().__init__()
         self._context, self.settings, self.wheel = context, settings, context.wheel
         self.time = time or asyncio.get_running_loop().time
-        self._members, self._me = context.members, context.members.me
-        self.owners = self.ownership(context.registry, context.members)
+        self.owners = self.ownership(context.registry, context.members, self._lost)
         self._open: dict[str, LiveChannel] = {}
         self._left: OrderedDict[str, LiveChannel] = OrderedDict()  # closed a moment ago, in that order
         self._closing: dict[str, asyncio.Task[None]] = {}
@@ -95,8 +53,7 @@ class Channels(Timed):
         self._slow = 0  # of channels that are gone
 
     async def __aenter__(self) -> Self:
-        self._members.on_change.append(self._check_membership)
-        for record in await self.owners.left_open() if self._members.alone else ():
+        for record in await self.owners.left_open() if self._context.members.alone else ():
             await self._resume(await self.owners.look(record.name))
         return self
 
@@ -144,7 +101,7 @@ class Channels(Timed):
         """Readers that were too slow for their window."""
         return self._slow + sum(channel.slow for channel in self._open.values())
 
-    async def find(self, name: str) -> LiveChannel | Found:
+    async def find(self, name: str) -> LiveChannel | KnownChannel:
         """The channel, opened again if it was recorded here or by a node that is gone; else what is known of it."""
         while (channel := self._open.get(name)) is None:
             if (closing := self._closing.get(name)) is not None:
@@ -153,21 +110,21 @@ class Channels(Timed):
             found = await self.owners.look(name)
             if name in self._closing:
                 continue  # it was open, and closed, while we looked
-            if found.state is not State.OURS:
+            if found.state is not ChannelState.FREE:
                 return self._open.get(name) or found
             channel = await self._resume(found)
             if channel is not None:
                 return channel
         return channel
 
-    async def create(self, record: ChannelRecord, *, passing: bool = False) -> LiveChannel | Found:
+    async def create(self, record: ChannelRecord, *, passing: bool = False) -> LiveChannel | KnownChannel:
         """Open a channel as *record* wants it, unless there is one. Raises `Busy` when there are too many.
 
         *passing* says that it is gone again if nothing is ever written to it.
         """
         while True:
             found = await self.find(record.name)
-            if isinstance(found, LiveChannel) or found.state is State.ELSEWHERE:
+            if isinstance(found, LiveChannel) or found.state is ChannelState.ELSEWHERE:
                 return found
             if len(self._open) + self._making >= self.settings.channels:
                 raise Busy("trickle.channels", self.settings.channels)
@@ -176,7 +133,7 @@ class Channels(Timed):
             wanted = msgspec.structs.replace(record, epoch=kept + 1)
             self._making += 1
             try:
-                claimed = await self.owners.claim(wanted, found.version)
+                claimed = await self.owners.claim(wanted, found)
             finally:
                 self._making -= 1
             if claimed:
@@ -184,10 +141,10 @@ class Channels(Timed):
                 made.passing = passing
                 return self._open.get(record.name) or self._add(made)
 
-    async def _resume(self, found: Found) -> LiveChannel | None:
+    async def _resume(self, found: KnownChannel) -> LiveChannel | None:
         """Go on with a recorded channel where the log ends; None if somebody else does."""
         record = found.record
-        if record is None or not await self.owners.claim(record, found.version):
+        if record is None or not await self.owners.claim(record, found):
             return None
         head = await self._context.log.head(stream_of(record.name, record.epoch))
         if (channel := self._open.get(record.name)) is not None:
@@ -282,12 +239,11 @@ class Channels(Timed):
         if self._open or self._left:
             self.wheel.arm(self, SWEEP_SECONDS)
 
-    def _check_membership(self) -> None:
+    def _lost(self, record: ChannelRecord) -> None:
         """The others took this node for dead: what it had is theirs."""
-        if self._members.me != self._me:
-            self._me = self._members.me
-            for channel in [one for one in self._open.values() if not one.name.startswith("_")]:
-                self._taken(channel)
+        channel = self._open.get(record.name)
+        if channel is not None and channel.epoch == record.epoch:
+            self._taken(channel)
 
     def admit_waiting(self) -> None:
         """Let one more reader wait; raises `Busy` when too many do."""
@@ -302,3 +258,24 @@ class Channels(Timed):
 
 def _nobody(added: tuple[str, ...], removed: tuple[str, ...]) -> None:
     """No feed of changes is wanted."""
+
+
+class ChangeFeed:
+    """Writes the channel `_changes`: which channels come and go, one JSON segment each, first of all itself."""
+
+    def __init__(self, home: Channels) -> None:
+        self._home = home
+        keep = Keep(CHANGES_SEGMENTS, home.settings.window_bytes, 0)
+        self._channel = home.add_own(CHANGES, "application/json", keep)
+        home.changed = self.write
+        self.write((CHANGES,), ())
+
+    def cut(self, reason: str) -> None:
+        """Nobody can take the feed's segments away."""
+
+    def write(self, added: tuple[str, ...], removed: tuple[str, ...]) -> None:
+        """Add one message."""
+        now = self._home.time()
+        segment = self._channel.take(-1, self, now)
+        self._channel.write(segment, trickle.changed(added, removed), now)
+        self._channel.finish(segment, now)

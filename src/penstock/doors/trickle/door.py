@@ -6,49 +6,39 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
-from penstock.api.context import Context, decoded, flag, integer, only
-from penstock.api.describing import INTEGER, STRING, STRING_OR_NULL, a_list, an_object, operation, shown_as
-from penstock.core.ledger import Recipient, recipient
+from penstock.api.context import Context, only
+from penstock.api.describing import INTEGER, STRING, STRING_OR_NULL, a_list, an_object, operation
 from penstock.core.metering import Sample
-from penstock.core.registry import NEW, Registry
-from penstock.doors.trickle import answers
-from penstock.doors.trickle.asking import DELETE, PUBLISH, SUBSCRIBE, Asked, Gatekeeper, check_caller, consumer
-from penstock.doors.trickle.changes import Changes
-from penstock.doors.trickle.channels import Channels, LiveChannel
+from penstock.core.registry import made_once
+from penstock.doors.trickle import answers, requests
+from penstock.doors.trickle.channel import LiveChannel
+from penstock.doors.trickle.channels import ChangeFeed, Channels
+from penstock.doors.trickle.cluster import ChannelState, KnownChannel, check_membership
 from penstock.doors.trickle.forwarding import forward
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import Reading
-from penstock.doors.trickle.registry import KEY, ChannelRecord, Found, State
+from penstock.doors.trickle.requests import DOOR, CapabilityRequest, ChannelRequest, Gatekeeper, SegmentRequest
 from penstock.doors.trickle.streams import Streams
-from penstock.errors import Busy, Conflict, InputInvalid, PenstockError, TooLarge, VersionMismatch
+from penstock.errors import Busy, Conflict, PenstockError, TooLarge
 from penstock.http.exchange import LIVE, Held, Request, Response
-from penstock.http.problems import error_response
 from penstock.http.routing import STREAM, WHOLE, Route
-from penstock.limits import CONTENT_TYPE_BYTES
 from penstock.settings import Settings
 from penstock.wire import trickle
-from penstock.wire.trickle import SeqInvalid, parse_seq
+from penstock.wire.trickle import DELETE, PUBLISH, SUBSCRIBE, SeqInvalid, parse_seq
 from penstock.wire.trickle_channel import Segment
 
-DOOR: Final = "trickle"
-LONGEST_TTL: Final = 10 * 366 * 24 * 3600
+KEY: Final = "trickle/key"
+"""The record with the key of the rights in names: made once, the same for all nodes."""
 _CHANNELS: Final = an_object(
     channels=a_list(
         an_object(name=STRING, epoch=INTEGER, head=INTEGER, bytes=INTEGER, readers=INTEGER, stream=STRING_OR_NULL)
     )
 )
-
-
-class Wanted(msgspec.Struct, forbid_unknown_fields=True):
-    """What `POST /v1/capabilities` takes."""
-
-    channel: Annotated[str, shown_as(pattern="^[^~]+$")]
-    rights: Annotated[list[Annotated[str, shown_as(enum=list(trickle.RIGHTS))]], shown_as(minItems=1)]
-    ttl: Annotated[int, shown_as(minimum=0, maximum=LONGEST_TTL)] = 0
+Answer = Response | Held
 
 
 class Trickle:
@@ -66,9 +56,10 @@ class Trickle:
         self._streams = Streams(context, self.channels)
 
     async def __aenter__(self) -> Self:
-        self._gate = Gatekeeper(self._context, self._settings, await _key(self._context.registry))
+        key = await made_once(self._context.registry, KEY, lambda: secrets.token_bytes(32))
+        self._gate = Gatekeeper(self._context, self._settings, key)
         if self._settings.changefeed:
-            Changes(self.channels)
+            ChangeFeed(self.channels)
         await self.channels.__aenter__()
         return self
 
@@ -88,12 +79,11 @@ class Trickle:
         yield "counter", "trickle_timeouts", "Publishers that connected and sent nothing.", channels.timeouts, {}
 
     def routes(self) -> list[Route]:
-        """Channels and segments under the base path; streams under `~`; and what the own API adds."""
+        """Channels and segments under the base path; streams under `~`; and what Penstock's API has of them."""
+        small, admit = WHOLE(64 * 1024), self._context.admit
         return [
             *self.internal_routes(),
-            Route(
-                "POST", "/v1/capabilities", self.capability, body=WHOLE(64 * 1024), admit=self._context.admit, door=DOOR
-            ),
+            Route("POST", "/v1/capabilities", self.capability, body=small, admit=admit, door=DOOR),
             Route("GET", "/v1/channels", self.list, door=DOOR),
         ]
 
@@ -116,11 +106,10 @@ class Trickle:
 
     # ── channels ──────────────────────────────────────────────────────────────────────────────
 
-    async def create(self, request: Request) -> Response | Held:
+    async def create(self, request: Request) -> Answer:
         """Make a channel, if there is none."""
         asked = self._gate.check(request, request.captures[0], PUBLISH)
-        mime = _content_type(request.header(trickle.EXPECT_CONTENT))
-        wanted = self._record(asked, request, mime)
+        wanted = requests.named_channel(request, asked.name, self._settings)
         if not asked.trusted and not self._settings.autocreate:
             # In open mode anybody can ask: then, as in the original, only the operator's word makes channels.
             found = await self.channels.find(asked.name)
@@ -130,91 +119,71 @@ class Trickle:
             return answers.empty((trickle.EPOCH, str(found.epoch)))
         return await self._not_here(request, found)
 
-    def _record(self, asked: Asked, request: Request | None, mime: str) -> ChannelRecord:
-        """A channel as this request wants it: the settings, but for what it names."""
-        settings = self._settings
-        segments, size, seconds, record = settings.segments, settings.window_bytes, settings.keep_seconds, False
-        if request is not None:
-            segments = integer(request, "segments", segments, least=1, most=10_000)
-            size = integer(request, "bytes", size, least=1, most=size)
-            seconds = float(integer(request, "seconds", int(seconds), most=10**9))
-            record = flag(request, "record")
-        return ChannelRecord(asked.name, 0, "", segments, size, seconds, mime, record)
-
-    async def close(self, request: Request) -> Response | Held:
+    async def close(self, request: Request) -> Answer:
         """Close a channel."""
         asked = self._gate.check(request, request.captures[0], DELETE)
         found = await self.channels.find(asked.name)
         if isinstance(found, LiveChannel):
             await asyncio.shield(self.channels.close(found))
             return answers.empty()
-        if found.state is State.ELSEWHERE:
+        if found.state is ChannelState.ELSEWHERE:
             return await self._not_here(request, found)
         return answers.text(400, trickle.NO_CHANNEL)
 
-    async def end_segment(self, request: Request) -> Response | Held:
+    async def end_segment(self, request: Request) -> Answer:
         """Close one segment: its publisher drops it."""
         asked = self._gate.check(request, request.captures[0], DELETE)
         found = await self.channels.find(asked.name)
         if not isinstance(found, LiveChannel):
             return await self._not_here(request, found)
         try:
-            seq = parse_seq(request.captures[1])
-        except SeqInvalid:
-            return answers.no_seq()
-        if seq < 0:
-            return answers.no_seq()
-        if not found.delete(seq, self.channels.time()):
-            return answers.text(400, trickle.NO_SEGMENT)
-        return answers.empty()
+            if (seq := parse_seq(request.captures[1])) < 0:
+                raise SeqInvalid(request.captures[1])
+        except SeqInvalid as error:
+            return answers.error(error)
+        return answers.empty() if found.delete(seq, self.channels.time()) else answers.text(400, trickle.NO_SEGMENT)
 
-    async def _not_here(self, request: Request, found: Found) -> Response | Held:
+    async def _not_here(self, request: Request, found: KnownChannel) -> Response | Held:
         """Let the node that has the channel answer, or say that there is none."""
-        if found.state is State.ELSEWHERE and found.record is not None:
+        if found.state is ChannelState.ELSEWHERE and found.record is not None:
             return await forward(request, found.record)
         return answers.no_stream()
 
     # ── publishing ────────────────────────────────────────────────────────────────────────────
 
-    def publish(self, request: Request) -> Response | Held | Coroutine[Any, Any, Response | Held | None]:
+    def publish(self, request: Request) -> Answer | Coroutine[Any, Any, Answer]:
         """Take a segment in."""
         try:
-            if not self._context.members.holds:
-                raise Busy("certainty that this node is still one of the cluster", 0)
+            check_membership(self._context.members)
             asked = self._gate.check(request, request.captures[0], PUBLISH)
             number = parse_seq(request.captures[1])
             channel = self.channels.get(asked.name)
             if channel is None:
                 return self._publish_new(request, asked, number)
             return self._post(request, channel, number)
-        except SeqInvalid:
-            return _refuse(request, answers.no_seq())
         except PenstockError as error:
-            return _refuse(request, error_response(error))
+            return _refuse(request, answers.error(error))
 
-    async def _publish_new(self, request: Request, asked: Asked, number: int) -> Response | Held | None:
+    async def _publish_new(self, request: Request, asked: ChannelRequest, number: int) -> Answer:
         """The channel is not open here: open it again, or make it, if that is allowed."""
         try:
             found = await self.channels.find(asked.name)
-            if self._settings.autocreate and not isinstance(found, LiveChannel) and found.state is not State.ELSEWHERE:
-                found = await self._make_passing(request, asked, number)
-            if isinstance(found, LiveChannel):
-                answer = self._post(request, found, number)
-                self.channels.drop_unused(found)
-                return answer
-            if found.state is State.ELSEWHERE and found.record is not None:
+            if isinstance(found, KnownChannel) and found.state is ChannelState.ELSEWHERE and found.record is not None:
                 answer = await forward(request, found.record, body=True)
                 return answer if isinstance(answer, Held) else _refuse(request, answer)
-            _refuse(request, answers.no_stream())
-        except SeqInvalid:
-            _refuse(request, answers.no_seq())
+            if isinstance(found, KnownChannel) and self._settings.autocreate:
+                found = await self._make_passing(request, asked, number)
+            if isinstance(found, KnownChannel):
+                return _refuse(request, answers.no_stream())
+            answer = self._post(request, found, number)
+            self.channels.drop_unused(found)
+            return answer
         except PenstockError as error:
-            _refuse(request, error_response(error))
-        return None
+            return _refuse(request, answers.error(error))
 
-    async def _make_passing(self, request: Request, asked: Asked, number: int) -> LiveChannel | Found:
+    async def _make_passing(self, request: Request, asked: ChannelRequest, number: int) -> LiveChannel | KnownChannel:
         """Make the channel of a segment, unless that would be refused."""
-        record = self._record(asked, None, _content_type(request.header(b"content-type")))
+        record = requests.implied_channel(request, asked.name, self._settings)
         new = self.channels.kind(record, 0.0)
         self._check_room(request, new)
         self.posting(self.channels, new, request).check(number)
@@ -225,8 +194,6 @@ class Trickle:
         try:
             self._check_room(request, channel)
             posting.begin(number)
-        except SeqInvalid:
-            return _refuse(request, answers.no_seq())
         except (Conflict, TooLarge) as error:
             return _refuse(request, answers.refused(error, channel, number))
         return posting
@@ -240,129 +207,107 @@ class Trickle:
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
-    def subscribe(self, request: Request) -> Response | Held | Coroutine[Any, Any, Response | Held | None]:
+    def subscribe(self, request: Request) -> Answer | Coroutine[Any, Any, Answer]:
         """Give a segment out, as far as it is there, and the rest as it comes."""
-        asked = self._gate.check(request, request.captures[0], SUBSCRIBE)
+        asked, text = self._gate.check(request, request.captures[0], SUBSCRIBE), request.captures[1]
         if asked.stream:
-            return self._read_stream(request, asked, request.captures[1])
+            return self._read_stream(request, asked, asked.stream, text)
         channel = self.channels.get(asked.name)
         if channel is None:
-            return self._subscribe_closed(request, asked)
-        return self._get(request, channel, asked)
+            return self._subscribe_closed(request, asked, text)
+        try:
+            return self._get(request, channel, asked, text)
+        except SeqInvalid as error:
+            return answers.error(error)
 
     def _get(
-        self, request: Request, channel: LiveChannel, asked: Asked
-    ) -> Response | Held | Coroutine[Any, Any, Response | Held | None]:
-        if request.captures[1] == "next":
-            return _next(channel.head)
-        try:
-            number = parse_seq(request.captures[1])
-        except SeqInvalid:
-            return answers.no_seq()
-        who, wait = self._reader(request, asked)
-        seq = channel.position(number)
+        self, request: Request, channel: LiveChannel, asked: ChannelRequest, text: str
+    ) -> Answer | Coroutine[Any, Any, Answer]:
+        if text == "next":
+            return answers.head(channel.head)
+        wanted = self._wanted(request, asked, text)
+        seq = channel.position(wanted.number)
         segment = channel.find(seq, self.channels.time())
-        if segment is None:
-            if channel.recorder is not None and seq < channel.recorder.next:
-                return self._streams.serve(request, channel.recorder.stream, seq, who, wait=wait)
-            oldest = channel.oldest if channel.recorder is None else 0
-            return answers.missing(self._settings.missing_status, number, channel.head, oldest)
-        return self._read(request, channel, segment, who, number, wait)
+        if segment is not None:
+            return self._read(request, channel, segment, wanted)
+        if channel.recorder is not None and seq < channel.recorder.next:
+            return self._streams.serve(request, channel.recorder.stream, seq, wanted.who, wait=wanted.wait)
+        oldest = channel.oldest if channel.recorder is None else 0
+        return answers.missing(self._settings.missing_status, wanted.number, channel.head, oldest)
 
-    def _read(
-        self, request: Request, channel: LiveChannel, segment: Segment, who: Recipient, number: int, wait: float
-    ) -> Response | Held:
+    def _wanted(self, request: Request, asked: ChannelRequest, text: str) -> SegmentRequest:
+        return requests.segment_request(request, asked, text, self._settings.wait)
+
+    def _read(self, request: Request, channel: LiveChannel, segment: Segment, wanted: SegmentRequest) -> Answer:
         if segment.cut:
-            return answers.cut_off(self._settings.missing_status, number, segment.seq)
-        reading = self.reading(self.channels, channel, request, segment, who, number)
-        reading.begin(wait)
+            return answers.cut_off(self._settings.missing_status, wanted.number, segment.seq)
+        reading = self.reading(self.channels, channel, request, segment, wanted.who, wanted.number)
+        reading.begin(wanted.wait)
         return reading
 
-    async def _subscribe_closed(self, request: Request, asked: Asked) -> Response | Held | None:
+    async def _subscribe_closed(self, request: Request, asked: ChannelRequest, text: str) -> Answer:
         """The channel is not open here: it may be open elsewhere, in the log, or a moment ago."""
-        text = request.captures[1]
         found = await self.channels.find(asked.name)
-        if isinstance(found, LiveChannel):
-            answer = self._get(request, found, asked)
-            return await answer if isinstance(answer, Coroutine) else answer
-        if found.state is State.CLOSED and found.record is not None:
-            return await self._read_closed(request, asked, found.record)
-        left = self.channels.left(asked.name)
-        if left is None or found.state is State.ELSEWHERE:
-            return await self._not_here(request, found)
-        return _next(left.head, closed=True) if text == "next" else self._read_left(request, left, asked)
-
-    async def _read_closed(self, request: Request, asked: Asked, record: ChannelRecord) -> Response | Held | None:
-        """A recorded channel that is closed: all of it is in the log."""
-        stream, text = trickle.stream_of(record.name, record.epoch), request.captures[1]
-        if text == "next":
-            return _next(await self._streams.next_index(stream) or 0, closed=True)
         try:
-            number = parse_seq(text)
-        except SeqInvalid:
-            return answers.no_seq()
-        who, wait = self._reader(request, asked)
-        return await self._streams.serve(request, stream, number, who, wait=wait, closed=True)
+            if isinstance(found, LiveChannel):
+                answer = self._get(request, found, asked, text)
+                return await answer if isinstance(answer, Coroutine) else answer
+            if found.state is ChannelState.CLOSED and found.record is not None:
+                stream = trickle.stream_of(found.record.name, found.record.epoch)
+                return await self._read_stream(request, asked, stream, text, closed=True)
+            left = self.channels.left(asked.name)
+            if left is None or found.state is ChannelState.ELSEWHERE:
+                return await self._not_here(request, found)
+            return self._read_left(request, left, asked, text)
+        except SeqInvalid as error:
+            return answers.error(error)
 
-    def _read_left(self, request: Request, channel: LiveChannel, asked: Asked) -> Response | Held:
+    def _read_left(self, request: Request, channel: LiveChannel, asked: ChannelRequest, text: str) -> Answer:
         """A channel that was closed a moment ago: a reader that was behind gets its tail, then hears of the end."""
-        try:
-            number = parse_seq(request.captures[1])
-        except SeqInvalid:
-            return answers.no_seq()
-        who, _ = self._reader(request, asked)
-        seq = channel.position(number)
+        if text == "next":
+            return answers.head(channel.head, closed=True)
+        wanted = self._wanted(request, asked, text)._replace(wait=0)
+        seq = channel.position(wanted.number)
         segment = channel.find(seq, self.channels.time())
         if segment is not None and not channel.is_over(segment):
-            return self._read(request, channel, segment, who, number, 0)
+            return self._read(request, channel, segment, wanted)
         if seq < channel.head:
-            return answers.missing(self._settings.missing_status, number, channel.head, channel.oldest)
+            return answers.missing(self._settings.missing_status, wanted.number, channel.head, channel.oldest)
         return answers.nothing_more(seq, channel.head)
 
-    def read_stream(self, request: Request) -> Coroutine[Any, Any, Response | Held | None]:
+    def read_stream(self, request: Request) -> Coroutine[Any, Any, Answer]:
         """A stream of the log, named with its slashes: `BASE~/orders/eu/17`."""
         name, _, text = request.captures[0].rpartition("/")
         asked = self._gate.check(request, f"/{name}", SUBSCRIBE)
-        return self._read_stream(request, asked, text)
+        return self._read_stream(request, asked, asked.stream, text)
 
-    async def _read_stream(self, request: Request, asked: Asked, text: str) -> Response | Held | None:
+    async def _read_stream(
+        self, request: Request, asked: ChannelRequest, stream: str, text: str, *, closed: bool = False
+    ) -> Answer:
+        """A segment from the log; *closed* says that it is all there of a channel that was recorded."""
         if text == "next":
-            head = await self._streams.next_index(asked.stream)
-            return answers.no_stream() if head is None else _next(head)
+            head = await self._streams.next_index(stream)
+            return answers.no_stream() if head is None and not closed else answers.head(head or 0, closed=closed)
         try:
-            number = parse_seq(text)
-        except SeqInvalid:
-            return answers.no_seq()
-        who, wait = self._reader(request, asked)
-        return await self._streams.serve(request, asked.stream, number, who, wait=wait)
+            wanted = self._wanted(request, asked, text)
+        except SeqInvalid as error:
+            return answers.error(error)
+        return await self._streams.serve(request, stream, wanted.number, wanted.who, wait=wanted.wait, closed=closed)
 
-    def _reader(self, request: Request, asked: Asked) -> tuple[Recipient, float]:
-        """Who reads, and how long that one waits for a first byte."""
-        most = self._settings.wait
-        text = (request.header(trickle.WAIT) or b"").decode("latin-1")
-        if text and not (text.isascii() and text.isdigit() and len(text) < 7 and int(text)):
-            raise InputInvalid("header Lp-Trickle-Wait", f"{text[:20]!r} is not a number of seconds")
-        wait = float(text) if text else most
-        return recipient(DOOR, consumer(request, asked)), min(wait, most) if most else wait
-
-    # ── the own API ───────────────────────────────────────────────────────────────────────────
+    # ── Penstock's API ────────────────────────────────────────────────────────────────────────
 
     @operation(
         "Put rights into the name of a Trickle channel, for clients without headers.",
-        body=Wanted,
+        body=CapabilityRequest,
         answers={201: an_object(channel=STRING)},
     )
     def capability(self, request: Request) -> Response:
         """Put rights into a channel's name, for a client that cannot send a token. Nobody gives more than he has."""
         caller = self._context.caller(request)
-        wanted = decoded(request.body, Wanted)
-        unknown = [right for right in wanted.rights if right not in trickle.RIGHTS]
-        if unknown or not wanted.rights or not 0 <= wanted.ttl <= LONGEST_TTL or "~" in wanted.channel:
-            raise InputInvalid("body", "needs a channel without '~', rights of publish, subscribe, delete, and a ttl")
-        rights = "".join(letter for word, letter in trickle.RIGHTS.items() if word in wanted.rights)
-        for right in rights:
-            check_caller(caller, wanted.channel, right)
-        sealed = self._gate.seal(wanted.channel, rights, wanted.ttl)
+        wanted = requests.capability_request(request)
+        for right in wanted.letters:
+            requests.check_caller(caller, wanted.channel, right)
+        sealed = self._gate.seal(wanted.channel, wanted.letters, wanted.ttl)
         return Response(201, msgspec.json.encode({"channel": sealed}))
 
     @operation("List the Trickle channels that are open on this node.", answers={200: _CHANNELS})
@@ -385,25 +330,3 @@ def _refuse(request: Request, response: Response) -> Response:
     """Refuse a publish: what it sends is not read."""
     request.answer(response, close=True)
     return LIVE
-
-
-def _next(head: int, *, closed: bool = False) -> Response:
-    headers = ((trickle.LATEST, str(head)),)
-    return answers.text(200, str(head).encode(), headers + (((trickle.CLOSED, trickle.TERMINATED),) if closed else ()))
-
-
-def _content_type(value: bytes | None) -> str:
-    text = (value or b"").decode("latin-1").strip()
-    if len(text) > CONTENT_TYPE_BYTES or not (text.isascii() and text.isprintable()):
-        raise InputInvalid("content type", f"is not up to {CONTENT_TYPE_BYTES} printable characters")
-    return text
-
-
-async def _key(registry: Registry) -> bytes:
-    """The key of the rights in names: made once, the same for all nodes."""
-    while (stored := await registry.get(KEY)) is None:
-        try:
-            await registry.put(KEY, secrets.token_bytes(32), expect=NEW)
-        except VersionMismatch:
-            continue
-    return stored.value

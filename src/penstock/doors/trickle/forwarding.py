@@ -12,7 +12,7 @@ from typing import Final, cast
 
 import httptools
 
-from penstock.doors.trickle.registry import ChannelRecord
+from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Busy, PenstockError
 from penstock.http.exchange import Headers, Held, Request, Response
 from penstock.http.flush import Outlet

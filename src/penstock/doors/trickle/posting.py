@@ -7,19 +7,15 @@ connected ──first byte──▶ writing ──end──▶ complete ──(r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.doors.trickle import answers
+from penstock.doors.trickle.channel import LiveChannel
+from penstock.doors.trickle.channels import Channels
 from penstock.errors import Busy, PenstockError, TooLarge
 from penstock.http.exchange import Held, Request, Response
-from penstock.http.problems import problem
 from penstock.http.wheel import Timed
 from penstock.wire import trickle
 from penstock.wire.trickle import SeqInvalid, parse_seq
 from penstock.wire.trickle_channel import OVERSIZED, Segment, WriteRefused
-
-if TYPE_CHECKING:
-    from penstock.doors.trickle.channels import Channels, LiveChannel
 
 
 class Posting(Timed, Held):
@@ -159,7 +155,7 @@ class Posting(Timed, Held):
             return
         self._home.timeouts += 1
         self._leave()
-        self._answer(timed_out(self.seq, self._channel.head, settings.preconnect))
+        self._answer(answers.timed_out(self.seq, self._channel.head, settings.preconnect))
 
     def lost(self) -> None:
         """The publisher is gone."""
@@ -185,10 +181,3 @@ class Posting(Timed, Held):
     def _answer(self, response: Response) -> None:
         """Answer in the middle of the body: the rest is not read."""
         self._request.answer(response, close=True)
-
-
-def timed_out(seq: int, head: int, seconds: float) -> Response:
-    """Nothing came for too long; the same seq may be asked for again."""
-    headers = ((trickle.TIMEOUT, f"{seconds:g}"), (trickle.SEQ, str(seq)), (trickle.LATEST, str(head)))
-    why = f"no byte of segment {seq} within {seconds:g} s"
-    return problem(408, "segment_timeout", why, "Connect to the same seq again.", headers)

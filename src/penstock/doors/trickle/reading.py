@@ -6,11 +6,10 @@ them fast enough keeps its position, and goes on from there when its connection 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.core.ledger import Recipient
 from penstock.doors.trickle import answers
-from penstock.doors.trickle.posting import timed_out
+from penstock.doors.trickle.channel import LiveChannel
+from penstock.doors.trickle.channels import Channels
 from penstock.errors import Busy, PenstockError
 from penstock.http.exchange import Held, Request
 from penstock.http.flush import Outlet
@@ -18,9 +17,6 @@ from penstock.http.problems import error_response
 from penstock.http.wheel import Timed
 from penstock.wire import trickle
 from penstock.wire.trickle_channel import Segment, content
-
-if TYPE_CHECKING:
-    from penstock.doors.trickle.channels import Channels, LiveChannel
 
 
 class Reading(Timed, Held):
@@ -159,7 +155,7 @@ class Reading(Timed, Held):
         request = self._request
         if request is not None and not self._done:
             self.lost()
-            request.answer(timed_out(self._segment.seq, self._channel.head, self._wait))
+            request.answer(answers.timed_out(self._segment.seq, self._channel.head, self._wait))
 
     def draining(self) -> None:
         """The server stops. An end in the middle must not look like the segment's."""

@@ -16,7 +16,6 @@ from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Ledger, Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.channels import Channels
-from penstock.doors.trickle.posting import timed_out
 from penstock.errors import Busy, PenstockError, Trimmed
 from penstock.http.exchange import Held, Request, Response
 from penstock.http.flush import Outlet
@@ -75,7 +74,7 @@ class Streams:
 
     async def serve(
         self, request: Request, stream: str, asked: int, who: Recipient, *, wait: float, closed: bool = False
-    ) -> Response | Held | None:
+    ) -> Response | Held:
         """Answer with the entry at that index. A closed channel says so beyond its end, any other waits there."""
         head = await self._context.log.head(stream)
         next_index = head.next_index if head is not None else 0
@@ -216,7 +215,7 @@ class Following(Timed, Held):
     def expired(self) -> None:
         if not self._done:
             self._stop()
-            self._request.answer(timed_out(self._seq, self._seq, self._wait))
+            self._request.answer(answers.timed_out(self._seq, self._seq, self._wait))
 
     def draining(self) -> None:
         if not self._done:

@@ -1,9 +1,10 @@
-"""A recorded channel's way into the log: segments in the order of their numbers, one append at a time.
+"""A channel of this node, and a recorded one's way into the log.
 
-The stream is `/channels/<name>/<epoch>`, and a segment's seq is its entry's index, always: a number that was
-given up is an empty entry with the reason in its attributes, and every append says which index it expects.
-So a segment is never there twice, and a node that lost its channel to another one finds out at its next append.
-A body above the limit of an entry is followed by part entries in the same batch.
+Segments are appended in the order of their numbers, one append at a time. The stream is `/channels/<name>/<epoch>`, and
+a segment's seq is its entry's index, always: a number that was given up is an empty entry with the reason in its
+attributes, and every append says which index it expects. So a segment is never there twice, and a node that lost its
+channel to another one finds out at its next append. A body above the limit of an entry is followed by part entries in
+the same batch.
 
 What readers got of a segment before it had an id is noted until it has one; then the ledger hears of it.
 """
@@ -13,21 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from penstock.core.ledger import Ledger, Recipient
 from penstock.core.log import Log
 from penstock.core.promise import Pending
+from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import PenstockError, PositionMismatch
 from penstock.http.wheel import Timed, Wheel
 from penstock.limits import ENTRY_BYTES, RECORD_BACKLOG_BYTES
 from penstock.values import Appended, Batch, Draft, Expect, Kind
-from penstock.wire.trickle_channel import COMPLETE, Segment
-
-if TYPE_CHECKING:
-    from penstock.doors.trickle.posting import Posting
+from penstock.wire.trickle_channel import COMPLETE, Channel, Segment
 
 log = logging.getLogger("penstock.trickle")
 
@@ -35,6 +34,20 @@ _RETRY_SECONDS = 1.0
 _KNOWN_IDS = 1_000  # segments whose readers may still finish
 
 Note = tuple[Recipient, str, str]
+
+
+class Publisher(Protocol):
+    """Who sent a segment, and waits for the log."""
+
+    seq: int
+
+    def confirmed(self, error: Exception | None = None) -> None:
+        """The segment is complete, and in the log if it goes there; or the log does not take it."""
+        ...
+
+    def want_more(self) -> None:
+        """The log has caught up."""
+        ...
 
 
 def drafts(stream: str, body: bytes, mime: str, end: str) -> tuple[Draft, ...]:
@@ -61,8 +74,8 @@ class Recorder(Timed):
         self._taken = taken  # called when the stream turns out to be another's
         self._waiting: dict[int, Segment] = {}  # ended, and not in the log
         self._bytes = 0
-        self._postings: dict[int, Posting] = {}  # who waits for the log, and for room
-        self._writing: dict[Posting, None] = {}
+        self._publishers: dict[int, Publisher] = {}  # who waits for the log, and for room
+        self._writing: dict[Publisher, None] = {}
         self._ids: dict[int, int] = {}
         self._notes: dict[int, list[Note]] = {}
         self._appending = False
@@ -83,16 +96,16 @@ class Recorder(Timed):
         self._bytes += segment.size
         self._go_on()
 
-    def confirm(self, posting: Posting) -> None:
-        """Tell *posting* when its segment is in the log."""
-        if posting.seq < self.next:
-            posting.confirmed()
+    def confirm(self, publisher: Publisher) -> None:
+        """Tell *publisher* when its segment is in the log."""
+        if publisher.seq < self.next:
+            publisher.confirmed()
         else:
-            self._postings[posting.seq] = posting
+            self._publishers[publisher.seq] = publisher
 
-    def want_room(self, posting: Posting) -> None:
-        """Tell *posting* when there is room again."""
-        self._writing[posting] = None
+    def want_room(self, publisher: Publisher) -> None:
+        """Tell *publisher* when there is room again."""
+        self._writing[publisher] = None
 
     def note(self, seq: int, note: Note) -> None:
         """Something happened to a segment for a reader."""
@@ -145,8 +158,8 @@ class Recorder(Timed):
             del self._ids[next(iter(self._ids))]
         for note in self._notes.pop(seq, ()):
             self._tell(id, note)
-        if (posting := self._postings.pop(seq, None)) is not None:
-            posting.confirmed()
+        if (publisher := self._publishers.pop(seq, None)) is not None:
+            publisher.confirmed()
         if self._writing and not self.full:
             waiting, self._writing = self._writing, {}
             for writer in waiting:
@@ -155,9 +168,9 @@ class Recorder(Timed):
     def _failed(self, error: BaseException) -> None:
         """The log takes nothing now: its publishers hear it, and we try again."""
         log.warning("trickle.not_recorded", extra={"stream": self.stream, "seq": self.next, "error": str(error)})
-        postings, self._postings = self._postings, {}
-        for posting in postings.values():
-            posting.confirmed(error if isinstance(error, PenstockError) else RuntimeError(str(error)))
+        publishers, self._publishers = self._publishers, {}
+        for publisher in publishers.values():
+            publisher.confirmed(error if isinstance(error, PenstockError) else RuntimeError(str(error)))
         if isinstance(error, PositionMismatch):
             self._waiting.clear()
             self._bytes = 0
@@ -172,3 +185,44 @@ class Recorder(Timed):
             self._ledger.sent(who, self.stream, id, id)
         else:
             self._ledger.record(who, state, self.stream, id, id, reason=reason)
+
+
+class LiveChannel(Channel):
+    """A channel of this node, with its way into the log if it has one."""
+
+    def __init__(self, record: ChannelRecord, now: float, *, head: int = 0, gaps: bool = False) -> None:
+        super().__init__(
+            record.name,
+            record.keep,
+            now,
+            epoch=record.epoch,
+            mime=record.mime,
+            head=head,
+            gaps=gaps and not record.record,
+            anywhere=not record.record,  # there the seq is the index of the log
+        )
+        self.record = record
+        self.recorder: Recorder | None = None
+        self.passing = False  # made by a segment, which may yet be refused
+        self.closed_at = 0.0
+
+    def ended(self, segment: Segment) -> None:
+        # Beyond the head there are only those that were waited for when the channel closed.
+        if self.recorder is not None and segment.seq < self.head:
+            self.recorder.take(segment)
+
+    def confirm(self, publisher: Publisher) -> None:
+        """Tell *publisher* that its segment is safe, when it is."""
+        if self.recorder is None:
+            publisher.confirmed()
+        else:
+            self.recorder.confirm(publisher)
+
+    def note(self, seq: int, who: Recipient, state: str, reason: str) -> None:
+        """Something happened to a segment for a reader; only what is recorded can be asked about."""
+        if self.recorder is not None:
+            self.recorder.note(seq, (who, state, reason))
+
+    def find(self, seq: int, now: float) -> Segment | None:
+        found = super().find(seq, now)
+        return self.recorder.waiting(seq) if found is None and self.recorder is not None else found
