@@ -10,8 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.registry import NEW, Registry
-from penstock.errors import VersionMismatch
+from penstock.core.registry import Registry, made_once
 from penstock.wire.lake import is_own_epoch
 
 KEY: Final = "log/epoch"
@@ -35,9 +34,4 @@ class Epoch(msgspec.Struct, frozen=True):
 
 async def open_epoch(registry: Registry, fresh: str) -> Epoch:
     """The log's epoch; *fresh* if it has none yet."""
-    if (record := await registry.get(KEY)) is None:
-        try:
-            record = await registry.put(KEY, Epoch(fresh).encoded(), expect=NEW)
-        except VersionMismatch:  # another node was first
-            return await open_epoch(registry, fresh)
-    return msgspec.json.decode(record.value, type=Epoch)
+    return msgspec.json.decode(await made_once(registry, KEY, Epoch(fresh).encoded), type=Epoch)

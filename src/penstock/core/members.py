@@ -25,8 +25,8 @@ from typing import Final, Protocol, Self
 
 from penstock.core.background import Background, Loop
 from penstock.core.bus import Bus
-from penstock.core.registry import NEW, Registry
-from penstock.errors import NotFound, PenstockError, VersionMismatch
+from penstock.core.registry import NEW, Registry, delete_if, put_if
+from penstock.errors import PenstockError
 
 log = logging.getLogger("penstock.members")
 
@@ -160,9 +160,8 @@ class Members:
     async def renew(self) -> None:
         """Show that this node lives. If its record was taken away, it begins a new life."""
         begun = self._time()
-        try:
-            record = await self._registry.put(self._key, self.me.encode(), expect=self._version)
-        except VersionMismatch:
+        record = await put_if(self._registry, self._key, self.me.encode(), self._version)
+        if record is None:
             found = await self._registry.get(self._key)
             if found is not None and found.value == self.me.encode():
                 self._version = found.version  # an answer was lost
@@ -204,20 +203,13 @@ class Members:
             if (
                 record.key != self._key
                 and now - since > DEAD_SECONDS
-                and await self._remove(record.key, record.version)
+                and await delete_if(self._registry, record.key, record.version)
             ):
                 log.warning("members.dead", extra={"member": record.value.decode()})
             else:
                 self._seen[record.key] = (record.version, since, record.value.decode())
         if self.living() != self._told:
             self._tell()
-
-    async def _remove(self, key: str, version: int) -> bool:
-        try:
-            await self._registry.delete(key, expect=version)
-        except (VersionMismatch, NotFound):
-            return False
-        return True
 
     def _tell(self) -> None:
         self._told = self.living()

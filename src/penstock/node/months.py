@@ -19,11 +19,10 @@ from penstock.api.context import Context, only
 from penstock.api.describing import operation
 from penstock.api.door import Lodging
 from penstock.core.months import month_of, shifted
-from penstock.core.registry import NEW, Registry
-from penstock.errors import VersionMismatch
+from penstock.core.registry import Registry, change
 from penstock.http.exchange import Request, Response
 from penstock.http.routing import Route
-from penstock.values import MailboxHead
+from penstock.values import MailboxHead, Record
 
 log = logging.getLogger("penstock.tables")
 
@@ -74,15 +73,13 @@ class Tables:
 
     async def daily(self) -> Plan | None:
         """`apply`, if no node has done so for a day."""
-        registry, now_ms = self._context.registry, self._context.clock.now_ms()
-        record = await registry.get(_DAILY)
-        if record is not None and now_ms - int(record.value) < DAY_MS:
-            return None
-        try:
-            await registry.put(_DAILY, str(now_ms).encode(), expect=record.version if record else NEW)
-        except VersionMismatch:
-            return None  # another node does it
-        return await self.apply()
+        now_ms = self._context.clock.now_ms()
+
+        def note_if_due(record: Record | None) -> bytes | None:
+            return b"%d" % now_ms if record is None or now_ms - int(record.value) >= DAY_MS else None
+
+        noted = await change(self._context.registry, _DAILY, note_if_due)
+        return await self.apply() if noted.written else None
 
     async def _leave(self, month: str) -> bool:
         for lodging in self._lodgings:

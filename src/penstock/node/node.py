@@ -38,7 +38,7 @@ from penstock.core.mailbox import Mailbox
 from penstock.core.members import Alone, Members
 from penstock.core.metering import Sample
 from penstock.core.pace import Pace
-from penstock.core.registry import NEW, Registry
+from penstock.core.registry import Registry, made_once
 from penstock.doors.eventhorizon import EventHorizon
 from penstock.doors.msgstream import MessageStream
 from penstock.doors.sps import Sps
@@ -48,7 +48,7 @@ from penstock.engines.lake import ColdLog, Deliveries, open_lake
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.engine import Options
 from penstock.engines.sqlite.writer import Limits
-from penstock.errors import ConfigInvalid, PenstockError, VersionMismatch
+from penstock.errors import ConfigInvalid, PenstockError
 from penstock.http.listener import Listener, make_caps
 from penstock.http.loop import run_loop
 from penstock.http.routing import Route, Router
@@ -428,13 +428,7 @@ def _open_cluster(settings: Settings, clock: Clock, background: Background) -> A
 
 async def _check_server_name(engine: Engine, server: str) -> None:
     """Cursors carry this name for ever: it is fixed at the first start."""
-    record = await engine.registry.get("eventhorizon/server")
-    if record is None:
-        with suppress(VersionMismatch):  # another node is starting for the first time, too
-            await engine.registry.put("eventhorizon/server", server.encode(), expect=NEW)
-        record = await engine.registry.get("eventhorizon/server")
-    if record is not None and record.value != server.encode():
-        was = record.value.decode()
+    if (was := (await made_once(engine.registry, "eventhorizon/server", server.encode)).decode()) != server:
         raise ConfigInvalid(
             "eventhorizon.server", f"is {server!r}, but cursors of this log say {was!r}", remedy=f"Set it to {was}."
         )

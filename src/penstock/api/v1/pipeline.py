@@ -35,8 +35,8 @@ from penstock.api.v1.news import News
 from penstock.core.epoch import KEY as EPOCH
 from penstock.core.epoch import Epoch
 from penstock.core.export import BeyondLog
-from penstock.core.registry import NEW
-from penstock.errors import Conflict, InputInvalid, TooLarge, VersionMismatch
+from penstock.core.registry import NEW, made_once
+from penstock.errors import Conflict, InputInvalid, TooLarge
 from penstock.http.exchange import Held, Request, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import LEVEL_BYTES, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
@@ -136,14 +136,10 @@ class Pipeline:
         self._context.caller(request).check_grant("export")
         key = _checked_key("pipeline/consumers/" + request.captures[0])
         wanted = _checked(decoded(request.body, Wanted))  # also where the answer is known already
-        known = await self._registry.get(key)
-        if known is None:
-            value = _encode({"after": await self._position(wanted)})
-            try:
-                known = await self._registry.put(key, value, expect=NEW)
-            except VersionMismatch:  # somebody else was first in the meantime
-                known = await self._registry.get(key)
-        return Response(200, known.value if known else b"{}")
+        if (known := await self._registry.get(key)) is not None:
+            return Response(200, known.value)
+        value = _encode({"after": await self._position(wanted)})
+        return Response(200, await made_once(self._registry, key, lambda: value))
 
     @operation(
         "The last id that was published before a time.",

@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from penstock.core.log import Log
-from penstock.core.registry import Registry
-from penstock.errors import VersionMismatch
+from penstock.core.registry import Registry, delete_if
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry, Kind, Record
 from penstock.wire.eventhorizon import Cursor, parse_cursor
@@ -118,8 +116,7 @@ class Subscriptions:
 
     async def drop(self, record: Record) -> None:
         """After `Unsubscribed` was appended; unless somebody has subscribed anew since the record was read."""
-        with suppress(VersionMismatch):
-            await self._registry.delete(record.key, expect=record.version)
+        await delete_if(self._registry, record.key, record.version)
 
     async def announced(self, upto: int) -> None:
         """Everything that moved up to this id is announced durably."""
