@@ -21,11 +21,12 @@ from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.cluster import ChannelOwners, KnownChannel
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import Reading
+from penstock.doors.trickle.streams import Following
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull, PenstockError
 from penstock.limits import RECORD_BACKLOG_BYTES
 from penstock.testing import wait_until_async
-from penstock.values import Appended, Batch
+from penstock.values import Appended, Batch, Draft, Head
 from penstock.wire.trickle_channel import Segment
 from tests.doors.trickle_place import Place, place
 
@@ -326,6 +327,53 @@ async def whoever_leaves_is_forgotten(tmp_path: Path, door: Door) -> None:
 )
 async def test_whoever_leaves_is_forgotten(tmp_path: Path, door: Door, holds: bool) -> None:
     await expect(whoever_leaves_is_forgotten(tmp_path, door), holds)
+
+
+class ForgettingItsFeed(Following):
+    def stop(self) -> None:
+        """Whoever has its answer wants no more; but the hub does not hear of it."""
+
+
+async def an_answered_reader_of_a_stream_leaves_nothing_behind(tmp_path: Path, door: Door) -> None:
+    """The entry comes between a look at the stream's head and the beginning of the feed."""
+    logs: list[StaleHead] = []
+
+    def stale(log: Log) -> StaleHead:
+        logs.append(StaleHead(log))
+        return logs[0]
+
+    async with place(tmp_path, log=stale, make=door) as node:
+        await node.engine.log.append(Batch((Draft("/orders", b"one"),)))
+        logs[0].seen = await node.engine.log.head("/orders")
+        second = await node.engine.log.append(Batch((Draft("/orders", b"two"),)))
+        await wait_until_async(lambda: node.hub.position >= second.last.id)
+        assert await node.read("~/orders", 1) == b"two"
+        await wait_until_async(lambda: not node.hub.readers("/orders"), within=patience(door))
+
+
+class StaleHead:
+    """A log that says what a stream's head was a moment ago."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.seen: Head | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def head(self, stream: str) -> Head | None:
+        return self.seen or await self._log.head(stream)
+
+
+class ForgettingStreams(Trickle):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._streams.following = ForgettingItsFeed
+
+
+@pytest.mark.parametrize(("door", "holds"), [(Trickle, True), (ForgettingStreams, False)])
+async def test_an_answered_reader_of_a_stream_leaves_nothing_behind(tmp_path: Path, door: Door, holds: bool) -> None:
+    await expect(an_answered_reader_of_a_stream_leaves_nothing_behind(tmp_path, door), holds)
 
 
 # ── two nodes ──────────────────────────────────────────────────────────────────────────────────

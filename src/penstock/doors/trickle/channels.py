@@ -251,10 +251,6 @@ class Channels(Timed):
             raise Busy("trickle.waiting", self.settings.waiting)
         self.waiting += 1
 
-    def log_dropped(self, name: str, seq: int, at: int, reason: str) -> None:
-        """A reader was cut."""
-        log.info("trickle.reader_dropped", extra={"channel": name, "seq": seq, "at": at, "reason": reason})
-
 
 def _nobody(added: tuple[str, ...], removed: tuple[str, ...]) -> None:
     """No feed of changes is wanted."""

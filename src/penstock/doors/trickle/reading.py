@@ -6,107 +6,162 @@ them fast enough keeps its position, and goes on from there when its connection 
 
 from __future__ import annotations
 
+import logging
+
 from penstock.core.ledger import Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.channel import LiveChannel
 from penstock.doors.trickle.channels import Channels
 from penstock.errors import Busy, PenstockError
-from penstock.http.exchange import Held, Request
+from penstock.http.exchange import Held, Request, Response
 from penstock.http.flush import Outlet
 from penstock.http.problems import error_response
 from penstock.http.wheel import Timed
 from penstock.wire import trickle
 from penstock.wire.trickle_channel import Segment, content
 
+log = logging.getLogger("penstock.trickle")
 
-class Reading(Timed, Held):
+
+class WaitingReader(Timed, Held):
+    """A reader whose answer has not begun. Those who wait are counted, and may wait so long."""
+
+    __slots__ = ("_home", "_request", "_seconds", "_waits", "seq")
+
+    def __init__(self, home: Channels, request: Request, seq: int) -> None:
+        super().__init__()
+        self._home, self.seq = home, seq
+        self._request: Request | None = request  # until its answer begins
+        self._waits, self._seconds = False, 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Wait for so long, 0 is for ever. Raises `Busy` when too many wait."""
+        self._home.admit_waiting()
+        self._waits, self._seconds = True, seconds
+        if seconds:
+            self._home.wheel.arm(self, seconds)
+
+    def taken(self) -> Request | None:
+        """The request, once, for whoever answers it: the wait is over."""
+        request, self._request = self._request, None
+        if request is not None and self._waits:
+            self._home.waiting -= 1
+            self._home.wheel.forget(self)
+        return request
+
+    def stop(self) -> None:
+        """Want nothing more."""
+        raise NotImplementedError
+
+    def head(self) -> int:
+        """The number of the segment that comes next."""
+        raise NotImplementedError
+
+    def answer(self, response: Response, *, close: bool = False) -> None:
+        """Answer with nothing of a segment, unless an answer has begun."""
+        request = self.taken()
+        self.stop()
+        if request is not None:
+            request.answer(response, close=close)
+
+    def lost(self) -> None:
+        """The reader is gone."""
+        self.taken()
+        self.stop()
+
+    def expired(self) -> None:
+        """It has waited as long as it wanted to."""
+        self.answer(answers.timed_out(self.seq, self.head(), self._seconds))
+
+    def draining(self) -> None:
+        """The server stops."""
+        self.answer(error_response(Busy("time before the server stops", 0)), close=True)
+
+
+class Reading(WaitingReader):
     """One reader of one segment."""
 
-    __slots__ = (
-        "_asked", "_at", "_channel", "_done", "_home", "_latest", "_outlet", "_present", "_request", "_segment",
-        "_wait", "_who",
-    )  # fmt: skip
+    __slots__ = ("_asked", "_at", "_channel", "_done", "_latest", "_outlet", "_present", "_segment", "_who")
 
     def __init__(
         self, home: Channels, channel: LiveChannel, request: Request, segment: Segment, who: Recipient, asked: int
     ) -> None:
-        super().__init__()
-        self._home, self._channel, self._segment, self._who = home, channel, segment, who
+        super().__init__(home, request, segment.seq)
+        self._channel, self._segment, self._who = channel, segment, who
         self._asked = asked  # the number as it was given: a negative one means whatever comes
-        self._request: Request | None = request  # until it is answered
         self._outlet: Outlet | None = None
         self._latest, self._present = channel.head, segment.size  # as they are now, when it came
         self._at = 0
-        self._wait = 0.0
         self._done = False
 
     def begin(self, wait: float) -> None:
         """Send what is there, or wait for it: *wait* seconds, 0 for ever. Raises `Busy` when too many wait."""
         segment = self._segment
-        if not segment.size and not segment.end:
-            self._home.admit_waiting()
-            if wait:
-                self._wait = wait
-                self._home.wheel.arm(self, wait)
+        if not segment.begun:
+            self.wait(wait)
         segment.readers[self] = None
-        if segment.size or segment.end:
-            self._home.waiting += 1  # `_open` and `_answer_empty` end a wait
+        if segment.begun:
             self.moved()
+
+    def head(self) -> int:
+        return self._channel.head
+
+    def stop(self) -> None:
+        if not self._done:
+            self._done = True
+            self._channel.release(self._segment, self)
 
     # ── as the watcher of the segment ─────────────────────────────────────────────────────────
 
     def moved(self) -> None:
         if self._segment.cut:
             self._end_cut()
-            return
-        if self._outlet is None:
-            if not self._segment.size:
-                self._answer_empty()
-                return
-            self._open()
-        self._pump()
+        elif self._outlet is None and not self._segment.size:
+            self._answer_empty()
+        else:
+            if self._outlet is None:
+                self._open()
+            self._pump()
 
     def dropped(self, reason: str) -> None:
         """What it has not read yet is gone. A proper end would look like the segment's: the connection is cut."""
-        self._stop()
-        self._channel.note(self._segment.seq, self._who, "dropped", reason)
-        self._home.log_dropped(self._channel.name, self._segment.seq, self._at, reason)
+        self.stop()
+        channel, seq = self._channel, self.seq
+        channel.note(seq, self._who, "dropped", reason)
+        log.info(
+            "trickle.reader_dropped", extra={"channel": channel.name, "seq": seq, "at": self._at, "reason": reason}
+        )
         if self._outlet is not None:
             self._outlet.abort()
 
     def renumbered(self, segment: Segment) -> None:
         """The channel begins at another number. Who asked for the newest gets that one, any other hears of it."""
-        request = self._request
         if self._asked < 0:
-            self._segment, self._latest = segment, segment.seq
+            self._segment, self.seq, self._latest = segment, segment.seq, segment.seq
             segment.readers[self] = None
-        elif request is not None:
-            self.lost()
-            request.answer(answers.missing(self._home.settings.missing_status, self._asked, segment.seq, segment.seq))
+        else:
+            self.answer(answers.missing(self._home.settings.missing_status, self._asked, segment.seq, segment.seq))
 
     def _end_cut(self) -> None:
         """The segment will never be whole: who has bytes of it is cut off, who has none can still be told."""
-        request, segment = self._request, self._segment
-        if request is None:
-            self.dropped(f"the segment was {segment.end}")
+        if self._request is None:
+            self.dropped(f"the segment was {self._segment.end}")
         else:
-            self.lost()
-            request.answer(answers.cut_off(self._home.settings.missing_status, self._asked, segment.seq))
+            self.answer(answers.cut_off(self._home.settings.missing_status, self._asked, self.seq))
 
     def _open(self) -> None:
-        channel, segment, request = self._channel, self._segment, self._request
-        assert request is not None  # noqa: S101  # it is there until the answer begins
+        channel, request = self._channel, self.taken()
+        if request is None:
+            return
         headers = [("Content-Type", channel.mime or answers.OCTETS), ("Cache-Control", "no-store")]
-        headers += [(trickle.SEQ, str(segment.seq)), (trickle.SIZE, str(self._present))]
+        headers += [(trickle.SEQ, str(self.seq)), (trickle.SIZE, str(self._present))]
         headers.append((trickle.EPOCH, str(channel.epoch)))
-        if self._latest != segment.seq:
+        if self._latest != self.seq:
             headers.append((trickle.LATEST, str(self._latest)))
-        self._end_wait()
-        self._request = None
         try:
             self._outlet = request.open(200, tuple(headers), owner=self, watch=channel.recorder is not None)
         except PenstockError as error:  # its token has ended, or has too many open: that is not the publisher's trouble
-            self._stop()
+            self.stop()
             request.answer(error_response(error))
 
     def _pump(self) -> None:
@@ -118,60 +173,30 @@ class Reading(Timed, Held):
             framed, self._at = segment.piece(self._at)
             outlet.send(framed if outlet.chunked else content(framed))
         if self._at == segment.size and segment.end:
-            self._stop()
+            self.stop()
             outlet.close()
 
     def _answer_empty(self) -> None:
         """The segment ended without a byte."""
-        request, channel = self._request, self._channel
-        self._end_wait()
-        self._stop()
-        self._request = None
-        if request is not None:
-            response = answers.empty((trickle.SEQ, str(self._segment.seq)), (trickle.LATEST, str(channel.head)))
-            if channel.is_over(self._segment):
-                response.headers += ((trickle.CLOSED, trickle.TERMINATED),)
-            request.answer(response)
+        response = answers.empty((trickle.SEQ, str(self.seq)), (trickle.LATEST, str(self._channel.head)))
+        if self._channel.is_over(self._segment):
+            response.headers += ((trickle.CLOSED, trickle.TERMINATED),)
+        self.answer(response)
 
-    # ── as the owner of the outlet, and while it waits ────────────────────────────────────────
+    # ── as the owner of the outlet ────────────────────────────────────────────────────────────
 
     def flushed(self) -> None:
         """The kernel has all that was handed over; the ledger hears of whole segments."""
         if self._done and self._at == self._segment.size:
             self._at = -1  # once
-            self._channel.note(self._segment.seq, self._who, "sent", "")
+            self._channel.note(self.seq, self._who, "sent", "")
 
     def drained(self) -> None:
         self._pump()
 
-    def lost(self) -> None:
-        """The reader is gone."""
-        self._end_wait()
-        self._stop()
-        self._request = None
-
-    def expired(self) -> None:
-        """It has waited as long as it wanted to."""
-        request = self._request
-        if request is not None and not self._done:
-            self.lost()
-            request.answer(answers.timed_out(self._segment.seq, self._channel.head, self._wait))
-
     def draining(self) -> None:
-        """The server stops. An end in the middle must not look like the segment's."""
-        request = self._request
-        if request is not None:
-            self.lost()
-            request.answer(error_response(Busy("time before the server stops", 0)), close=True)
-        elif self._outlet is not None and not self._segment.end:
+        """An end in the middle must not look like the segment's."""
+        if self._outlet is None:
+            super().draining()
+        elif not self._segment.end:
             self._outlet.abort()
-
-    def _end_wait(self) -> None:
-        if self._request is not None:
-            self._home.waiting -= 1
-            self._home.wheel.forget(self)
-
-    def _stop(self) -> None:
-        if not self._done:
-            self._done = True
-            self._channel.release(self._segment, self)

@@ -16,11 +16,11 @@ from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Ledger, Recipient
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.channels import Channels
-from penstock.errors import Busy, PenstockError, Trimmed
+from penstock.doors.trickle.reading import WaitingReader
+from penstock.errors import PenstockError, Trimmed
 from penstock.http.exchange import Held, Request, Response
 from penstock.http.flush import Outlet
 from penstock.http.problems import error_response
-from penstock.http.wheel import Timed
 from penstock.limits import CONTENT_TYPE_BYTES
 from penstock.values import Entry, Kind
 from penstock.wire import trickle
@@ -66,6 +66,7 @@ class Streams:
 
     def __init__(self, context: Context, home: Channels) -> None:
         self._context, self._home = context, home
+        self.following: type[Following] = Following
 
     async def next_index(self, stream: str) -> int | None:
         """The head of a stream; None if there is none of that name."""
@@ -106,9 +107,11 @@ class Streams:
         return sending
 
     def _follow(self, request: Request, stream: str, seq: int, after: int, who: Recipient, wait: float) -> Held:
-        following = Following(self._home, self._context.ledger, request, seq, who)
-        following.begin(wait)
+        following = self.following(self._home, self._context.ledger, request, seq, who)
+        following.wait(wait)
         following.feed = self._context.hub.start(following, (stream,), after=after)
+        if following.full:  # what it waited for came with the feed's beginning
+            following.stop()
         return following
 
 
@@ -147,31 +150,27 @@ class Sending(Held):
         """The reader is gone before it had everything."""
 
 
-class Following(Timed, Held):
+class Following(WaitingReader):
     """A reader that waits for the next entry of a stream: the sink of a feed."""
 
-    __slots__ = ("_done", "_entries", "_home", "_ledger", "_request", "_seq", "_wait", "feed", "who")
-
-    feed: Feed | None
+    __slots__ = ("_entries", "_ledger", "feed", "who")
 
     def __init__(self, home: Channels, ledger: Ledger, request: Request, seq: int, who: Recipient) -> None:
-        super().__init__()
-        self._home, self._ledger, self._request, self._seq, self.who = home, ledger, request, seq, who
+        super().__init__(home, request, seq)
+        self._ledger, self.who = ledger, who
         self._entries: list[Entry] = []
-        self._done = False
-        self._wait = 0.0
-        self.feed = None
+        self.feed: Feed | None = None
 
-    def begin(self, wait: float) -> None:
-        """Wait so many seconds, or for ever. Raises `Busy` when too many wait."""
-        self._home.admit_waiting()
-        if wait:
-            self._wait = wait
-            self._home.wheel.arm(self, wait)
+    def head(self) -> int:
+        return self.seq
+
+    def stop(self) -> None:
+        if self.feed is not None:
+            self.feed.stop()
 
     @property
     def full(self) -> bool:
-        return self._done
+        return self._request is None
 
     def deliver(self, entries: Sequence[Entry]) -> None:
         whole = False
@@ -182,50 +181,26 @@ class Following(Timed, Held):
                 else:
                     whole = True  # it said more parts than it has
                     break
-            elif entry.index == self._seq:
+            elif entry.index == self.seq:
                 self._entries.append(entry)
-        if not self._entries or self._done:
-            return
-        if whole or len(self._entries) > int(about(self._entries[0]).parts):
-            self._stop()
-            if is_cut(self._entries[0]):
-                self._request.answer(answers.cut_off(self._home.settings.missing_status, self._seq, self._seq))
-                return
+        if self._entries and (whole or len(self._entries) > int(about(self._entries[0]).parts)):
+            self._send()
+
+    def _send(self) -> None:
+        if is_cut(self._entries[0]):
+            self.answer(answers.cut_off(self._home.settings.missing_status, self.seq, self.seq))
+        elif (request := self.taken()) is not None:
+            self.stop()
             try:
-                Sending(self._ledger, self.who).begin(self._request, self._entries, self._seq)
+                Sending(self._ledger, self.who).begin(request, self._entries, self.seq)
             except PenstockError as error:  # its token has ended, or has too many open
-                self._request.answer(error_response(error))
+                request.answer(error_response(error))
 
     deliver_last = take_if_room
 
     def gap(self, after: int, upto: int) -> None:
         """It was trimmed before it could be read."""
-        if not self._done:
-            self._stop()
-            self._request.answer(answers.missing(self._home.settings.missing_status, self._seq, self._seq + 1))
+        self.answer(answers.missing(self._home.settings.missing_status, self.seq, self.seq + 1))
 
     def failed(self, error: Exception) -> None:
-        if not self._done:
-            self._stop()
-            self._request.answer(error_response(error))
-
-    def lost(self) -> None:
-        self._stop()
-
-    def expired(self) -> None:
-        if not self._done:
-            self._stop()
-            self._request.answer(answers.timed_out(self._seq, self._seq, self._wait))
-
-    def draining(self) -> None:
-        if not self._done:
-            self._stop()
-            self._request.answer(error_response(Busy("time before the server stops", 0)), close=True)
-
-    def _stop(self) -> None:
-        if not self._done:
-            self._done = True
-            self._home.waiting -= 1
-            self._home.wheel.forget(self)
-            if self.feed is not None:
-                self.feed.stop()
+        self.answer(error_response(error))
