@@ -30,12 +30,12 @@ HOSTILE = [
 
 def readers_are_not_guarded() -> None:
     def about(entry):
-        return msgspec.json.decode(entry.attributes, type=streams.About) if entry.attributes else streams.About()
+        return msgspec.json.decode(entry.attributes or "{}", type=streams.SegmentAttributes)
 
     def end(self, feed, error):
         raise error
 
-    streams.about, Hub._end = about, end
+    streams.attributes_of, Hub._end = about, end
 
 
 def waits(server: RunningServer, stream: str) -> bool:
@@ -82,14 +82,14 @@ def test_without_the_guards_a_neighbour_is_not_told(tmp_path: Path) -> None:
 
 def a_defect_in_one_reader() -> None:
     """Entries with the body `poison` cannot be read by Trickle; the guard around feeds is there."""
-    honest = streams.about
+    honest = streams.attributes_of
 
     def about(entry):
         if entry.body == b"poison":
             raise ValueError("a defect")
         return honest(entry)
 
-    streams.about = about
+    streams.attributes_of = about
 
 
 def test_a_defect_in_one_reader_ends_its_answer_alone_and_is_counted(tmp_path: Path) -> None:

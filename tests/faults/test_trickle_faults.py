@@ -16,11 +16,11 @@ from penstock.core.bus import LocalBus
 from penstock.core.log import Log
 from penstock.core.members import Members
 from penstock.doors.trickle import Trickle
-from penstock.doors.trickle.channel import LiveChannel, Publisher, Recorder
+from penstock.doors.trickle.channel import LiveChannel, Recorder, WaitingPublisher
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.cluster import ChannelOwners, KnownChannel
 from penstock.doors.trickle.posting import Posting
-from penstock.doors.trickle.reading import Reading
+from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.streams import Following
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull, PenstockError
@@ -80,7 +80,7 @@ class SlowLog:
 
 
 class ConfirmingAtOnce(LiveChannel):
-    def confirm(self, publisher: Publisher) -> None:
+    def confirm(self, publisher: WaitingPublisher) -> None:
         publisher.confirmed()
 
 
@@ -289,7 +289,7 @@ async def test_a_reader_that_never_reads_costs_a_bounded_amount(tmp_path: Path, 
 # ── peers that leave ───────────────────────────────────────────────────────────────────────────
 
 
-class NeverNoticingReaders(Reading):
+class NeverNoticingReaders(SegmentReading):
     def lost(self) -> None:
         """As the original does."""
 
@@ -453,7 +453,7 @@ async def test_a_channel_has_one_owner_and_every_node_knows_it(tmp_path: Path, d
     await expect(a_channel_has_one_owner_and_every_node_knows_it(tmp_path, door), holds)
 
 
-class PoliteReading(Reading):
+class PoliteReading(SegmentReading):
     """Ends a segment that was cut as any other."""
 
     def moved(self) -> None:

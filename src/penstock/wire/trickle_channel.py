@@ -58,7 +58,7 @@ class WriteRefused(Conflict):
         self.code, self.remedy, self.retry_after = code, remedy, retry_after
 
 
-class Writer(Protocol):
+class SegmentWriter(Protocol):
     """Who writes a segment."""
 
     def cut(self, reason: str) -> None:
@@ -102,7 +102,7 @@ class Segment:
         self.end = ""  # why it has ended; empty while it is open
         self.ended_at = now
         self.evicted = False
-        self.writer: Writer | None = None
+        self.writer: SegmentWriter | None = None
         self.readers: dict[Watcher, None] = {}
         self._pieces: list[bytes] = []  # framed
         self._ends: list[int] = []  # the position after each piece
@@ -248,7 +248,7 @@ class Channel:
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
-    def take(self, asked: int, writer: Writer, now: float, *, reset: bool = False) -> Segment:
+    def take(self, asked: int, writer: SegmentWriter, now: float, *, reset: bool = False) -> Segment:
         """Give a segment to *writer*. Raises `WriteRefused`, or `SeqInvalid`, and nothing has changed."""
         if asked < -1:
             raise SeqInvalid(str(asked))
@@ -309,7 +309,7 @@ class Channel:
         segment.append(data)
         self._evict(now)
 
-    def leave(self, segment: Segment, writer: Writer, now: float) -> None:
+    def leave(self, segment: Segment, writer: SegmentWriter, now: float) -> None:
         """The writer is gone without saying that the segment is complete: another may go on."""
         if segment.writer is writer:
             segment.writer, segment.touched = None, now

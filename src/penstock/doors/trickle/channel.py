@@ -36,7 +36,7 @@ _KNOWN_IDS = 1_000  # segments whose readers may still finish
 Note = tuple[Recipient, str, str]
 
 
-class Publisher(Protocol):
+class WaitingPublisher(Protocol):
     """Who sent a segment, and waits for the log."""
 
     seq: int
@@ -50,14 +50,21 @@ class Publisher(Protocol):
         ...
 
 
+class SegmentAttributes(msgspec.Struct):
+    """What a segment's entry says besides its body."""
+
+    content_type: str = msgspec.field(default="", name="content-type")
+    parts: str = "0"  # entries that follow it with the rest of the body
+    end: str = COMPLETE
+
+
 def drafts(stream: str, body: bytes, mime: str, end: str) -> tuple[Draft, ...]:
     """A segment as entries of one batch."""
     pieces = [body[at : at + ENTRY_BYTES] for at in range(0, len(body), ENTRY_BYTES)] or [b""]
-    about = {"content-type": mime, "parts": str(len(pieces) - 1), "end": end}
-    plain = {"content-type": "", "parts": "0", "end": COMPLETE}
+    plain = msgspec.to_builtins(SegmentAttributes())
+    about = msgspec.to_builtins(SegmentAttributes(mime, str(len(pieces) - 1), end))
     said = {name: value for name, value in about.items() if value != plain[name]}
-    attributes = msgspec.json.encode(said).decode() if said else ""
-    first = Draft(stream, pieces[0], attributes=attributes)
+    first = Draft(stream, pieces[0], attributes=msgspec.json.encode(said).decode() if said else "")
     return (first, *(Draft(stream, piece, kind=Kind.PART) for piece in pieces[1:]))
 
 
@@ -74,8 +81,8 @@ class Recorder(Timed):
         self._taken = taken  # called when the stream turns out to be another's
         self._waiting: dict[int, Segment] = {}  # ended, and not in the log
         self._bytes = 0
-        self._publishers: dict[int, Publisher] = {}  # who waits for the log, and for room
-        self._writing: dict[Publisher, None] = {}
+        self._publishers: dict[int, WaitingPublisher] = {}  # who waits for the log, and for room
+        self._writing: dict[WaitingPublisher, None] = {}
         self._ids: dict[int, int] = {}
         self._notes: dict[int, list[Note]] = {}
         self._appending = False
@@ -96,14 +103,14 @@ class Recorder(Timed):
         self._bytes += segment.size
         self._go_on()
 
-    def confirm(self, publisher: Publisher) -> None:
+    def confirm(self, publisher: WaitingPublisher) -> None:
         """Tell *publisher* when its segment is in the log."""
         if publisher.seq < self.next:
             publisher.confirmed()
         else:
             self._publishers[publisher.seq] = publisher
 
-    def want_room(self, publisher: Publisher) -> None:
+    def want_room(self, publisher: WaitingPublisher) -> None:
         """Tell *publisher* when there is room again."""
         self._writing[publisher] = None
 
@@ -211,7 +218,7 @@ class LiveChannel(Channel):
         if self.recorder is not None and segment.seq < self.head:
             self.recorder.take(segment)
 
-    def confirm(self, publisher: Publisher) -> None:
+    def confirm(self, publisher: WaitingPublisher) -> None:
         """Tell *publisher* that its segment is safe, when it is."""
         if self.recorder is None:
             publisher.confirmed()

@@ -20,7 +20,7 @@ from penstock.doors.trickle.channels import ChangeFeed, Channels
 from penstock.doors.trickle.cluster import ChannelState, KnownChannel, check_membership
 from penstock.doors.trickle.forwarding import forward
 from penstock.doors.trickle.posting import Posting
-from penstock.doors.trickle.reading import Reading
+from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.requests import DOOR, CapabilityRequest, ChannelRequest, Gatekeeper, SegmentRequest
 from penstock.doors.trickle.streams import Streams
 from penstock.errors import Busy, Conflict, PenstockError, TooLarge
@@ -46,7 +46,7 @@ class Trickle:
 
     kind: type[Channels] = Channels
     posting: type[Posting] = Posting
-    reading: type[Reading] = Reading
+    reading: type[SegmentReading] = SegmentReading
 
     _gate: Gatekeeper
 

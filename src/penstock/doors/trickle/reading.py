@@ -78,7 +78,7 @@ class WaitingReader(Timed, Held):
         self.answer(error_response(Busy("time before the server stops", 0)), close=True)
 
 
-class Reading(WaitingReader):
+class SegmentReading(WaitingReader):
     """One reader of one segment."""
 
     __slots__ = ("_asked", "_at", "_channel", "_done", "_latest", "_outlet", "_present", "_segment", "_who")

@@ -15,6 +15,7 @@ from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Ledger, Recipient
 from penstock.doors.trickle import answers
+from penstock.doors.trickle.channel import SegmentAttributes
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.reading import WaitingReader
 from penstock.errors import PenstockError, Trimmed
@@ -30,24 +31,16 @@ from penstock.wire.trickle_channel import CUT
 _COUNT = re.compile(r"[0-9]{1,3}")  # a batch has no more parts
 
 
-class About(msgspec.Struct):
-    """What a segment's entry says besides its body."""
-
-    content_type: str = msgspec.field(default="", name="content-type")
-    parts: str = "0"
-    end: str = ""
-
-
-def about(entry: Entry) -> About:
+def attributes_of(entry: Entry) -> SegmentAttributes:
     """The attributes that matter here; others are somebody else's.
 
     Whoever may publish can write anything into them. What could not be of a recorded segment counts for nothing:
     the entry is then data like any other.
     """
     try:
-        said = msgspec.json.decode(entry.attributes, type=About) if entry.attributes else About()
+        said = msgspec.json.decode(entry.attributes or "{}", type=SegmentAttributes)
     except msgspec.MsgspecError:
-        return About()
+        return SegmentAttributes()
     text = said.content_type
     if len(text) > CONTENT_TYPE_BYTES or not (text.isascii() and text.isprintable()):
         said.content_type = ""
@@ -58,7 +51,7 @@ def about(entry: Entry) -> About:
 
 def is_cut(entry: Entry) -> bool:
     """It is a segment that was recorded although it never was whole."""
-    return entry.stream.startswith(trickle.CHANNELS) and about(entry).end in CUT
+    return entry.stream.startswith(trickle.CHANNELS) and attributes_of(entry).end in CUT
 
 
 class Streams:
@@ -130,7 +123,7 @@ class Sending(Held):
         entry = self._entry = entries[0]
         pieces = [entry.body, *(part.body for part in entries[1:] if part.kind is Kind.PART)]
         size = sum(map(len, pieces))
-        headers = [("Content-Type", about(entry).content_type or answers.OCTETS), ("Cache-Control", "no-store")]
+        headers = [("Content-Type", attributes_of(entry).content_type or answers.OCTETS), ("Cache-Control", "no-store")]
         headers += [(trickle.SEQ, str(entry.index)), (trickle.SIZE, str(size))]
         if head != entry.index:
             headers.append((trickle.LATEST, str(head)))
@@ -183,7 +176,7 @@ class Following(WaitingReader):
                     break
             elif entry.index == self.seq:
                 self._entries.append(entry)
-        if self._entries and (whole or len(self._entries) > int(about(self._entries[0]).parts)):
+        if self._entries and (whole or len(self._entries) > int(attributes_of(self._entries[0]).parts)):
             self._send()
 
     def _send(self) -> None:
