@@ -5,7 +5,7 @@
     n1                         registry                       n2
     claim ──────────────────▶  n1:7f3a, version 5
                                n2:04c1, version 8  ◀──────────  claim (`NEWEST`): the version before named n1
-    look  ◀───────────────────────────────────────  "look at it: version 8"   over the bus, until n1 hears or dies
+    look  ◀───────────────────────────────────────────────────  "look: version 8" over the bus, until n1 hears or dies
     8 is above our 5: read the record, then `lost(key, mine, now)`
     look  ◀── lookout: the record changed           if that message was lost: within a second
 
@@ -280,7 +280,11 @@ class Ownership(Generic[P]):
         return owner in ("", self._members.me) or await self._members.is_dead(owner)
 
     async def write(self, key: str, payload: P) -> bool:
-        """Change what the record of a thing of ours says; False if it is not ours any more, and `lost` was told."""
+        """Change what the record of a thing of ours says; False if it is not as we knew it, and nothing was changed.
+
+        Another node has it, and `lost` was told; or it was claimed again from here meanwhile. Where several parts of
+        this node may claim a thing, each looks at `mine` before it writes or releases.
+        """
         held = self._held.get(key)
         if held is None:
             return False
