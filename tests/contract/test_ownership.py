@@ -78,21 +78,31 @@ async def test_an_owner_changes_its_record_until_it_is_anothers(open_engine):
         assert (await a.owned.look("x")).payload == Thing(b.members.me, 3)
 
 
-async def test_what_names_this_node_already_is_not_written_again(open_engine):
-    async with open_engine() as engine, nodes(engine, "a", "b", faults=Faults(lose=True)) as (a, b):
-        first = await a.owned.claim("x", lambda before: Thing("", 1))
+async def test_a_server_that_is_alone_writes_nothing_again_that_stays_as_it_is(open_engine):
+    async with open_engine() as engine:
+        first, second = (Ownership(engine.registry, Alone(), PREFIX, FORM) for _ in range(2))
+        made = await first.claim("x", lambda before: Thing("", 1))
+        again = await second.claim("x", lambda before: before)  # as after a restart
+
+        assert made is not None
+        assert again is not None
+        assert again.version == made.version
+        assert second.holds("x")
+        changed = await second.claim("x", lambda before: Thing("", 2))
+        assert changed is not None
+        assert changed.version > made.version
+
+
+async def test_what_is_forgotten_is_not_missed(open_engine):
+    async with open_engine() as engine, nodes(engine, "a", "b") as (a, b):
+        await a.claim("x", 1)
         a.owned.forget("x")
         assert not a.owned.holds("x")
+        assert await owner(b, "x") == "a"
 
-        again = await a.owned.claim("x", lambda before: before)
-
-        assert first is not None
-        assert again is not None
-        assert again.version == first.version
-        assert a.owned.holds("x")
-        a.owned.forget("x")
         await b.claim("x", 2)
         assert a.lost == []
+        assert await owner(a, "x") == "b"
 
 
 async def test_what_is_left_behind_belongs_to_nobody(open_engine):

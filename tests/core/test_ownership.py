@@ -401,6 +401,38 @@ async def test_a_release_on_its_way_does_not_take_away_what_was_claimed_again() 
         assert not await b.claim("x", 2)
 
 
+class FromTheFormerLeader:
+    """A registry that answers from the past for a moment, as a leader that was replaced and does not know it yet."""
+
+    def __init__(self, inner: Registry, past: Record) -> None:
+        self._inner, self._past, self.answers = inner, past, 3
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def get(self, key: str) -> Record | None:
+        self.answers -= 1
+        return self._past if self.answers > 0 else await self._inner.get(key)
+
+
+async def test_an_answer_from_the_past_takes_nothing_from_anybody_and_gives_nothing_to_anybody() -> None:
+    async with MemoryEngine() as engine, nodes(engine, "a", "b", rule=Rule.FREE) as (a, b):
+        await a.claim("x", 1)
+        past = await engine.registry.get(f"{PREFIX}x")
+        assert past is not None
+        await a.owned.release("x")
+        await b.claim("x", 2)
+        a.owned._registry = FromTheFormerLeader(engine.registry, past)
+        assert not await a.claim("x", 1), "the record says so no more"
+
+        reads = FromTheFormerLeader(engine.registry, past)
+        b.owned._registry = reads
+        b.owned.tell(b.members.me, "x", 1_000)
+        await wait_until_async(lambda: reads.answers <= 0)
+        assert b.lost == []
+        assert b.owned.holds("x")
+
+
 async def test_a_loser_that_does_not_listen_is_told_until_it_does_or_dies() -> None:
     async with MemoryEngine() as engine, nodes(engine, "a", "b", see=lambda engine: Blind()) as (a, b):
         network = a.owned._bus._bus._network  # type: ignore[union-attr]

@@ -228,8 +228,8 @@ class Ownership(Generic[P]):
     ) -> Claimed[P] | None:
         """Own it from now on with the payload that *decide* makes of the one that is there; None if that may not be.
 
-        A record that is this node's already, and stays as it is, is not written again. A call that raised or was
-        cancelled may have claimed it: claim again, or release.
+        A server that is alone does not write a record again that is its own already and stays as it is. A call that
+        raised or was cancelled may have claimed it: claim again, or release.
         """
         claimed: Claimed[P] | None = None
         with self._change_of(key):
@@ -257,8 +257,8 @@ class Ownership(Generic[P]):
                     return Claimed(payload, version, claimed.before)
 
     def _is_at_rest(self, key: str) -> bool:
-        """No other change of ours is on its way: the record stays as it was read until another node changes it."""
-        return self._changing[key] == 1 and key not in self._leaving
+        """Nobody changes the record now. In a cluster only a write can tell: what was read may be of a moment ago."""
+        return self._members.alone and self._changing[key] == 1 and key not in self._leaving
 
     async def _put(self, key: str, payload: P, version: int) -> int | None:
         """Write the record if it is at that version; returns its new one."""
@@ -407,7 +407,8 @@ class Ownership(Generic[P]):
         except BaseException:
             self._doubt(key, version)
             raise
-        if self._held.get(key) is not held or key in self._changing:
+        is_old = found.payload is not None and found.version < held.version  # an answer of a moment ago
+        if is_old or self._held.get(key) is not held or key in self._changing:
             self._doubt(key, version)
         elif found.version != held.version:
             self._lose(key, found.payload)
