@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
+from penstock.doors.webpush import session as session_module
 from penstock.errors import ConfigInvalid
 from penstock.limits import PUSH_COMMANDS, PUSH_PAGE
 from penstock.testing import wait_until_async
+from penstock.wire import webpush as wire
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
@@ -151,6 +153,33 @@ async def test_a_channel_of_nested_lists_is_refused_or_ends_the_connection_and_b
                 assert (heard["messageType"], heard["status"], heard["channelID"]) == ("register", 401, None)
             except ConnectionClosed:
                 assert (agent.socket.close_code, agent.socket.close_reason) == (1011, "Json")
+
+
+async def test_sabotage_a_key_that_is_empty_is_taken_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = session_module.parse_key
+    monkeypatch.setattr(session_module, "parse_key", lambda key: honest(key) if key else b"")
+
+    with pytest.raises(AssertionError, match="200 == 400"):
+        await test_a_register_that_cannot_be_is_answered_and_the_connection_goes_on(
+            tmp_path, {"channelID": CHANNEL, "key": []}, 400
+        )
+
+
+async def test_sabotage_a_key_that_is_no_text_is_not_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("AttributeError", "TypeError"):
+        monkeypatch.setattr(session_module, kind, KeyError, raising=False)  # the module catches another one instead
+
+    with pytest.raises(ConnectionClosed):
+        await test_a_register_that_cannot_be_is_answered_and_the_connection_goes_on(
+            tmp_path, {"channelID": CHANNEL, "key": []}, 400
+        )
+
+
+async def test_sabotage_nested_lists_that_nobody_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "RecursionError", KeyError, raising=False)
+
+    with pytest.raises(AssertionError):
+        await test_a_channel_of_nested_lists_is_refused_or_ends_the_connection_and_breaks_nothing(tmp_path)
 
 
 async def test_registering_twice_gives_two_endpoints_that_both_work(tmp_path: Path) -> None:

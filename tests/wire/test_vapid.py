@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 
 import jwt
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from py_vapid import Vapid02
 
+from penstock.wire import vapid
 from penstock.wire.vapid import (
     CHECKS,
     Claims,
@@ -156,6 +158,24 @@ def test_an_expiry_of_hundreds_of_digits_is_refused_like_any_other(exp: str, che
     r, s = decode_dss_signature(OWN.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
 
     assert check_of(f"vapid t={signed}.{encode64(r.to_bytes(32) + s.to_bytes(32))}, k={OWN_KEY}") == check
+
+
+@pytest.mark.parametrize("exp", ["9" * 400, "-" + "9" * 400])
+def test_sabotage_an_expiry_that_is_not_bounded_before_it_becomes_a_float(
+    exp: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vapid, "FARTHEST", math.inf)
+
+    with pytest.raises(OverflowError):
+        test_an_expiry_of_hundreds_of_digits_is_refused_like_any_other(exp, "exp_too_far")
+
+
+@pytest.mark.parametrize("token", [f"{NESTED}.e30.AA", f"{HEADER}.{NESTED}.AA"], ids=["header", "claims"])
+def test_sabotage_nested_brackets_that_nobody_expects(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vapid, "RecursionError", ValueError, raising=False)  # the module catches another one instead
+
+    with pytest.raises(RecursionError):
+        test_a_header_that_is_wrong_says_what_is_wrong(f"vapid t={token}, k={KEY}", "", "token_malformed")
 
 
 GOOD = {"aud": ORIGIN, "exp": NOW + 60, "sub": "mailto:me@example.net"}

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from pywebpush import WebPusher
 
 from penstock.limits import CODING_CHARACTERS
+from penstock.wire import webcrypto
 from penstock.wire.webcrypto import (
     OVERHEAD_BYTES,
+    POINT_BYTES,
     Coding,
     CodingInvalid,
     KeyInvalid,
@@ -257,6 +259,33 @@ def test_how_long_a_draft_s_salt_and_key_are_is_the_browser_s_to_judge(
     encryption: str, crypto_key: str, kept: tuple[str, str]
 ) -> None:
     assert parse_coding("aesgcm", encryption, crypto_key) == Coding("aesgcm", *kept)
+
+
+def test_sabotage_a_service_that_judges_the_length_of_a_draft_s_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = webcrypto._require
+
+    def judge(given: dict[str, str], name: str, header: str, text: str) -> None:
+        honest(given, name, header, text)
+        if name == "dh" and len(decode64(given["dh"])) != POINT_BYTES:
+            raise CodingInvalid("dh= is no point")
+
+    monkeypatch.setattr(webcrypto, "_require", judge)
+    with pytest.raises(CodingInvalid, match="no point"):
+        test_how_long_a_draft_s_salt_and_key_are_is_the_browser_s_to_judge(
+            "salt=AAAA", "dh=AAAA", ("salt=AAAA", "dh=AAAA")
+        )
+
+
+def test_sabotage_a_service_that_demands_the_header_crypto_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = webcrypto._parse_draft
+
+    def demand(salts: dict[str, str], keys: dict[str, str], encryption: str, crypto_key: str) -> Coding:
+        webcrypto._require(keys, "dh", "Crypto-Key", crypto_key)
+        return honest(salts, keys, encryption, crypto_key)
+
+    monkeypatch.setattr(webcrypto, "_parse_draft", demand)
+    with pytest.raises(CodingInvalid, match="must have dh="):
+        test_how_long_a_draft_s_salt_and_key_are_is_the_browser_s_to_judge(SALT_PARAMETER, "", (SALT_PARAMETER, ""))
 
 
 @given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80))
