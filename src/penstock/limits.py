@@ -76,8 +76,9 @@ KEEP_LEAST_BYTES: Final = 1024
 CALL_BYTES: Final = 64 * 1024
 """Bytes of a request body that is one JSON object of names and numbers: decoding holds up the loop. Over it: 413."""
 
-REPORT_BYTES: Final = 1024 * 1024
-"""Bytes of what a pusher elsewhere reports at once. Over it: 413."""
+REPORT_BYTES: Final = 256 * 1024
+"""Bytes of what a pusher elsewhere reports at once: LEDGER_REPORT_STATES reasons of LEDGER_REASON_CHARACTERS, each
+character written as two escapes (12 bytes), and two names. Over it: 413."""
 
 LENIENT_BYTES: Final = 1024 * 1024
 """Bytes of a JSON body of the Event Horizon door in which names are found whatever their case, which takes a table of
