@@ -23,13 +23,13 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.lookout import Changes, Lookout
 from penstock.doors.msgstream import MessageStream
-from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox
+from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, MemoryRegistry
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
 from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
 from penstock.settings import MsgstreamSettings, Settings
-from penstock.values import Item, NewItem
+from penstock.values import Item, NewItem, Record
 
 TURNS = 3  # of the loop, until a write is durable
 
@@ -52,6 +52,14 @@ class SlowMailbox(MemoryMailbox):
     async def confirm(self, recipient: str, month: str, numbers: Sequence[int]) -> list[Item]:
         await _a_moment()
         return await super().confirm(recipient, month, numbers)
+
+
+class SlowRegistry(MemoryRegistry):
+    """Takes a moment before it has stored something."""
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None, expires_ms: int | None = None) -> Record:
+        await _a_moment()
+        return await super().put(key, value, expect=expect, expires_ms=expires_ms)
 
 
 async def _a_moment() -> None:
@@ -161,6 +169,10 @@ class Place:
     async def poll(self, key: str, confirm: str = "", transport: str = "shortpolling") -> Answer:
         return await self.ask("GET", "/msgstream", sessionKey=key, transport=transport, confirmIds=confirm)
 
+    def stored(self, actor: str, month: str) -> int:
+        """How many items were stored for an actor in a month."""
+        return self.engine.mailbox._box(f"msgstream/{actor}", month).next_number - 1
+
     def url(self, key: str) -> str:
         """The address of a session's WebSocket."""
         host, port = self.listener.address
@@ -168,9 +180,9 @@ class Place:
 
 
 def slow_engine(clock: ManualClock) -> MemoryEngine:
-    """A memory engine whose mailbox takes its time."""
+    """A memory engine whose mailbox and registry take their time."""
     engine = MemoryEngine(clock=clock)
-    engine.mailbox = SlowMailbox(clock)
+    engine.mailbox, engine.registry = SlowMailbox(clock), SlowRegistry(clock)
     return engine
 
 

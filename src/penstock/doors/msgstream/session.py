@@ -17,6 +17,7 @@ straight to it. Without a connection nothing is read or written for a session: i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ class Session:
         self._confirms: list[Confirm] | None = None  # what is still to be made durable, and by whom it was said
         self._confirm_ids = 0  # of all of them
         self._working = self._confirming = False
-        self.writing = False  # its record is being changed from here
+        self.writing: asyncio.Future[None] | None = None  # done when its record, which is changed from here, is written
         self.stale = False  # another node may have put something into the mailbox
         self.gone = False  # it is over, or another copy took its place
 
@@ -338,12 +339,13 @@ class Session:
 
     async def write(self, kept: Kept) -> None:
         """Change its record, unless somebody else has."""
-        self.writing = True
+        written = self.writing = asyncio.get_running_loop().create_future()
         try:
             self.version = await records.write(self.home.context.registry, self.actor, kept, self.version)
             self.kept = kept
         finally:
-            self.writing = False
+            self.writing = None
+            written.set_result(None)
 
     async def _refresh(self) -> None:
         """Find out what other nodes have put into the mailbox."""

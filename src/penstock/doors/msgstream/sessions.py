@@ -320,6 +320,8 @@ class Sessions:
         while True:
             month = session.kept.month
             (item,) = await self.context.mailbox.put(session.mailbox, month, [new])
+            while session.writing is not None:  # perhaps that it goes on to another month
+                await asyncio.shield(session.writing)
             if session.kept.month == month:
                 session.added([item], month)
                 return item
