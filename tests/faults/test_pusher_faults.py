@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ SUB = "/_sub/faults"
 STREAMS = [f"/faults/{number:02}" for number in range(20)]
 LINES = 60  # of each
 FAULTS = ("app", "pusher", "server", "database", "app", "pusher")  # what is ended, in an order by seed
+LONG_LINES, LONG_FAULTS = 500, 24  # with --long; each fault by chance
 
 
 class Kept:
@@ -86,6 +88,8 @@ def kept(make: Any) -> Iterator[Kept]:
 class Trial:
     """One run by one seed."""
 
+    lines, faults = LINES, FAULTS
+
     def __init__(self, folder: Path, server: RunningServer, database: str, seed: int, *, apart: bool) -> None:
         self.folder, self.server, self.database, self.seed, self.apart = folder, server, database, seed, apart
         self.chance = random.Random(seed)
@@ -115,8 +119,8 @@ class Trial:
     def append_all(self, mischief: Any) -> None:
         """Append to the streams in turn, in batches of random length; do each *mischief* after a share of them."""
         batches = list(self._batches())
-        share = len(batches) // (len(FAULTS) + 1)
-        faults = self.chance.sample(FAULTS, len(FAULTS))
+        share = len(batches) // (len(self.faults) + 1)
+        faults = self.chance.sample(self.faults, len(self.faults))
         for number, (stream, numbers) in enumerate(batches, 1):
             self._append(stream, [f"{stream} {line}" for line in numbers])
             if number % share == 0 and faults:
@@ -126,10 +130,10 @@ class Trial:
         left = dict.fromkeys(STREAMS, 0)
         while left:
             stream = self.chance.choice(sorted(left))
-            first, end = left[stream], min(LINES, left[stream] + self.chance.randint(1, 25))
+            first, end = left[stream], min(self.lines, left[stream] + self.chance.randint(1, 25))
             yield stream, range(first, end)
             left[stream] = end
-            if end == LINES:
+            if end == self.lines:
                 del left[stream]
 
     def _append(self, stream: str, lines: list[str]) -> None:
@@ -170,8 +174,8 @@ class Trial:
         return number
 
 
-def wanted() -> dict[str, list[str]]:
-    return {stream: [f"{stream} {number}" for number in range(LINES)] for stream in STREAMS}
+def wanted(lines: int = LINES) -> dict[str, list[str]]:
+    return {stream: [f"{stream} {number}" for number in range(lines)] for stream in STREAMS}
 
 
 def run(trial: Trial, database: Any = None) -> dict[str, list[str]]:
@@ -198,7 +202,7 @@ def run(trial: Trial, database: Any = None) -> dict[str, list[str]]:
             trial.before = trial.count()
 
         trial.append_all(mischief)
-        wait_until(lambda: trial.count() >= len(STREAMS) * LINES, within=60)
+        wait_until(lambda: trial.count() >= len(STREAMS) * trial.lines, within=60)
         assert len(list(trial.graves.iterdir())) == 3
         assert pusher.starts > 1
         return trial.applied()
@@ -218,6 +222,19 @@ def test_also_when_the_database_is_a_postgres_that_crashes(tmp_path: Path) -> No
         trial = Trial(tmp_path, server, database.target, seed, apart=False)
 
         assert run(trial, database) == wanted()
+
+
+@pytest.mark.long
+@pytest.mark.limit(900)
+def test_ten_thousand_lines_are_applied_exactly_once_and_in_order(tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    with postgres() as database, start_server(tmp_path / "data", eventhorizon_activity_interval=0.2) as server:
+        trial = Trial(tmp_path, server, database.target, seed, apart=False)
+        trial.lines, trial.faults = LONG_LINES, tuple(random.Random(seed).choices(FAULTS, k=LONG_FAULTS))
+
+        applied = run(trial, database)
+        print(f"{sum(map(len, applied.values())):,} lines, ended: {Counter(trial.faults)}")  # noqa: T201 - the count
+        assert applied == wanted(LONG_LINES)
 
 
 def test_an_app_that_commits_position_and_data_apart_is_found_out(tmp_path: Path) -> None:
