@@ -24,6 +24,7 @@ arguments, in seconds of any steady clock.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -179,7 +180,9 @@ class Channel:
         self._ahead: set[int] = set()  # those of them that the head is not past: connected to, or waited for
         self._unended: set[Segment] = set()  # those of them that are open
         self._past: dict[Segment, None] = {}  # and those that have ended, in that order
-        self._leaving: dict[Segment, None] = {}  # out of the window, with readers who have not finished
+        # Out of the window, with readers who have not finished. The first is taken again and again: in a plain
+        # dict each look for it would pass over all that were taken before it.
+        self._leaving: OrderedDict[Segment, None] = OrderedDict()
         self.size = 0  # bytes of both
         self.slow = 0  # readers that were dropped
 
