@@ -73,7 +73,8 @@ def archived(lake: Path, table: str = "events") -> pa.Table:
     """What the lake holds, every file that is there, in order of id."""
     opened = open_lake(lake)
     tables = [parquet.ParquetFile(opened.path(file)).read() for file in opened.files(table)]
-    found = pa.concat_tables(tables)
+    # Whether Spark says that a column may be null depends on what its optimizer finds in a turn.
+    found = pa.concat_tables(tables, promote_options="default")
     return found.sort_by("id") if table == "events" else found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 
 from penstock.pipeline import tasks
 from penstock.pipeline.commit import watermark
+from penstock.pipeline.driver import EVERYTHING
 from penstock.pipeline.jobs import JOBS, Outcome, Workplace, check_options, find
+from penstock.pipeline.jobs.compact import HOUR_SECONDS
 from penstock.pipeline.loop import LONGEST_PAUSE, Heart, Loop, Timing
 from penstock.testing import wait_until
 from tests.spark.filling import differences, publish
@@ -70,6 +74,27 @@ def test_a_job_that_ran_before_those_it_builds_on_runs_again(place: Workplace) -
     now[0] = 6.0
     loop.round(newest)
     assert watermark(place.client, "ledger") == newest
+
+
+@pytest.mark.parametrize("without", ["", "compact"], ids=["honest", "sabotage: nobody compacts"])
+def test_what_up_does_puts_the_small_files_of_an_hour_together_by_itself(place: Workplace, without: str) -> None:
+    now = [0.0]
+    jobs = {name: period for name, period in EVERYTHING.items() if name != without}
+    loop = Loop(place, jobs, clock=lambda: now[0])
+    for number in range(3):
+        now[0] += EVERYTHING["archive"]
+        publish(place.client, "/orders", [b"%d" % number])
+        loop.round(place.client.newest())
+    assert len(place.lake.files("events")) == 3
+    an_hour_ago = time.time() - 2 * HOUR_SECONDS
+    for file in place.lake.files("events"):
+        os.utime(place.lake.path(file), (an_hour_ago, an_hour_ago))
+
+    now[0] += EVERYTHING["compact"]
+    loop.round(place.client.newest())
+
+    assert (len(place.lake.files("events")) < 3) is not bool(without)
+    assert differences(place.client, place.lake.root) == []
 
 
 def test_a_job_that_fails_is_told_and_the_others_go_on(place: Workplace) -> None:

@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, ledger, rollup
 from penstock.pipeline.staging import rows_of
-from penstock.pipeline.tables import LakeHole
+from penstock.pipeline.tables import Lake, LakeHole
 from penstock.testing import RunningServer
+from penstock.wire.lake import LakeFile
 from tests.api.client import Tail, ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.test_system_streams import grants_alone_decide
@@ -170,20 +171,58 @@ def test_an_audit_says_times_of_the_world_and_not_of_the_place(world: World, mon
     began = datetime.now(UTC).replace(microsecond=0)
     server.kill()
     server.restart()
-    monkeypatch.setenv("TZ", "America/New_York")
-    time.tzset()
-    try:
-        outcome = audit.run(place, {})
-    finally:
-        monkeypatch.undo()
-        time.tzset()
 
+    assert began <= came_back(place, monkeypatch) <= datetime.now(UTC)
+    monkeypatch.setattr(audit, "_utc", lambda micros: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.localtime(micros / 1e6)))
+    assert not began <= came_back(place, monkeypatch) <= datetime.now(UTC), "the sabotage: times of the place"
+
+
+def came_back(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> datetime:
+    """When the server that was killed came back, as an audit in New York says it."""
+    try:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setenv("TZ", "America/New_York")
+            time.tzset()
+            outcome = audit.run(place, {})
+    finally:
+        time.tzset()
     [words] = [one["words"] for one in outcome.data["findings"] if "did not close epoch" in one["words"]]
-    back = datetime.fromisoformat(words.split(" and ")[1].split()[0])
-    assert began <= back <= datetime.now(UTC), words
+    return datetime.fromisoformat(words.split(" and ")[1].split()[0])
 
 
 def test_a_late_record_opens_the_files_that_it_speaks_of_and_no_other(spark: SparkSession) -> None:
     ids = spark.createDataFrame([(5,), (6,), (99_950,), (200_000,)], "id BIGINT")
 
     assert rollup.numbers_of(ids, list(range(100, 100_001, 100))) == {0, 999}
+
+
+@pytest.mark.parametrize("reads_all", [False, True], ids=["honest", "sabotage: all files are read"])
+def test_a_rollup_reads_no_file_that_no_record_speaks_of(
+    world: World, monkeypatch: pytest.MonkeyPatch, reads_all: bool
+) -> None:
+    server, place = world
+    for _ in range(3):
+        publish(server, "/orders")
+        archive.run(place, {})
+    files = place.lake.files("events")
+    late = place.spark.createDataFrame([(files[0].hi, files[-1].hi)], "first BIGINT, last BIGINT")
+    if reads_all:
+        monkeypatch.setattr(rollup, "numbers_of", lambda ids, ends: set(range(len(ends))))
+
+    read = rollup._entries_of(place, late, files[-1].hi).inputFiles()
+
+    assert len(files) > 2
+    assert len(read) == (len(files) if reads_all else 2)
+
+
+def test_sabotage_a_lake_that_takes_no_file_for_no_rows(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of this module: with what it does rows are lost."""
+
+    def overlapping(lake: Lake, table: str, after: int, upto: int) -> list[LakeFile]:
+        return [file for file in lake.files(table) if file.overlaps(after, upto)]
+
+    monkeypatch.setattr(Lake, "covering", overlapping)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_no_file_is_not_taken_for_no_rows(world, tmp_path)
