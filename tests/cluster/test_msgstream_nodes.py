@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +12,9 @@ from websockets.exceptions import ConnectionClosedOK
 
 from penstock.cli.cluster import start_nodes
 from penstock.testing import NatsCluster, RunningServer, wait_until
-from tests.api.client import publish
+from tests.api.client import ask, publish
 from tests.cluster.homes import new_prefix
-from tests.doors.msgstream_client import LongPoll, emit, emit_raw, login, open_socket, packs, receive
+from tests.doors.msgstream_client import LongPoll, actor_of, emit, emit_raw, login, open_socket, packs, receive
 
 
 def test_any_node_serves_a_session(nodes: list[RunningServer]) -> None:
@@ -56,3 +57,34 @@ def test_a_session_outlives_its_node(nats_alone: NatsCluster, tmp_path: Path) ->
         assert packs(two, key) == {"1": [["before"]], "2": [["after"]]}
         assert packs(two, key, confirm="1,2") == {}
         assert emit(two, key) == 3
+
+
+TRIES = 1_000
+
+
+@pytest.mark.long
+@pytest.mark.limit(900)
+def test_an_emit_that_meets_a_reconnect_is_not_lost(nodes: list[RunningServer]) -> None:
+    """The client goes from node to node, and each time a third node emits while it does."""
+    key = login(nodes[0], f"wanders-{uuid.uuid4().hex}")
+    emitted: list[int] = []
+    received: list[str] = []
+    for number in range(TRIES):
+        here, there = nodes[number % 3], nodes[(number + 2) % 3]
+        emitting = threading.Thread(target=lambda node=there, n=number: emitted.append(emit(node, key, [f"m{n}"])))
+        emitting.start()
+        with open_socket(here, key) as socket:
+            got = receive(socket)
+            received += [message for pack in got.values() for (message,) in pack]
+            emitting.join()
+            socket.send(",".join(got))
+            wait_until(lambda node=here: not packs_waiting(node, key))
+    print(f"{len(received):,} packs received of {len(emitted):,} emitted")  # noqa: T201 - the count
+    assert received == [f"m{number}" for number in range(TRIES)]
+    assert emitted == list(range(1, TRIES + 1))
+
+
+def packs_waiting(node: RunningServer, key: str) -> int:
+    """How many packs of a session wait to be confirmed."""
+    shown: int = ask(node, "GET", f"/v1/sessions/{actor_of(key)}").json["waiting"]
+    return shown
