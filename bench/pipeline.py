@@ -25,10 +25,10 @@ from bench.rig.machine import cpu_seconds, memory_kb, resident_kb
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
 from bench.rig.why import measure_why
-from penstock.pipeline.binding import bind
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive
+from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
 from penstock.pipeline.staging import rows_of
 from penstock.pipeline.tables import Lake, open_lake

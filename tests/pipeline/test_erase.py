@@ -15,8 +15,8 @@ import pytest
 from penstock.errors import InputInvalid
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import AFTER_STAGING, BEFORE_WATERMARK, Faults, Turn
-from penstock.pipeline.exchanging import BEFORE_EXCHANGE, COMPACTING, exchange_files, workshop
 from penstock.pipeline.jobs import Workplace, erase
+from penstock.pipeline.replace_files import BEFORE_EXCHANGE, COMPACTING, exchange_files, workshop
 from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer
 from penstock.wire.lake import STAGING

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline import register
-from penstock.pipeline.binding import bind
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import Workplace
+from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
 from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.binding import bind
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import Workplace, archive
+from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
 from penstock.pipeline.tables import open_lake
 from tests.spark.filling import QUICK_START

@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline import auditing
+from penstock.pipeline import audit_checks
 from penstock.pipeline.client import Client
 from penstock.pipeline.jobs import Outcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
@@ -278,8 +278,8 @@ def test_every_item_is_pending_or_closed(spark: SparkSession) -> None:
     ]
     entries = spark.createDataFrame([(10 + 2 * index, index) for index in range(6)], "id BIGINT, index BIGINT")
 
-    found = auditing.unclosed(
-        spark.createDataFrame(boxes, auditing.MAILBOXES), spark.createDataFrame(rows, LEDGER), entries
+    found = audit_checks.unclosed(
+        spark.createDataFrame(boxes, audit_checks.MAILBOXES), spark.createDataFrame(rows, LEDGER), entries
     ).collect()
 
     open_items = sorted((row.recipient, row.number) for row in found)
@@ -296,6 +296,6 @@ def test_numbers_of_batches_that_nobody_has_are_named(spark: SparkSession) -> No
     kept = [record(BATCH, sequence=number, node=node) for node, _, number in told]
     unreadable = spark.createDataFrame([(row[3],) for row in rows[len(told) :]], "entry BIGINT")
 
-    found = auditing.lost_batches(frame, spark.createDataFrame(kept, LEDGER), unreadable).collect()
+    found = audit_checks.lost_batches(frame, spark.createDataFrame(kept, LEDGER), unreadable).collect()
 
     assert [tuple(row) for row in found] == [("n1", 1, 2, 3, "events")]

@@ -10,10 +10,10 @@ import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.binding import LakeMismatch, bind
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Faults, Intent, Slice, Turn, watermark
 from penstock.pipeline.jobs import Workplace, archive, compact, ledger, rollup
+from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.tables import exchange, open_lake
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.lake import LakeFile, first_overlap

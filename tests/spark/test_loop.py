@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline import tasks
+from penstock.pipeline import handed_jobs
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.driver import EVERYTHING
 from penstock.pipeline.jobs import JOBS, Outcome, Workplace, check_options, find
@@ -41,9 +41,9 @@ def test_the_loop_archives_what_comes_and_does_what_it_is_handed(place: Workplac
         publish(place.client, "/orders", [b"one", b"two"])
         newest = place.client.newest()
         wait_until(lambda: watermark(place.client, "ledger") >= newest, within=120)
-        assert tasks.warm_driver(place.client, str(place.lake.root))
-        assert not tasks.warm_driver(place.client, "/elsewhere")
-        return tasks.hand_over(place.client, "compact", {"all": ""})
+        assert handed_jobs.warm_driver(place.client, str(place.lake.root))
+        assert not handed_jobs.warm_driver(place.client, "/elsewhere")
+        return handed_jobs.hand_over(place.client, "compact", {"all": ""})
 
     with Heart(place.client, loop.state, period=0.2), ThreadPoolExecutor(1) as pool:
         work = pool.submit(user)
@@ -113,16 +113,16 @@ def test_a_task_that_cannot_be_done_is_told_to_whoever_asked(place: Workplace) -
 
     with Heart(place.client, lambda: {"lake": ""}, period=0.1), ThreadPoolExecutor(1) as pool:
         wait_until(lambda: alive(place))
-        asking = pool.submit(tasks.hand_over, place.client, "nonsense", {})
-        wait_until(lambda: tasks.run_all(place, refuse) or asking.done())
+        asking = pool.submit(handed_jobs.hand_over, place.client, "nonsense", {})
+        wait_until(lambda: handed_jobs.run_all(place, refuse) or asking.done())
 
-    with pytest.raises(tasks.TaskFailed, match="no job 'nonsense'"):
+    with pytest.raises(handed_jobs.TaskFailed, match="no job 'nonsense'"):
         asking.result()
 
 
 def test_a_task_without_a_driver_is_not_waited_for(place: Workplace) -> None:
-    with pytest.raises(tasks.TaskFailed, match="driver ended"):
-        tasks.hand_over(place.client, "compact", {})
+    with pytest.raises(handed_jobs.TaskFailed, match="driver ended"):
+        handed_jobs.hand_over(place.client, "compact", {})
     assert place.client.list("pipeline/tasks/") == {}
 
 

@@ -125,12 +125,12 @@ def audit(
 
 
 def _run(client: Client, job: str, options: dict[str, str], lake: str, master: str, own: bool, once: bool) -> Outcome:
-    from penstock.pipeline import tasks
+    from penstock.pipeline import handed_jobs
 
-    if not own and not master and tasks.warm_driver(client, lake):
-        return tasks.hand_over(client, job, options)
-    from penstock.pipeline.binding import bind
+    if not own and not master and handed_jobs.warm_driver(client, lake):
+        return handed_jobs.hand_over(client, job, options)
     from penstock.pipeline.jobs import Outcome, Workplace
+    from penstock.pipeline.lake_identity import bind
     from penstock.pipeline.loop import PERIOD_SECONDS, Heart, Loop
     from penstock.pipeline.session import LOCAL, open_session
     from penstock.pipeline.tables import open_lake

@@ -2,7 +2,8 @@
 
 The record `lake/<table>` at the server = {fence, done, intent} is the only truth. A turn on a table is
 
-    take       when it is free (`leasing.py`): fence + 1, by compare-and-set; whoever had it can finish nothing any more
+    take       when it is free (`table_lease.py`): fence + 1, by compare-and-set; whoever had it before can finish
+               nothing any more
     intend     write down (after = done, upto, slices) — unless an intent is there: then exactly that is redone,
                whatever today's options say
     stage      write the files of the slices to <lake>/_staging/<table>/<fence>/
@@ -26,7 +27,7 @@ from typing import Any, Final
 
 from penstock.errors import OperatorError
 from penstock.pipeline.client import Client, RecordChanged
-from penstock.pipeline.leasing import Patience, keep_alive, own_name, wait_for
+from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
 from penstock.pipeline.tables import Lake
 from penstock.wire.lake import LakeFile
 

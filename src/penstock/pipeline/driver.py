@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.errors import PenstockError
-from penstock.pipeline.binding import bind
 from penstock.pipeline.client import Client
 from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import PERIOD_SECONDS, Heart, Loop, perform
 from penstock.pipeline.session import LOCAL, open_session
 from penstock.pipeline.tables import open_lake

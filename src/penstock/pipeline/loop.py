@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from penstock.errors import PenstockError
-from penstock.pipeline import tasks
+from penstock.pipeline import handed_jobs
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.jobs import Outcome, Workplace, find
-from penstock.pipeline.leasing import own_name
+from penstock.pipeline.table_lease import own_name
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -83,7 +83,7 @@ class Loop:
         """Go on until *stopped*. Raises `DriverBroken` when the session is gone."""
         while not stopped():
             newest = self._place.client.newest()
-            tasks.run_all(self._place, perform)
+            handed_jobs.run_all(self._place, perform)
             self.round(newest)
             self._wait(newest)
 

@@ -93,7 +93,7 @@ class Lake:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.epoch = ""  # of the log that its files speak of; `binding.bind` finds it out
+        self.epoch = ""  # of the log that its files speak of; `lake_identity.bind` finds it out
 
     def files(self, table: str) -> list[LakeFile]:
         """Every published file of *table*, in order of ids."""

@@ -25,7 +25,7 @@ import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.pipeline import auditing, skipping
+from penstock.pipeline import audit_checks, skipped_entries
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import BEGIN, Outcome, Workplace, archive, ledger
@@ -114,8 +114,8 @@ def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
     events = _read(place, files, EVENTS)
     records = _read(place, place.lake.files("ledger"), LEDGER)
     report.counts = _counts(summary, files)
-    told = auditing.batches_in_events(events).cache()
-    epochs = auditing.epochs(told, records).orderBy("node", "epoch").collect()
+    told = audit_checks.batches_in_events(events).cache()
+    epochs = audit_checks.epochs(told, records).orderBy("node", "epoch").collect()
     report.findings += _check_events(place, summary, cut, begin)
     bad = _read(place, place.lake.files("unreadable"), UNREADABLE).cache()
     report.findings += _check_batches(told, records, bad.select("entry"))
@@ -152,7 +152,7 @@ def _months(client: Client) -> list[str]:
 
 def _mailboxes(client: Client, month: str) -> Iterator[tuple[str, str, int, list[int], int]]:
     for box in _pages(client, "/v1/audit/mailboxes", "mailboxes", month=month):
-        name = box["recipient"].removeprefix(f"{auditing.FOLLOWING}/")  # as the ledger has it
+        name = box["recipient"].removeprefix(f"{audit_checks.FOLLOWING}/")  # as the ledger has it
         yield name, month, box["next"], box["pending"], box["expired"]
 
 
@@ -180,7 +180,7 @@ def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFr
     fresh = [file for file, path in kept.items() if full or not path.exists()]
     if fresh:
         frame = _read(place, fresh, EVENTS).withColumn("file", F.col("_metadata.file_name"))
-        table = auditing.summarize(frame).toArrow()
+        table = audit_checks.summarize(frame).toArrow()
         names = table.column("file").to_pylist()
         for file in fresh:
             rows = [number for number, name in enumerate(names) if name == file.name]
@@ -188,7 +188,7 @@ def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFr
             parquet.write_table(table.take(rows), staged)
             staged.rename(kept[file])
         _forget_others(folder, {file.name for file in files})
-    return place.spark.read.schema(auditing.SUMMARY).parquet(*map(str, kept.values()))
+    return place.spark.read.schema(audit_checks.SUMMARY).parquet(*map(str, kept.values()))
 
 
 def _forget_others(folder: Path, names: set[str]) -> None:
@@ -227,15 +227,15 @@ def check_files(files: list[LakeFile], upto: int, begin: int = 0) -> Iterator[Fi
 
 
 def _check_events(place: Workplace, summary: DataFrame, cut: Cut, begin: int) -> Iterator[Finding]:
-    for row, more in _named(auditing.holes(summary, begin)):
+    for row, more in _named(audit_checks.holes(summary, begin)):
         yield Finding("missing", "events", _hole(row) + more)
-    for row, more in _named(auditing.doubles(summary)):
+    for row, more in _named(audit_checks.doubles(summary)):
         yield Finding("double", "events", f"{row.file} has {row.repeats} rows whose ids are there already{more}")
     known = {head[0] for head in cut.heads}
     unlisted = [row.stream for row in summary.select("stream").distinct().collect() if row.stream not in known]
     archived = watermark(place.client, "events")
-    heads = place.spark.createDataFrame(cut.heads + _heads_of(place.client, unlisted, archived), auditing.HEADS)
-    for row, more in _named(auditing.cut_ends(summary, heads, begin)):
+    heads = place.spark.createDataFrame(cut.heads + _heads_of(place.client, unlisted, archived), audit_checks.HEADS)
+    for row, more in _named(audit_checks.cut_ends(summary, heads, begin)):
         yield Finding("missing", "heads", _cut_end(row) + more)
 
 
@@ -255,7 +255,7 @@ def _check_unreadable(bad: DataFrame) -> Iterator[Finding]:
 
 
 def _check_batches(told: DataFrame, records: DataFrame, unreadable: DataFrame) -> Iterator[Finding]:
-    for row, more in _named(auditing.lost_batches(told, records, unreadable)):
+    for row, more in _named(audit_checks.lost_batches(told, records, unreadable)):
         numbers = str(row.first) if row.first == row.last else f"{row.first} to {row.last}"
         words = f"batch {numbers} of node {row.node}, epoch {row.epoch}, in {row.table}{more}"
         yield Finding("missing", "ledger", words)
@@ -289,8 +289,8 @@ def _check_mailboxes(
     pending = sum(len(box[3]) + box[4] for box in cut.mailboxes)
     if pending:
         yield Finding("pending", "mailboxes", f"{pending:,} items of {len(cut.mailboxes):,} recipients wait")
-    mailboxes = place.spark.createDataFrame(cut.mailboxes, auditing.MAILBOXES)
-    for row, more in _named(auditing.unclosed(mailboxes, records, events.select("id", "index"))):
+    mailboxes = place.spark.createDataFrame(cut.mailboxes, audit_checks.MAILBOXES)
+    for row, more in _named(audit_checks.unclosed(mailboxes, records, events.select("id", "index"))):
         # The record of an end other than an acknowledgement may be lost in a crash that came after the item.
         excused = crash is not None and (row.accepted is None or row.accepted <= crash)
         words = f"item {row.number} of {row.recipient}, {row.month}, is neither pending nor closed{more}"
@@ -298,7 +298,7 @@ def _check_mailboxes(
 
 
 def _check_pushers(cut: Cut, events: DataFrame, records: DataFrame) -> Iterator[Finding]:
-    for row in auditing.positions(records, events).where("pending > 0").orderBy("recipient", "stream").take(NAMED):
+    for row in audit_checks.positions(records, events).where("pending > 0").orderBy("recipient", "stream").take(NAMED):
         words = f"{row.recipient} has {row.stream} up to id {row.position}; {row.pending:,} entries wait"
         yield Finding("pending", "pushers", words)
     for pusher in cut.pushers:
@@ -308,14 +308,14 @@ def _check_pushers(cut: Cut, events: DataFrame, records: DataFrame) -> Iterator[
 
 def _check_readers(events: DataFrame, records: DataFrame) -> Iterator[Finding]:
     """What apps and devices were not given between things that they were. They say themselves where they go on."""
-    given = skipping.taken(ledger.without_repeats(records))
-    runs = skipping.without_absence(skipping.skipped(given, events), skipping.presence(events))
+    given = skipped_entries.taken(ledger.without_repeats(records))
+    runs = skipped_entries.without_absence(skipped_entries.skipped(given, events), skipped_entries.presence(events))
     for row, more in _named(runs.orderBy("door", "recipient", "stream", "first")):
         words = (
             f"{row.recipient} went on in {row.stream} without a record of {row.entries:,} entries, "
             f"ids {row.first} to {row.last}{more}"
         )
-        yield Finding("unknown(skipped)", "pushers" if row.door == skipping.APP else "devices", words)
+        yield Finding("unknown(skipped)", "pushers" if row.door == skipped_entries.APP else "devices", words)
 
 
 # ── words ──────────────────────────────────────────────────────────────────────────────────────

@@ -19,9 +19,9 @@ from pyspark.sql.types import BinaryType, StringType
 
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid
-from penstock.pipeline.feeding import TURN_SECONDS, Pace, check_job_name, feed, frozen, positive
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.publishing import Event
+from penstock.pipeline.resumable_publishing import TURN_SECONDS, Pace, check_job_name, feed, frozen, positive
 from penstock.pipeline.staging import rows_of
 from penstock.pipeline.tables import sync
 

@@ -1,6 +1,6 @@
 """`compact`: the many small files of an hour → one, day by day.
 
-The day's folder is exchanged for one in which they are (`pipeline/exchanging.py`).
+The day's folder is exchanged for one in which they are (`pipeline/replace_files.py`).
 
 Only what lies below the watermark is touched. An intent that is redone after a crash would otherwise bring back
 files that are part of larger ones now.
@@ -19,10 +19,10 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from penstock.pipeline.commit import Slice, Staged, StagedWrong, watermark
-from penstock.pipeline.exchanging import exchange_files, sweep, workshop
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.jobs.ledger import fold_deliveries
 from penstock.pipeline.jobs.rollup import add_up, merge_activity
+from penstock.pipeline.replace_files import exchange_files, sweep, workshop
 from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import SCHEMAS, Lake
 from penstock.wire.lake import LakeFile

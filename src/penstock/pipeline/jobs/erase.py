@@ -22,9 +22,9 @@ from penstock.errors import InputInvalid
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Intent, Staged, StagedWrong, Turn, watermark
 from penstock.pipeline.erasing import STREAM, Gone, gone, requests_in, rows_with, write_without
-from penstock.pipeline.exchanging import exchange_files, sweep
 from penstock.pipeline.jobs import Outcome, Workplace, archive
 from penstock.pipeline.jobs.ledger import begins_after
+from penstock.pipeline.replace_files import exchange_files, sweep
 from penstock.pipeline.staging import rows_of
 from penstock.wire.lake import LakeFile
 

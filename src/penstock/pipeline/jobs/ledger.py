@@ -1,6 +1,6 @@
 """`ledger`: the batches of `/_ledger` in `events` → `ledger`, one row a record, and `deliveries`, folded.
 
-A batch that comes again is left out, in whichever turn it comes (`pipeline/batches.py`). One that cannot be read
+A batch that comes again is left out, in whichever turn it comes (`pipeline/ledger_batches.py`). One that cannot be read
 becomes a row of `unreadable`, and the job goes on.
 
 A turn reads what the archive has written, never the server: it costs the server nothing, and it cannot be
@@ -18,12 +18,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.pipeline.batches import BATCH, UNREADABLE, Heads, heads_in, kept, look_through, read_kept
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Intent, Slice, Staged, Turn, watermark
 from penstock.pipeline.erasing import STREAM as ERASED
 from penstock.pipeline.erasing import read_request
 from penstock.pipeline.jobs import BEGIN, Outcome, Workplace
+from penstock.pipeline.ledger_batches import BATCH, UNREADABLE, Heads, heads_in, kept, look_through, read_kept
 from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import EVENTS, LEDGER, RANKS, SCHEMAS, days_between
 from penstock.wire.ledger import decode_batch

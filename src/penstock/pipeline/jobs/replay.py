@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.core.names import check_name, check_pattern, is_system, matches
 from penstock.errors import InputInvalid
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.feeding import TURN_SECONDS, Pace, feed, frozen, positive
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.publishing import Event
+from penstock.pipeline.resumable_publishing import TURN_SECONDS, Pace, feed, frozen, positive
 from penstock.pipeline.tables import EVENTS
 from penstock.wire.lake import LakeFile
 

@@ -13,10 +13,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.pipeline.batches import BATCH
 from penstock.pipeline.commit import Slice, Staged, Turn, watermark
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.jobs.ledger import events_between, plan_from_lake, whole_after, without_repeats
+from penstock.pipeline.ledger_batches import BATCH
 from penstock.pipeline.staging import stage_one
 from penstock.pipeline.tables import EVENTS, LEDGER
 from penstock.wire.lake import LakeFile

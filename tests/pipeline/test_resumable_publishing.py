@@ -7,11 +7,11 @@ from itertools import count
 
 import pytest
 
-from penstock.pipeline import feeding
+from penstock.pipeline import resumable_publishing
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.commit import Faults
-from penstock.pipeline.feeding import Frozen, Pace, feed, frozen
 from penstock.pipeline.publishing import Event
+from penstock.pipeline.resumable_publishing import Frozen, Pace, feed, frozen
 from penstock.testing import RunningServer
 from tests.api.client import ask
 
@@ -28,7 +28,7 @@ class KilledAfter(Faults):
         self._left = requests
 
     def at(self, point: str) -> None:
-        self._left -= point == feeding.AFTER_REQUEST
+        self._left -= point == resumable_publishing.AFTER_REQUEST
         if self._left < 0:
             raise Killed
 
@@ -69,7 +69,9 @@ def test_a_job_that_was_killed_goes_on_without_doubles_whatever_was_erased(
 def test_the_same_check_finds_cuts_that_nobody_wrote_down(
     shared_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "_plans", lambda numbered, cuts: iter([list(feeding._requests(numbered))]))
+    monkeypatch.setattr(
+        resumable_publishing, "_plans", lambda numbered, cuts: iter([list(resumable_publishing._requests(numbered))])
+    )
 
     found = killed_then_erased(shared_server, {5})
 

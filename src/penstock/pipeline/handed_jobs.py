@@ -16,7 +16,7 @@ from typing import Any, Final
 from penstock.errors import PenstockError
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.jobs import Outcome, Workplace
-from penstock.pipeline.leasing import own_name
+from penstock.pipeline.table_lease import own_name
 
 PREFIX: Final = "pipeline/tasks/"
 LOOK_SECONDS: Final = 0.2

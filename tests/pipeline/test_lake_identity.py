@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.sqlite import backup as backups
-from penstock.pipeline import binding
-from penstock.pipeline.binding import LakeMismatch, bind
+from penstock.pipeline import lake_identity
 from penstock.pipeline.client import Client, ServerRefused
 from penstock.pipeline.commit import watermark
+from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer, start_server
 from tests.api.client import publish
@@ -31,7 +31,7 @@ def serving(folder: Path, name: str) -> Iterator[tuple[RunningServer, Client]]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two folders, each with a server's data, its lake and a backup: in `newer` the lake has what came after that."""
-    folder = tmp_path_factory.mktemp("binding")
+    folder = tmp_path_factory.mktemp("identity")
     lake = open_lake(folder / "same" / "lake")
     with serving(folder / "same", "first") as (server, client):
         bind(client, lake)
@@ -92,7 +92,7 @@ def test_a_restored_server_does_not_take_the_files_of_a_lost_future_for_its_own(
 
 def test_without_epoch_and_check_the_same_test_finds_the_loss(newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backups, "_begin_epoch", lambda path: None)
-    monkeypatch.setattr(binding, "_check_history", lambda *given: None)
+    monkeypatch.setattr(lake_identity, "_check_history", lambda *given: None)
     backups.restore(newer / "backup", newer / "second")
 
     with serving(newer, "second") as (server, client):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipeline import skipping
+from penstock.pipeline.skipped_entries import presence, skipped, taken, without_absence
 from penstock.pipeline.tables import EVENTS, LEDGER
 
 T0 = datetime(2026, 11, 15, tzinfo=UTC)
@@ -68,7 +68,7 @@ def test_an_app_that_goes_on_without_something_is_named(spark: SparkSession) -> 
         ],
     )
 
-    found = skipping.without_absence(skipping.skipped(skipping.taken(ledger), events), skipping.presence(events))
+    found = without_absence(skipped(taken(ledger), events), presence(events))
 
     assert told(found) == [(app, 7, 9, 2)]
 
@@ -100,7 +100,7 @@ def test_a_device_that_was_there_all_the_time_is_named(spark: SparkSession) -> N
     events += [entry(1000 + number, "/_presence", body=body) for number, body in enumerate(known)]
     log, ledger = frames(spark, events, records)
 
-    found = skipping.without_absence(skipping.skipped(skipping.taken(ledger), log), skipping.presence(log))
+    found = without_absence(skipped(taken(ledger), log), presence(log))
 
     # Then the others are named
     assert told(found) == [("0/phone", 3, 3, 1), ("2/phone", 23, 23, 1), ("3/phone", 33, 33, 1)]

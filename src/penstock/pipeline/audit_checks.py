@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.pipeline.batches import BATCH
+from penstock.pipeline.ledger_batches import BATCH
 from penstock.wire.ledger import CLOSED
 
 SUMMARY: Final = (

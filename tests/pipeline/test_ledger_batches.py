@@ -9,8 +9,17 @@ import pyarrow.parquet as parquet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.batches import BATCH, MOST_HEADS, UNREADABLE, Head, heads_in, kept, look_through, read_kept
-from penstock.pipeline.batches import _without_first as without_first
+from penstock.pipeline.ledger_batches import (
+    BATCH,
+    MOST_HEADS,
+    UNREADABLE,
+    Head,
+    heads_in,
+    kept,
+    look_through,
+    read_kept,
+)
+from penstock.pipeline.ledger_batches import _without_first as without_first
 
 
 def write(path: Path, rows: list[tuple[int, str, int, int, str]]) -> Path:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline import leasing
+from penstock.pipeline import table_lease
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.commit import Intent, Turn
-from penstock.pipeline.leasing import LEASE_SECONDS, Patience, is_gone, own_name
+from penstock.pipeline.table_lease import LEASE_SECONDS, Patience, is_gone, own_name
 from penstock.pipeline.tables import Lake, open_lake
 from penstock.testing import RunningServer
 
@@ -57,7 +57,7 @@ def test_a_driver_waits_until_the_other_has_finished(
 
     turn = Turn(client, lake, "waits", patience=watch)
 
-    assert (turn.done, turn.intent, watch.at) == (10, None, 2 * leasing.LOOK_SECONDS)
+    assert (turn.done, turn.intent, watch.at) == (10, None, 2 * table_lease.LOOK_SECONDS)
 
 
 def test_without_a_lease_two_drivers_only_ever_take_from_each_other(
@@ -84,7 +84,7 @@ def test_a_driver_that_beats_is_waited_for_and_one_that_is_silent_is_not(
 
     turn = Turn(client, lake, "beats", patience=watch)
 
-    assert watch.at == pytest.approx(200 * leasing.LOOK_SECONDS + LEASE_SECONDS, abs=1)
+    assert watch.at == pytest.approx(200 * table_lease.LOOK_SECONDS + LEASE_SECONDS, abs=1)
     assert turn.fence == other.fence + 1
     with pytest.raises(RecordChanged):
         other.beat()
@@ -93,7 +93,7 @@ def test_a_driver_that_beats_is_waited_for_and_one_that_is_silent_is_not(
 def test_the_process_of_this_machine_that_has_ended_is_not_waited_for(
     client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = "from penstock.pipeline.leasing import own_name; print(own_name(), flush=True); input()"
+    said = "from penstock.pipeline.table_lease import own_name; print(own_name(), flush=True); input()"
     child = subprocess.Popen([sys.executable, "-c", said], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     name = child.stdout.readline().strip()

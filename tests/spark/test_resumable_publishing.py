@@ -15,11 +15,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import InputInvalid
-from penstock.pipeline import feeding
+from penstock.pipeline import resumable_publishing
 from penstock.pipeline.commit import Faults
-from penstock.pipeline.feeding import Frozen, OtherOptions, Pace
 from penstock.pipeline.jobs import Outcome, Workplace, archive, campaign, ledger, replay, retention
 from penstock.pipeline.publishing import Event
+from penstock.pipeline.resumable_publishing import Frozen, OtherOptions, Pace
 from penstock.pipeline.tables import ACTIVITY
 from penstock.testing import RunningServer, start_server
 from tests.api.client import Tail, ask
@@ -38,7 +38,7 @@ class StopsAfter(Faults):
         self.left = requests
 
     def at(self, point: str) -> None:
-        self.left -= point == feeding.AFTER_REQUEST
+        self.left -= point == resumable_publishing.AFTER_REQUEST
         if self.left < 0:
             raise Stopped
 
@@ -46,7 +46,7 @@ class StopsAfter(Faults):
 @pytest.fixture(scope="module")
 def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Workplace]]:
     """A server that reads its lake, with some orders in it."""
-    folder = tmp_path_factory.mktemp("feeding")
+    folder = tmp_path_factory.mktemp("publishing")
     with start_server(folder / "data", lake_url=folder / "lake") as server:
         place = make_place(spark, server, folder / "lake")
         for number in range(3):
@@ -202,7 +202,7 @@ def test_the_same_check_finds_a_campaign_that_forgets_its_numbers(
 
     def feed(job: Frozen, producer: str, numbered: Any, pace: Pace, faults: Faults, seconds: float) -> bool:
         rows = campaign._events(place.lake.root / "_campaigns/forgetful/list.parquet", 0, options["to"], "")
-        return feeding.feed(job, f"{producer}~{next(runs)}", rows, pace, faults)
+        return resumable_publishing.feed(job, f"{producer}~{next(runs)}", rows, pace, faults)
 
     monkeypatch.setattr(campaign, "feed", feed)
     run_in_pieces(place, {**options, "rate": "100000"}, source)
@@ -259,7 +259,7 @@ def test_the_pace_is_kept() -> None:
 def test_requests_carry_the_number_of_their_last_event() -> None:
     numbered = [(3, Event("/a", b"x")), (5, Event("/a", b"y")), (8, Event("/b", b"z")), (9, Event("/b", b"1\n2"))]
 
-    found = [(len(request.events), last) for request, last in feeding._requests(iter(numbered))]
+    found = [(len(request.events), last) for request, last in resumable_publishing._requests(iter(numbered))]
 
     assert found == [(2, 5), (1, 8), (1, 9)]
 

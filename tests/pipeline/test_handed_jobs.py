@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from penstock.pipeline import tasks
+from penstock.pipeline import handed_jobs
 from penstock.pipeline.client import Client
-from penstock.pipeline.tasks import PREFIX, TaskFailed, hand_over, is_forsaken
+from penstock.pipeline.handed_jobs import PREFIX, TaskFailed, hand_over, is_forsaken
 from penstock.testing import RunningServer
 
 
@@ -52,8 +52,8 @@ def test_the_same_check_finds_who_looks_for_any_driver(
     def no_sleep(seconds: float) -> None:
         raise StillWaiting
 
-    monkeypatch.setattr(tasks, "is_forsaken", lambda task, driver: not driver or not driver["alive"])
-    monkeypatch.setattr(tasks.time, "sleep", no_sleep)
+    monkeypatch.setattr(handed_jobs, "is_forsaken", lambda task, driver: not driver or not driver["alive"])
+    monkeypatch.setattr(handed_jobs.time, "sleep", no_sleep)
     with pytest.raises(StillWaiting):
         hand_over(DiesUnderIt(shared_server.url, shared_server.admin_token), "archive", {})
 
