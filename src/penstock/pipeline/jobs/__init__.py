@@ -1,23 +1,20 @@
-"""The jobs, one module each: `transform(DataFrame) → DataFrame` where there is one, `OPTIONS`, and `run`.
-
-OPTIONS: Mapping[str, str]                                          # name → what it does
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome
-"""
+"""The jobs, one module each: `OPTIONS`, `run`, and transforms from frame to frame where there are some."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import InputInvalid, NotFound
 from penstock.pipeline.client import Client
-from penstock.pipeline.commit import Faults
-from penstock.pipeline.tables import Lake
+from penstock.pipeline.commit import Faults, Intent, Turn
+from penstock.pipeline.tables import SCHEMAS, Lake
+from penstock.wire.lake import LakeFile
 
 JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase")
 
@@ -33,6 +30,33 @@ class Workplace:
     client: Client
     lake: Lake
     faults: Faults = field(default_factory=Faults)
+
+    def read(self, table: str, files: Iterable[LakeFile]) -> DataFrame:
+        """The rows of these files of *table*."""
+        paths = [str(self.lake.path(file)) for file in files]
+        if not paths:  # Spark refuses to read nothing
+            return self.spark.createDataFrame([], SCHEMAS[table])
+        return self.spark.read.schema(SCHEMAS[table]).parquet(*paths)
+
+    def begins_after(self) -> int:
+        """The id after which the lake begins: not 0 where the log had been trimmed before its first archive."""
+        return int(self.client.get(BEGIN).value.get("after", 0))
+
+    def turns(
+        self, name: str, upto: int, plan: Callable[[int], Intent], kind: type[Turn] = Turn
+    ) -> Iterator[tuple[Turn, Intent]]:
+        """Turns on the record *name* until it is done up to *upto*, each with its intent written down.
+
+        *plan* says what comes after an id. A turn that was cut off before is redone, whatever *plan* would say.
+        """
+        while True:
+            record = self.client.get(f"lake/{name}").value  # looked at first: mostly there is nothing to do
+            if record.get("intent") is None and record.get("done", 0) >= upto:
+                return
+            turn = kind(self.client, self.lake, name, self.faults)
+            if turn.intent is None:
+                turn.intend(plan(turn.done))
+            yield turn, cast("Intent", turn.intent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,12 +44,10 @@ def run(place: Workplace, options: Mapping[str, str], *, transform: Transform | 
     """
     begin(place)
     newest, began, rows = place.client.newest(), -1, 0
-    while _is_behind(place, newest):
-        turn = Turn(place.client, place.lake, "events", place.faults)
-        began = turn.done if began < 0 else began
-        if turn.intent is None:
-            turn.intend(_plan(place, turn.done, newest))
-        rows += _perform(place, turn, transform)
+    for turn, intent in place.turns("events", newest, lambda after: _plan(place, after, newest)):
+        began = intent.after if began < 0 else began
+        turn.publish(_stage(place, turn, intent, transform) if intent.slices else [])
+        rows += sum(one.rows for one in intent.slices)
     if began < 0:
         return Outcome("archive: nothing new", {"rows": 0})
     return Outcome(f"archive: {rows:,} rows after id {began:,}", {"rows": rows, "after": began, "upto": newest})
@@ -67,25 +65,11 @@ def begin(place: Workplace) -> None:
         client.put("lake/events", {"fence": 0, "done": done, "done_ms": 0, "intent": None}, expect=0)
 
 
-def _is_behind(place: Workplace, newest: int) -> bool:
-    """Whether there is anything to do; asked without taking a turn, as it mostly says no."""
-    record = place.client.get("lake/events").value
-    return record.get("intent") is not None or record.get("done", 0) < newest
-
-
 def _plan(place: Workplace, after: int, upto: int) -> Intent:
     parts = place.spark.sparkContext.defaultParallelism if upto - after > FEW_ROWS else 1
     plan = place.client.plan(after, upto, parts=parts, max_rows=TURN_ROWS, max_bytes=TURN_BYTES)
     slices = tuple(Slice(one["lo"], one["hi"], one["day"], one["rows"]) for one in plan["slices"][:TURN_SLICES])
     return Intent(after, slices[-1].hi if len(plan["slices"]) > TURN_SLICES else plan["upto"], slices)
-
-
-def _perform(place: Workplace, turn: Turn, transform: Transform | None) -> int:
-    intent = turn.intent
-    if intent is None:
-        raise ValueError("a turn without an intent")
-    turn.publish(_stage(place, turn, intent, transform) if intent.slices else [])
-    return sum(one.rows for one in intent.slices)
 
 
 def _stage(place: Workplace, turn: Turn, intent: Intent, transform: Transform | None) -> list[Staged]:

@@ -28,8 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.pipeline import audit_checks, skipped_entries
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.jobs import BEGIN, Outcome, Workplace, archive, ledger
-from penstock.pipeline.tables import EVENTS, LEDGER, UNREADABLE
+from penstock.pipeline.jobs import Outcome, Workplace, archive, ledger
 from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
@@ -102,7 +101,7 @@ def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
     """Compare the lake as it is with a cut."""
     report = Report(cut.upto)
     files = place.lake.files("events")
-    begin = int(place.client.get(BEGIN).value.get("after", 0))
+    begin = place.begins_after()
     if begin:
         words = f"what was trimmed up to id {begin} before the first archive is not part of this audit"
         report.findings.append(Finding("unknown(trimmed)", "files", words))
@@ -111,13 +110,13 @@ def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
         report.findings += [] if not cut.upto else [Finding("missing", "files", "there are no files at all")]
         return report
     summary = _summaries(place, files, full=full).cache()
-    events = _read(place, files, EVENTS)
-    records = _read(place, place.lake.files("ledger"), LEDGER)
+    events = place.read("events", files)
+    records = place.read("ledger", place.lake.files("ledger"))
     report.counts = _counts(summary, files)
     told = audit_checks.batches_in_events(events).cache()
     epochs = audit_checks.epochs(told, records).orderBy("node", "epoch").collect()
     report.findings += _check_events(place, summary, cut, begin)
-    bad = _read(place, place.lake.files("unreadable"), UNREADABLE).cache()
+    bad = place.read("unreadable", place.lake.files("unreadable")).cache()
     report.findings += _check_batches(told, records, bad.select("entry"))
     report.findings += _check_unreadable(bad)
     report.findings += (finding for row in epochs for finding in _check_epoch(row, events))
@@ -167,11 +166,6 @@ def _pages(client: Client, path: str, name: str, **parameters: str) -> Iterator[
 # ── the lake ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _read(place: Workplace, files: list[LakeFile], schema: str) -> DataFrame:
-    paths = [str(place.lake.path(file)) for file in files]
-    return place.spark.read.schema(schema).parquet(*paths) if paths else place.spark.createDataFrame([], schema)
-
-
 def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFrame:
     """Sums over every file; those that were made before are read, unless all are to be made anew."""
     folder = place.lake.root / SUMMARIES
@@ -179,7 +173,7 @@ def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFr
     kept = {file: folder / _stamped(place, file) for file in files}
     fresh = [file for file, path in kept.items() if full or not path.exists()]
     if fresh:
-        frame = _read(place, fresh, EVENTS).withColumn("file", F.col("_metadata.file_name"))
+        frame = place.read("events", fresh).withColumn("file", F.col("_metadata.file_name"))
         table = audit_checks.summarize(frame).toArrow()
         names = table.column("file").to_pylist()
         for file in fresh:

@@ -24,7 +24,7 @@ from penstock.pipeline.jobs.ledger import fold_deliveries
 from penstock.pipeline.jobs.rollup import add_up, merge_activity
 from penstock.pipeline.replace_files import exchange_files, sweep, workshop
 from penstock.pipeline.staging import rows_of, stage_one
-from penstock.pipeline.tables import SCHEMAS, Lake
+from penstock.pipeline.tables import Lake
 from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {"all": "also the hour that is not over yet"}
@@ -120,7 +120,7 @@ def _compact_day(place: Workplace, table: str, kind: Kind, groups: Sequence[Sequ
 def _merge(place: Workplace, table: str, kind: Kind, group: Sequence[LakeFile], folder: Path) -> Staged:
     """One file of several."""
     sources = [place.lake.path(file) for file in group]
-    frame = place.spark.read.schema(SCHEMAS[table]).parquet(*map(str, sources)).coalesce(1)
+    frame = place.read(table, group).coalesce(1)
     whole = Slice(group[0].lo, group[-1].hi, group[0].day)
     merged = stage_one(kind.merge(frame), folder, table, whole, empty=True)[0]
     rows = sum(map(rows_of, sources))

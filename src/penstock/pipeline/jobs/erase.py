@@ -23,7 +23,6 @@ from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Intent, Staged, StagedWrong, Turn, watermark
 from penstock.pipeline.erasing import STREAM, Gone, gone, requests_in, rows_with, write_without
 from penstock.pipeline.jobs import Outcome, Workplace, archive
-from penstock.pipeline.jobs.ledger import begins_after
 from penstock.pipeline.replace_files import exchange_files, sweep
 from penstock.pipeline.staging import rows_of
 from penstock.wire.lake import LakeFile
@@ -49,20 +48,12 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
         place.client.call("POST", "/v1/log/erase", body=json.dumps(_wanted(options)).encode(), timeout=600)
         archive.run(place, {})
     archived, rows, files = watermark(place.client, "events"), 0, 0
-    while _is_behind(place, archived):
-        turn = Replacing(place.client, place.lake, "erase", place.faults)
-        if turn.intent is None:
-            turn.intend(Intent(turn.done, archived, ()))
-        staged, count = _stage(place, turn)
+    for turn, intent in place.turns("erase", archived, lambda after: Intent(after, archived, ()), Replacing):
+        staged, count = _stage(place, turn, intent)
         turn.publish(staged)
         rows, files = rows + count, files + len(staged)
     words = f"erase: {rows:,} rows in {files:,} files, all that was asked for up to id {archived:,}"
     return Outcome(words, {"rows": rows, "files": files, "upto": archived})
-
-
-def _is_behind(place: Workplace, archived: int) -> bool:
-    record = place.client.get("lake/erase").value
-    return record.get("intent") is not None or record.get("done", 0) < archived
 
 
 def _wanted(options: Mapping[str, str]) -> dict[str, Any]:
@@ -79,9 +70,9 @@ def _wanted(options: Mapping[str, str]) -> dict[str, Any]:
 # ── a turn ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stage(place: Workplace, turn: Turn) -> tuple[list[Staged], int]:
+def _stage(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[Staged], int]:
     """Files without what is gone, and how many rows that is."""
-    what, rows = _requested(place, turn), 0
+    what, rows = _requested(place, intent), 0
     # Whatever a compaction has copied and not yet published may have it still. Also when there is nothing to replace
     # any more: a turn that was cut off after its last exchange is redone like that.
     sweep(place.lake, also_under_way=bool(what))
@@ -93,14 +84,11 @@ def _stage(place: Workplace, turn: Turn) -> tuple[list[Staged], int]:
     return sorted(staged, key=lambda one: one.file.day), rows
 
 
-def _requested(place: Workplace, turn: Turn) -> Gone:
+def _requested(place: Workplace, intent: Intent) -> Gone:
     """What is asked for among the ids of this turn. Nearly always nothing, which the stream's head tells."""
-    intent = turn.intent
-    if intent is None:
-        raise ValueError("a turn without an intent")
     if _last_request(place.client) <= intent.after:
         return gone(())
-    after, upto = max(intent.after, begins_after(place.client)), intent.upto
+    after, upto = max(intent.after, place.begins_after()), intent.upto
     paths = [place.lake.path(file) for file in place.lake.covering("events", after, upto)]
     return gone(body for path in paths for body in requests_in(path, after, upto))
 

@@ -18,14 +18,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Intent, Slice, Staged, Turn, watermark
 from penstock.pipeline.erasing import STREAM as ERASED
 from penstock.pipeline.erasing import read_request
-from penstock.pipeline.jobs import BEGIN, Outcome, Workplace
+from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.ledger_batches import BATCH, UNREADABLE, Heads, heads_in, kept, look_through, read_kept
 from penstock.pipeline.staging import rows_of, stage_one
-from penstock.pipeline.tables import EVENTS, LEDGER, RANKS, SCHEMAS, days_between
+from penstock.pipeline.tables import LEDGER, RANKS, SCHEMAS, days_between
 from penstock.wire.ledger import decode_batch
 
 OPTIONS: Mapping[str, str] = {}
@@ -163,35 +162,23 @@ def _rank(state: Column) -> Column:
 def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     """Decode and fold everything that is archived."""
     archived, files = watermark(place.client, "events"), 0
-    while _is_behind(place, archived):
-        turn = Turn(place.client, place.lake, "ledger", place.faults)
-        if turn.intent is None:
-            turn.intend(plan_from_lake(place, turn.done, min(archived, turn.done + TURN_IDS)))
-        files += _perform(place, turn)
+    for turn, intent in place.turns(
+        "ledger", archived, lambda after: plan_from_lake(place, after, min(archived, after + TURN_IDS))
+    ):
+        files += _perform(place, turn, intent)
     return Outcome(f"ledger: {files:,} files up to id {archived:,}", {"files": files, "upto": archived})
-
-
-def _is_behind(place: Workplace, archived: int) -> bool:
-    record = place.client.get("lake/ledger").value
-    return record.get("intent") is not None or record.get("done", 0) < archived
 
 
 def plan_from_lake(place: Workplace, after: int, upto: int) -> Intent:
     """The ids in (after, upto], cut where `events` has a new day. `LakeHole` where a file of it is gone."""
-    begin = max(after, begins_after(place.client))
+    begin = max(after, place.begins_after())
     cuts = days_between(place.lake.covering("events", begin, upto), after, upto)
     return Intent(after, upto, tuple(Slice(lo, hi, day) for lo, hi, day in cuts))
 
 
-def begins_after(client: Client) -> int:
-    """The id after which the lake begins: not 0 where the log had been trimmed before its first archive."""
-    return int(client.get(BEGIN).value.get("after", 0))
-
-
 def events_between(place: Workplace, after: int, upto: int, *columns: str) -> DataFrame:
     """The rows of `events` with ids in (after, upto], from those files only whose names say so."""
-    paths = [str(place.lake.path(file)) for file in place.lake.covering("events", after, upto)]
-    frame = place.spark.read.schema(EVENTS).parquet(*paths) if paths else place.spark.createDataFrame([], EVENTS)
+    frame = place.read("events", place.lake.covering("events", after, upto))
     return frame.where((F.col("id") > after) & (F.col("id") <= upto)).select(*columns)
 
 
@@ -201,10 +188,7 @@ def whole_after(record: Mapping[str, Any]) -> int | None:
     return found
 
 
-def _perform(place: Workplace, turn: Turn) -> int:
-    intent = turn.intent
-    if intent is None:
-        raise ValueError("a turn without an intent")
+def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
     heads, staged = _heads(place, turn), []
     for one in intent.slices:
         files, heads = _stage(place, turn, one, heads)

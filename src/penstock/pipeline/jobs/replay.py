@@ -19,8 +19,6 @@ from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.publishing import Event
 from penstock.pipeline.resumable_publishing import TURN_SECONDS, Pace, feed, frozen, positive
-from penstock.pipeline.tables import EVENTS
-from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {
     "name": "of this replay; run it again under the same name to go on",
@@ -88,7 +86,7 @@ def _patterns(asked: Mapping[str, str]) -> list[str]:
 def _settle(place: Workplace, asked: Mapping[str, str]) -> dict[str, int]:
     """The range as ids: from now on it is this one."""
     after, upto = _id(asked, "after", 0), _id(asked, "upto", 2**63 - 1)
-    times = events_in(place).where(F.col("index").isNotNull())
+    times = place.read("events", place.lake.files("events")).where(F.col("index").isNotNull())
     if "since" in asked:
         times = times.where(F.col("time") >= F.lit(_moment("since", asked["since"])))
     if "until" in asked:
@@ -99,12 +97,6 @@ def _settle(place: Workplace, asked: Mapping[str, str]) -> dict[str, int]:
         after, upto = max(after, first - 1), min(upto, last)
     upto = max(after, min(upto, watermark(place.client, "events")))
     return {"after": after, "upto": upto, "at_ms": int(datetime.now(UTC).timestamp() * 1000)}
-
-
-def events_in(place: Workplace, files: list[LakeFile] | None = None) -> DataFrame:
-    """The rows of `events`, of all files or of some."""
-    paths = [str(place.lake.path(file)) for file in (place.lake.files("events") if files is None else files)]
-    return place.spark.read.schema(EVENTS).parquet(*paths) if paths else place.spark.createDataFrame([], EVENTS)
 
 
 def _id(asked: Mapping[str, str], name: str, default: int) -> int:
@@ -151,7 +143,7 @@ class Rows:
             if not file.overlaps(self._after, self._upto):
                 continue
             inside = (F.col("id") > self._after) & (F.col("id") <= self._upto)
-            frame = events_in(self._place, [file]).where(inside)
+            frame = self._place.read("events", [file]).where(inside)
             streams = [row.stream for row in frame.select("stream").distinct().collect() if self._wants(row.stream)]
             if streams:
                 yield from transform(frame, streams, self._at).toLocalIterator()

@@ -20,7 +20,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.errors import InputInvalid
 from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.jobs.rollup import merge_activity
-from penstock.pipeline.tables import ACTIVITY
 from penstock.units import measure
 
 OPTIONS: Mapping[str, str] = {
@@ -53,15 +52,10 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
         trim |= _trim(place, upto=trim["upto"], apply=True)
     months = place.client.call("GET", "/v1/retention/months", timeout=600)["months"]
     due = place.client.call("GET", "/v1/tables")["drop"]
-    unseen = {row["days"]: row["count"] for row in transform(_activity(place), datetime.now(UTC)).collect()}
-    data = {
-        "trim": trim,
-        "stale": stale,
-        "months": months,
-        "due": due,
-        "unseen": unseen,
-        "applied": apply and not stale,
-    }
+    activity = place.read("activity", place.lake.files("activity"))
+    unseen = {row["days"]: row["count"] for row in transform(activity, datetime.now(UTC)).collect()}
+    applied = apply and not stale
+    data = {"trim": trim, "stale": stale, "months": months, "due": due, "unseen": unseen, "applied": applied}
     return Outcome(_words(data, apply), data, exit_code=1 if stale else 0)
 
 
@@ -78,11 +72,6 @@ def _stale(state: Mapping[str, Any], limit_seconds: float) -> list[str]:
         if known["lag"] and now_ms - known["done_ms"] > 1000 * limit_seconds:
             found.append(table)
     return found
-
-
-def _activity(place: Workplace) -> DataFrame:
-    paths = [str(place.lake.path(file)) for file in place.lake.files("activity")]
-    return place.spark.read.schema(ACTIVITY).parquet(*paths) if paths else place.spark.createDataFrame([], ACTIVITY)
 
 
 def _seconds(option: str, text: str) -> float:

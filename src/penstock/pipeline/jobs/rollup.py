@@ -18,7 +18,6 @@ from penstock.pipeline.jobs import Outcome, Workplace
 from penstock.pipeline.jobs.ledger import events_between, plan_from_lake, whole_after, without_repeats
 from penstock.pipeline.ledger_batches import BATCH
 from penstock.pipeline.staging import stage_one
-from penstock.pipeline.tables import EVENTS, LEDGER
 from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {}
@@ -100,20 +99,13 @@ def merge_activity(rows: DataFrame) -> DataFrame:
 def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     """Sum up everything that is archived and decoded."""
     ready, files = min(watermark(place.client, "events"), watermark(place.client, "ledger")), 0
-    while _is_behind(place, ready):
-        turn = Turn(place.client, place.lake, "rollup", place.faults)
-        if turn.intent is None:
-            turn.intend(plan_from_lake(place, turn.done, min(ready, turn.done + TURN_IDS)))
-        intent = turn.intent
-        staged = [file for one in intent.slices for file in _stage(place, turn, one)] if intent else []
+    for turn, intent in place.turns(
+        "rollup", ready, lambda after: plan_from_lake(place, after, min(ready, after + TURN_IDS))
+    ):
+        staged = [file for one in intent.slices for file in _stage(place, turn, one)]
         turn.publish(staged)
         files += len(staged)
     return Outcome(f"rollup: {files:,} files up to id {ready:,}", {"files": files, "upto": ready})
-
-
-def _is_behind(place: Workplace, ready: int) -> bool:
-    record = place.client.get("lake/rollup").value
-    return record.get("intent") is not None or record.get("done", 0) < ready
 
 
 def _stage(place: Workplace, turn: Turn, one: Slice) -> list[Staged]:
@@ -134,8 +126,7 @@ def _ledger_between(place: Workplace, one: Slice) -> DataFrame | None:
     found = {*_older(place, one, begin), *place.lake.covering("ledger", begin, one.hi)}
     if not found:
         return None
-    frame = place.spark.read.schema(LEDGER).parquet(*(str(place.lake.path(file)) for file in found))
-    return frame.where((F.col("entry") > one.lo) & (F.col("entry") <= one.hi))
+    return place.read("ledger", found).where((F.col("entry") > one.lo) & (F.col("entry") <= one.hi))
 
 
 def _older(place: Workplace, one: Slice, begin: int) -> list[LakeFile]:
@@ -150,9 +141,8 @@ def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
     spoken = ledger.where(F.col("first") > 0)
     ids = spoken.select(F.col("first").alias("id")).union(spoken.select("last")).where(F.col("id") <= upto)
     files = place.lake.files("events")
-    paths = [str(place.lake.path(files[number])) for number in sorted(numbers_of(ids, [file.hi for file in files]))]
-    frame = place.spark.read.schema(EVENTS).parquet(*paths) if paths else place.spark.createDataFrame([], EVENTS)
-    return frame.select("id", "index", "time")
+    wanted = [files[number] for number in sorted(numbers_of(ids, [file.hi for file in files]))]
+    return place.read("events", wanted).select("id", "index", "time")
 
 
 def numbers_of(ids: DataFrame, ends: list[int]) -> set[int]:
