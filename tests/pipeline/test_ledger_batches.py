@@ -13,7 +13,7 @@ from penstock.pipeline.ledger_batches import (
     BATCH,
     MOST_HEADS,
     UNREADABLE,
-    Head,
+    EpochHead,
     heads_in,
     kept,
     look_through,
@@ -40,7 +40,7 @@ def test_a_repeat_in_a_later_turn_is_found(tmp_path: Path) -> None:
     found = look_through(second, read_kept(kept(heads)))
 
     assert (found.repeats, found.unreadable) == ({5}, 1)
-    assert found.heads == {("n", 1): Head(2, 6), ("m", 1): Head(0, 8), ("n", 2): Head(0, 9)}
+    assert found.heads == {("n", 1): EpochHead(2, 6), ("m", 1): EpochHead(0, 8), ("n", 2): EpochHead(0, 9)}
     assert look_through(second, {}).repeats == frozenset(), "sabotage: who forgets the turn before does not see it"
     assert heads_in([first, second]) == found.heads
 

@@ -11,7 +11,7 @@ from penstock.pipeline import resumable_publishing
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.publishing import Event
-from penstock.pipeline.resumable_publishing import Frozen, Pace, feed, frozen
+from penstock.pipeline.resumable_publishing import JobRecord, Throttle, begin_or_resume, publish_numbered
 from penstock.testing import RunningServer
 from tests.api.client import ask
 
@@ -43,8 +43,8 @@ def killed_then_erased(server: RunningServer, erased: set[int]) -> list[int]:
     stream = f"/{name}"
 
     def run(gone: set[int], faults: Faults) -> None:
-        job = frozen(client, "replays", name, dict, {})
-        feed(job, name, numbered(stream, gone, job.done), Pace(1e9), faults)
+        job = begin_or_resume(client, "replays", name, dict, {})
+        publish_numbered(job, name, numbered(stream, gone, job.done), Throttle(1e9), faults)
 
     with pytest.raises(Killed):
         run(set(), KilledAfter(1))  # two requests of 1,000 are in the log, and the record says nothing of it
@@ -80,8 +80,8 @@ def test_the_same_check_finds_cuts_that_nobody_wrote_down(
 
 def test_who_is_overtaken_by_another_run_gives_way(shared_server: RunningServer) -> None:
     client, name = Client(shared_server.url, shared_server.admin_token), f"cuts-{next(_names)}"
-    one = frozen(client, "replays", name, dict, {})
-    other = Frozen(client, one.key, one.version, dict(one.value))
+    one = begin_or_resume(client, "replays", name, dict, {})
+    other = JobRecord(client, one.key, one.version, dict(one.value))
     one.note(7, cuts=[9])
 
     with pytest.raises(RecordChanged, match="another run"):

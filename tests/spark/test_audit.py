@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline import audit_checks
 from penstock.pipeline.client import Client
-from penstock.pipeline.jobs import Outcome, Workplace, archive, audit
+from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
 from penstock.pipeline.tables import LEDGER
 from penstock.testing import RunningServer, wait_until
@@ -71,7 +71,7 @@ def talk(server: RunningServer, place: Workplace) -> None:
     packs(server, key, confirm="1,2,3,4")
 
 
-Audited = tuple[Workplace, audit.Cut, Outcome]
+Audited = tuple[Workplace, audit.AuditCut, JobOutcome]
 
 
 def test_a_sound_lake_passes_and_a_crash_is_said_to_be_one(audited: Audited) -> None:

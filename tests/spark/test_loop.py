@@ -12,9 +12,9 @@ import pytest
 from penstock.pipeline import handed_jobs
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.driver import EVERYTHING
-from penstock.pipeline.jobs import JOBS, Outcome, Workplace, check_options, find
+from penstock.pipeline.jobs import JOBS, JobOutcome, Workplace, check_options, find
 from penstock.pipeline.jobs.compact import HOUR_SECONDS
-from penstock.pipeline.loop import LONGEST_PAUSE, Heart, Loop, Timing
+from penstock.pipeline.loop import LONGEST_PAUSE, Heart, JobLoop, Timing
 from penstock.testing import wait_until
 from tests.spark.filling import differences, publish
 
@@ -28,15 +28,15 @@ def alive(place: Workplace) -> bool:
     return bool(driver and driver["alive"])
 
 
-def run_until_done(loop: Loop, work: Future[Any]) -> None:
+def run_until_done(loop: JobLoop, work: Future[Any]) -> None:
     loop.run(work.done)
     work.result()
 
 
 def test_the_loop_archives_what_comes_and_does_what_it_is_handed(place: Workplace) -> None:
-    loop = Loop(place, {"archive": 0.2, "ledger": 0.2})
+    loop = JobLoop(place, {"archive": 0.2, "ledger": 0.2})
 
-    def user() -> Outcome:
+    def user() -> JobOutcome:
         wait_until(lambda: alive(place), within=30)
         publish(place.client, "/orders", [b"one", b"two"])
         newest = place.client.newest()
@@ -60,7 +60,7 @@ def test_the_loop_archives_what_comes_and_does_what_it_is_handed(place: Workplac
 
 def test_a_job_that_ran_before_those_it_builds_on_runs_again(place: Workplace) -> None:
     now = [0.0]
-    loop = Loop(place, {"archive": 5.0, "ledger": 1.0}, clock=lambda: now[0])
+    loop = JobLoop(place, {"archive": 5.0, "ledger": 1.0}, clock=lambda: now[0])
     loop.round(place.client.newest())
     publish(place.client, "/orders", [b"one"])
     newest = place.client.newest()
@@ -80,7 +80,7 @@ def test_a_job_that_ran_before_those_it_builds_on_runs_again(place: Workplace) -
 def test_what_up_does_puts_the_small_files_of_an_hour_together_by_itself(place: Workplace, without: str) -> None:
     now = [0.0]
     jobs = {name: period for name, period in EVERYTHING.items() if name != without}
-    loop = Loop(place, jobs, clock=lambda: now[0])
+    loop = JobLoop(place, jobs, clock=lambda: now[0])
     for number in range(3):
         now[0] += EVERYTHING["archive"]
         publish(place.client, "/orders", [b"%d" % number])
@@ -98,7 +98,7 @@ def test_what_up_does_puts_the_small_files_of_an_hour_together_by_itself(place: 
 
 
 def test_a_job_that_fails_is_told_and_the_others_go_on(place: Workplace) -> None:
-    loop = Loop(place, {"nonsense": 0.2, "archive": 0.2})
+    loop = JobLoop(place, {"nonsense": 0.2, "archive": 0.2})
 
     loop.round(place.client.newest())
 
@@ -108,7 +108,7 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(place: Workplace) -> None
 
 
 def test_a_task_that_cannot_be_done_is_told_to_whoever_asked(place: Workplace) -> None:
-    def refuse(place: Workplace, name: str, options: object) -> Outcome:
+    def refuse(place: Workplace, name: str, options: object) -> JobOutcome:
         return find(name).run(place, {})
 
     with Heart(place.client, lambda: {"lake": ""}, period=0.1), ThreadPoolExecutor(1) as pool:

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 from penstock.errors import InputInvalid
 from penstock.pipeline import resumable_publishing
 from penstock.pipeline.commit import Faults
-from penstock.pipeline.jobs import Outcome, Workplace, archive, campaign, ledger, replay, retention
+from penstock.pipeline.jobs import JobOutcome, Workplace, archive, campaign, ledger, replay, retention
 from penstock.pipeline.publishing import Event
-from penstock.pipeline.resumable_publishing import Frozen, OtherOptions, Pace
+from penstock.pipeline.resumable_publishing import JobRecord, OtherOptions, Throttle
 from penstock.pipeline.tables import ACTIVITY
 from penstock.testing import RunningServer, start_server
 from tests.api.client import Tail, ask
@@ -74,7 +74,7 @@ def with_faults(place: Workplace, faults: Faults) -> Workplace:
     return Workplace(place.spark, place.client, place.lake, faults)
 
 
-def finish(job: ModuleType, place: Workplace, options: Mapping[str, str]) -> Outcome:
+def finish(job: ModuleType, place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Run a job turn by turn, to its end."""
     while (outcome := job.run(place, options)).more:
         assert outcome.data["more"]
@@ -187,7 +187,7 @@ def test_nobody_of_a_campaign_is_written_to_twice(world: World, tmp_path: Path) 
     run_in_pieces(place, {**options, "rate": "100000"}, source)
 
     assert accepted(server, "spring") == Counter({f"p{number:03d}": 1 for number in range(40)})
-    assert not exists(server, "spring", 50), "the list was frozen when it had 40 rows"
+    assert not exists(server, "spring", 50), "the list was begin_or_resume when it had 40 rows"
     assert bodies(server, "/spring/p007") == ["hello 7"]
 
 
@@ -200,11 +200,13 @@ def test_the_same_check_finds_a_campaign_that_forgets_its_numbers(
     options = {"name": "forgetful", "source": str(source), "key": "user", "body": "text", "to": "/forgetful/{key}"}
     runs = iter(range(100))
 
-    def feed(job: Frozen, producer: str, numbered: Any, pace: Pace, faults: Faults, seconds: float) -> bool:
+    def forgetful(
+        job: JobRecord, producer: str, numbered: Any, throttle: Throttle, faults: Faults, seconds: float
+    ) -> bool:
         rows = campaign._events(place.lake.root / "_campaigns/forgetful/list.parquet", 0, options["to"], "")
-        return resumable_publishing.feed(job, f"{producer}~{next(runs)}", rows, pace, faults)
+        return resumable_publishing.publish_numbered(job, f"{producer}~{next(runs)}", rows, throttle, faults)
 
-    monkeypatch.setattr(campaign, "feed", feed)
+    monkeypatch.setattr(campaign, "publish_numbered", forgetful)
     run_in_pieces(place, {**options, "rate": "100000"}, source)
 
     assert max(accepted(server, "forgetful").values()) > 1
@@ -249,9 +251,9 @@ def test_the_pace_is_kept() -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    pace = Pace(10, lambda: now[0], sleep)
+    throttle = Throttle(10, lambda: now[0], sleep)
     for _ in range(5):
-        pace.take(2)
+        throttle.take(2)
 
     assert sum(slept) == pytest.approx(0.8)
 

@@ -18,7 +18,7 @@ from penstock.errors import InputInvalid, OperatorError
 
 if TYPE_CHECKING:
     from penstock.pipeline.client import Client
-    from penstock.pipeline.jobs import Outcome, Workplace
+    from penstock.pipeline.jobs import JobOutcome, Workplace
 
 LOOPING: Final = ("archive", "ledger", "rollup")
 """Jobs that go on until they are ended, unless --once is given."""
@@ -124,14 +124,16 @@ def audit(
     return _print(_run(client, "audit", options, _location(client, lake), master, False, True), json=json)
 
 
-def _run(client: Client, job: str, options: dict[str, str], lake: str, master: str, own: bool, once: bool) -> Outcome:
+def _run(
+    client: Client, job: str, options: dict[str, str], lake: str, master: str, own: bool, once: bool
+) -> JobOutcome:
     from penstock.pipeline import handed_jobs
 
     if not own and not master and handed_jobs.warm_driver(client, lake):
         return handed_jobs.hand_over(client, job, options)
-    from penstock.pipeline.jobs import Outcome, Workplace
+    from penstock.pipeline.jobs import JobOutcome, Workplace
     from penstock.pipeline.lake_identity import bind
-    from penstock.pipeline.loop import PERIOD_SECONDS, Heart, Loop
+    from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop
     from penstock.pipeline.session import LOCAL, open_session
     from penstock.pipeline.tables import open_lake
 
@@ -143,15 +145,15 @@ def _run(client: Client, job: str, options: dict[str, str], lake: str, master: s
             place = Workplace(spark, client, opened)
             if once or job not in LOOPING:
                 return _to_its_end(place, job, options)
-            loop = Loop(place, {job: PERIOD_SECONDS})
+            loop = JobLoop(place, {job: PERIOD_SECONDS})
             with Heart(client, loop.state):
                 loop.run(lambda: False)
-            return Outcome("ended")
+            return JobOutcome("ended")
         finally:
             spark.stop()
 
 
-def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> Outcome:
+def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> JobOutcome:
     """In a session of its own a job goes on at once after each of its turns."""
     from penstock.pipeline.loop import perform
 
@@ -201,7 +203,7 @@ def _location(client: Client, given: str) -> str:
     return known if "://" in known else str(Path(known).absolute())
 
 
-def _print(outcome: Outcome, *, json: bool) -> int:
+def _print(outcome: JobOutcome, *, json: bool) -> int:
     print(json_text.dumps(dict(outcome.data)) if json else outcome.words)
     return outcome.exit_code
 

@@ -18,9 +18,9 @@ from typing import Final
 
 from penstock.errors import PenstockError
 from penstock.pipeline.client import Client
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.loop import PERIOD_SECONDS, Heart, Loop, perform
+from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop, perform
 from penstock.pipeline.session import LOCAL, open_session
 from penstock.pipeline.tables import open_lake
 
@@ -71,7 +71,7 @@ def drive(client: Client, location: str, master: str, jobs: dict[str, float], *,
     bind(client, lake)
     spark = open_session(master)
     place = Workplace(spark, client, lake)
-    loop = Loop(place, jobs)
+    loop = JobLoop(place, jobs)
     try:
         if once:
             return max(_report(perform(place, name, {})) for name in jobs)
@@ -83,7 +83,7 @@ def drive(client: Client, location: str, master: str, jobs: dict[str, float], *,
     return 0
 
 
-def _report(outcome: Outcome) -> int:
+def _report(outcome: JobOutcome) -> int:
     print(outcome.words, flush=True)  # noqa: T201 - the command's output
     return outcome.exit_code
 

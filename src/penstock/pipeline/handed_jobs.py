@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from penstock.errors import PenstockError
 from penstock.pipeline.client import Client, RecordChanged
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.table_lease import own_name
 
 PREFIX: Final = "pipeline/tasks/"
@@ -23,7 +23,7 @@ LOOK_SECONDS: Final = 0.2
 ANSWER_BYTES: Final = 200_000
 """Of a job's data, as JSON: a record must hold it. Over it: the data are left out, and the words say so."""
 
-Perform = Callable[[Workplace, str, Mapping[str, str]], Outcome]
+Perform = Callable[[Workplace, str, Mapping[str, str]], JobOutcome]
 
 
 class TaskFailed(PenstockError):
@@ -75,7 +75,7 @@ def warm_driver(client: Client, lake: str) -> dict[str, Any] | None:
     return driver if driver and driver["alive"] and driver["lake"] == lake else None
 
 
-def hand_over(client: Client, job: str, options: Mapping[str, str]) -> Outcome:
+def hand_over(client: Client, job: str, options: Mapping[str, str]) -> JobOutcome:
     """Have the warm driver run *job*; returns when it has."""
     key = PREFIX + uuid.uuid4().hex
     client.put(key, {"state": "asked", "job": job, "options": dict(options)}, expect=0)
@@ -92,11 +92,11 @@ def is_forsaken(task: Mapping[str, Any], driver: Mapping[str, Any] | None) -> bo
     return task.get("state") == "running" and task.get("by", "") != driver.get("process", "")
 
 
-def _wait(client: Client, key: str) -> Outcome:
+def _wait(client: Client, key: str) -> JobOutcome:
     while True:
         value = client.get(key).value
         if value.get("state") == "done":
-            return Outcome(value["words"], value["data"], value["exit_code"])
+            return JobOutcome(value["words"], value["data"], value["exit_code"])
         if value.get("state") == "failed":
             raise TaskFailed(value["code"], value["message"], value["remedy"])
         if is_forsaken(value, client.call("GET", "/v1/pipeline")["driver"]):

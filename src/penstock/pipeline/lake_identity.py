@@ -36,7 +36,7 @@ class LakeMismatch(ConfigInvalid):
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class LogEpoch:
     """The epoch of the server's log."""
 
     epoch: str
@@ -49,7 +49,7 @@ class Epoch:
 
 def bind(client: Client, lake: Lake) -> None:
     """Make sure that *lake* is the one the server's watermarks speak of; the first lake becomes it."""
-    epoch = Epoch(**client.call("GET", "/v1/pipeline")["epoch"])
+    epoch = LogEpoch(**client.call("GET", "/v1/pipeline")["epoch"])
     mark, record = _read_mark(lake), client.get(RECORD)
     if not mark and _may_begin(client, lake, record, epoch):
         _begin(client, lake, record, epoch)
@@ -60,7 +60,7 @@ def bind(client: Client, lake: Lake) -> None:
     lake.epoch = epoch.epoch
 
 
-def _may_begin(client: Client, lake: Lake, record: Kept, epoch: Epoch) -> bool:
+def _may_begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> bool:
     """Whether an empty folder may become the lake."""
     if not record.version:
         return True
@@ -70,7 +70,7 @@ def _may_begin(client: Client, lake: Lake, record: Kept, epoch: Epoch) -> bool:
     return bool(record.value["path"] == str(lake.root) and not client.get("lake/events").value.get("done", 0))
 
 
-def _begin(client: Client, lake: Lake, record: Kept, epoch: Epoch) -> None:
+def _begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> None:
     id = record.value.get("id") if epoch.is_own(record.value.get("epoch", "")) else None
     if record.version and id is None:  # a lake of another history: its watermarks say nothing of this one
         for key in (*(f"lake/{name}" for name in (*RECORDS, "erase")), BEGIN):
@@ -80,7 +80,7 @@ def _begin(client: Client, lake: Lake, record: Kept, epoch: Epoch) -> None:
     _write_mark(lake, value["id"], epoch.epoch)
 
 
-def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: Kept, epoch: Epoch) -> None:
+def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: Kept, epoch: LogEpoch) -> None:
     """Refuse a lake that has ids which the log has given to nobody, or to others."""
     for name, tables in RECORDS.items():
         known = client.get(f"lake/{name}").value
@@ -100,7 +100,7 @@ def _another(lake: Lake, record: Kept) -> LakeMismatch:
     return LakeMismatch("lake", f"{lake.root} is not the lake that this server's log is archived in", remedy=remedy)
 
 
-def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: Epoch) -> LakeMismatch:
+def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: LogEpoch) -> LakeMismatch:
     how = "was restored from a backup" if epoch.restored else "is older than it"
     said = f"{lake.root} has {name} up to id {beyond:,}, this log, which {how}, knows of {upto:,} only"
     remedy = "The ids in between stand for other entries now. Start the newer server on it, or give an empty folder."

@@ -27,18 +27,18 @@ MOST_HEADS: Final = 500
 after 500 starts of servers, would count twice."""
 
 
-class Head(NamedTuple):
+class EpochHead(NamedTuple):
     """The highest sequence of one epoch of a node, and the entry that it came in."""
 
     sequence: int
     entry: int
 
 
-Heads = Mapping[tuple[str, int], Head]
+Heads = Mapping[tuple[str, int], EpochHead]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileBatches:
     """What a file of decoded rows has: entries that repeat a batch, how many are unreadable, and the heads after it."""
 
     repeats: frozenset[int]
@@ -46,7 +46,7 @@ class Found:
     heads: Heads
 
 
-def look_through(path: Path, heads: Heads) -> Found:
+def look_through(path: Path, heads: Heads) -> FileBatches:
     """What a file has after all that the *heads* stand for. A row group at a time is in memory."""
     file, batches, unreadable = parquet.ParquetFile(path), [], 0
     for number in range(file.num_row_groups):
@@ -54,7 +54,7 @@ def look_through(path: Path, heads: Heads) -> Found:
         unreadable += pc.sum(pc.equal(states, UNREADABLE)).as_py() or 0
         rows = file.read_row_group(number, columns=["entry", "node", "epoch", "sequence"])
         batches += _tuples(rows.filter(pc.equal(states, BATCH)))
-    return Found(*_without_first(batches, heads, unreadable))
+    return FileBatches(*_without_first(batches, heads, unreadable))
 
 
 def _tuples(rows: pa.Table) -> list[tuple[int, str, int, int]]:
@@ -70,7 +70,7 @@ def _without_first(
         if head is not None and sequence <= head.sequence:
             repeats.add(entry)
         else:
-            known[node, epoch] = Head(sequence, entry)
+            known[node, epoch] = EpochHead(sequence, entry)
     newest = sorted(known.items(), key=lambda one: one[1].entry)[-MOST_HEADS:]
     return frozenset(repeats), unreadable, dict(newest)
 
@@ -90,4 +90,4 @@ def kept(heads: Heads) -> list[list[Any]]:
 
 def read_kept(rows: Iterable[Iterable[Any]]) -> Heads:
     """Heads as a record has had them."""
-    return {(node, epoch): Head(sequence, entry) for node, epoch, sequence, entry in rows}
+    return {(node, epoch): EpochHead(sequence, entry) for node, epoch, sequence, entry in rows}

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 from penstock.errors import PenstockError
 from penstock.pipeline import handed_jobs
 from penstock.pipeline.client import Client, RecordChanged
-from penstock.pipeline.jobs import Outcome, Workplace, find
+from penstock.pipeline.jobs import JobOutcome, Workplace, find
 from penstock.pipeline.table_lease import own_name
 
 log = logging.getLogger("penstock.pipeline")
@@ -65,7 +65,7 @@ class Timing:
         self.last = {"error": f"{type(error).__name__}: {error}"[:500], "at_ms": int(time.time() * 1000)}
 
 
-class Loop:
+class JobLoop:
     """Runs jobs when they are due, and tells the server how it does."""
 
     def __init__(self, place: Workplace, jobs: Mapping[str, float], *, clock: Clock = time.monotonic) -> None:
@@ -118,7 +118,7 @@ class Loop:
         timing.succeeded(self._clock(), newest, outcome.words, self._clock() - began)
 
 
-def perform(place: Workplace, name: str, options: Mapping[str, str]) -> Outcome:
+def perform(place: Workplace, name: str, options: Mapping[str, str]) -> JobOutcome:
     """Run one job. A session that is gone is told apart from a job that fails."""
     try:
         return find(name).run(place, options)

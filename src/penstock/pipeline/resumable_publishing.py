@@ -1,4 +1,4 @@
-"""Feeds events back into the log: numbered, at a pace, and resumable at any point without adding anything twice.
+"""Feeds events back into the log: numbered, at a throttle, and resumable at any point without adding anything twice.
 
 Every event has a number, and the numbers rise. A request carries the number of its last event as the sequence of its
 producer, which the server stores together with the events: a request that comes again adds nothing, for ever. The
@@ -36,7 +36,7 @@ class OtherOptions(Conflict):
     code = "job_begun"
 
 
-class Pace:
+class Throttle:
     """So many events a second, evenly."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Frozen:
+class JobRecord:
     """What a job does, as it was settled when it was begun, and how far it is."""
 
     client: Client
@@ -81,9 +81,9 @@ class Frozen:
             raise RecordChanged(f"another run of {self.key} is under way, and goes on with it") from None
 
 
-def frozen(
+def begin_or_resume(
     client: Client, kind: str, name: str, settle: Callable[[], Mapping[str, Any]], asked: Mapping[str, str]
-) -> Frozen:
+) -> JobRecord:
     """The job *name*, begun now if it was not before; *settle* decides then what it does, once.
 
     *asked* are the options that decide it: the same name with others is refused.
@@ -101,7 +101,7 @@ def frozen(
         error = OtherOptions(f"{kind} {name!r} was begun with {kept.value['asked']}")
         error.remedy = "Give those options to go on with it, or another --name to begin anew."
         raise error
-    return Frozen(client, key, kept.version, dict(kept.value))
+    return JobRecord(client, key, kept.version, dict(kept.value))
 
 
 def check_job_name(name: str) -> None:
@@ -122,11 +122,11 @@ def positive(options: Mapping[str, str], name: str, default: float) -> float:
     return number
 
 
-def feed(
-    job: Frozen,
+def publish_numbered(
+    job: JobRecord,
     producer: str,
     numbered: Iterable[tuple[int, Event]],
-    pace: Pace,
+    throttle: Throttle,
     faults: Faults,
     seconds: float = float("inf"),
 ) -> bool:
@@ -138,7 +138,7 @@ def feed(
     for planned in _plans(numbered, [int(cut) for cut in job.value.get("cuts", ()) if cut > job.done]):
         job.note(job.done, cuts=[last for _, last in planned])
         for request, last in planned:
-            pace.take(len(request.events))
+            throttle.take(len(request.events))
             publish(job.client, request, producer, last)
             faults.at(AFTER_REQUEST)
             job.value |= {"done": last, "sent": job.sent + len(request.events)}

@@ -60,7 +60,7 @@ class Workplace:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """What a job has done."""
 
     words: str  # for people; may have several lines
@@ -69,20 +69,20 @@ class Outcome:
     more: bool = False  # there is more to do right away: a limit was reached
 
 
-class Job(Protocol):
+class JobModule(Protocol):
     """What a module of this folder offers."""
 
     OPTIONS: Mapping[str, str]
 
-    def run(self, place: Workplace, options: Mapping[str, str]) -> Outcome: ...
+    def run(self, place: Workplace, options: Mapping[str, str]) -> JobOutcome: ...
 
 
-def find(name: str) -> Job:
+def find(name: str) -> JobModule:
     """The job called *name*."""
     if name not in JOBS:
         near = difflib.get_close_matches(name, JOBS, n=1, cutoff=0)
         raise NotFound("job", name, remedy=f"Did you mean {near[0]}? There are {', '.join(JOBS)}.")
-    return cast("Job", importlib.import_module(f"{__name__}.{name}"))
+    return cast("JobModule", importlib.import_module(f"{__name__}.{name}"))
 
 
 def check_options(name: str, options: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from penstock.pipeline import register
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Intent, Slice, Staged, Turn
 from penstock.pipeline.copying import copy_slices
-from penstock.pipeline.jobs import BEGIN, Outcome, Workplace
+from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace
 from penstock.pipeline.offsets import COLUMNS
 from penstock.pipeline.staging import stage_slices, staged_slices
 
@@ -36,7 +36,7 @@ def transform(frame: DataFrame) -> DataFrame:
     return frame.select(*COLUMNS)
 
 
-def run(place: Workplace, options: Mapping[str, str], *, transform: Transform | None = None) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str], *, transform: Transform | None = None) -> JobOutcome:
     """Archive everything that was in the log when it began.
 
     Without a *transform* of the caller's own the tasks copy what they read, which costs a fraction of going through
@@ -49,8 +49,8 @@ def run(place: Workplace, options: Mapping[str, str], *, transform: Transform | 
         turn.publish(_stage(place, turn, intent, transform) if intent.slices else [])
         rows += sum(one.rows for one in intent.slices)
     if began < 0:
-        return Outcome("archive: nothing new", {"rows": 0})
-    return Outcome(f"archive: {rows:,} rows after id {began:,}", {"rows": rows, "after": began, "upto": newest})
+        return JobOutcome("archive: nothing new", {"rows": 0})
+    return JobOutcome(f"archive: {rows:,} rows after id {began:,}", {"rows": rows, "after": began, "upto": newest})
 
 
 def begin(place: Workplace) -> None:

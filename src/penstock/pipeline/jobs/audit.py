@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.pipeline import audit_checks, skipped_entries
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.jobs import Outcome, Workplace, archive, ledger
+from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
 from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
@@ -43,7 +43,7 @@ FAILING: Final = ("missing", "double")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that an audit has to say."""
 
     verdict: str  # missing, double, unknown(…), pending
@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AuditCut:
     """What the server held at one moment, and the id below which all of it lies."""
 
     upto: int
@@ -62,12 +62,12 @@ class Cut:
 
 
 @dataclass(slots=True)
-class Report:
+class AuditReport:
     """What came out."""
 
     upto: int
     counts: dict[str, int] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
 
     @property
     def passes(self) -> bool:
@@ -88,26 +88,26 @@ class Report:
         return {"upto": self.upto, "verdict": verdict, "counts": self.counts, "findings": found}
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Take a cut, bring the lake up to it, and compare."""
     cut = take_cut(place.client)
     archive.run(place, {})
     ledger.run(place, {})
     report = examine(place, cut, full="full" in options)
-    return Outcome(report.words(), report.data(), exit_code=0 if report.passes else 1)
+    return JobOutcome(report.words(), report.data(), exit_code=0 if report.passes else 1)
 
 
-def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
+def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditReport:
     """Compare the lake as it is with a cut."""
-    report = Report(cut.upto)
+    report = AuditReport(cut.upto)
     files = place.lake.files("events")
     begin = place.begins_after()
     if begin:
         words = f"what was trimmed up to id {begin} before the first archive is not part of this audit"
-        report.findings.append(Finding("unknown(trimmed)", "files", words))
+        report.findings.append(AuditFinding("unknown(trimmed)", "files", words))
     report.findings += check_files(files, max(cut.upto, watermark(place.client, "events")), begin)
     if not files:
-        report.findings += [] if not cut.upto else [Finding("missing", "files", "there are no files at all")]
+        report.findings += [] if not cut.upto else [AuditFinding("missing", "files", "there are no files at all")]
         return report
     summary = _summaries(place, files, full=full).cache()
     events = place.read("events", files)
@@ -132,7 +132,7 @@ def examine(place: Workplace, cut: Cut, *, full: bool = False) -> Report:
 # ── the cut ────────────────────────────────────────────────────────────────────────────────────
 
 
-def take_cut(client: Client) -> Cut:
+def take_cut(client: Client) -> AuditCut:
     """Mailboxes first, then the ledger's flush: whatever was closed before the one is recorded before the other.
 
     Heads come last, and those of the flushed batches are among them. What moves on after that is of no matter: the
@@ -142,7 +142,7 @@ def take_cut(client: Client) -> Cut:
     pushers = client.call("GET", "/v1/audit/pushers")["pushers"]
     flushed = client.call("POST", "/v1/audit/cut")["upto"]
     heads = list(_pages(client, "/v1/audit/heads", "heads"))
-    return Cut(max([flushed, *(head[4] for head in heads)]), heads, mailboxes, pushers)
+    return AuditCut(max([flushed, *(head[4] for head in heads)]), heads, mailboxes, pushers)
 
 
 def _months(client: Client) -> list[str]:
@@ -207,30 +207,32 @@ def _counts(summary: DataFrame, files: list[LakeFile]) -> dict[str, int]:
 # ── the checks ─────────────────────────────────────────────────────────────────────────────────
 
 
-def check_files(files: list[LakeFile], upto: int, begin: int = 0) -> Iterator[Finding]:
+def check_files(files: list[LakeFile], upto: int, begin: int = 0) -> Iterator[AuditFinding]:
     """Whether the names cover every id from *begin* to *upto* once."""
     position = begin
     for file in files:
         if file.lo > position:
-            yield Finding("missing", "files", f"no file has the ids {position + 1} to {file.lo}")
+            yield AuditFinding("missing", "files", f"no file has the ids {position + 1} to {file.lo}")
         elif file.lo < position:
-            yield Finding("double", "files", f"{file.path} claims the ids {file.lo + 1} to {position} of another file")
+            yield AuditFinding(
+                "double", "files", f"{file.path} claims the ids {file.lo + 1} to {position} of another file"
+            )
         position = max(position, file.hi)
     if files and position < upto:
-        yield Finding("missing", "files", f"no file has the ids {position + 1} to {upto}")
+        yield AuditFinding("missing", "files", f"no file has the ids {position + 1} to {upto}")
 
 
-def _check_events(place: Workplace, summary: DataFrame, cut: Cut, begin: int) -> Iterator[Finding]:
+def _check_events(place: Workplace, summary: DataFrame, cut: AuditCut, begin: int) -> Iterator[AuditFinding]:
     for row, more in _named(audit_checks.holes(summary, begin)):
-        yield Finding("missing", "events", _hole(row) + more)
+        yield AuditFinding("missing", "events", _hole(row) + more)
     for row, more in _named(audit_checks.doubles(summary)):
-        yield Finding("double", "events", f"{row.file} has {row.repeats} rows whose ids are there already{more}")
+        yield AuditFinding("double", "events", f"{row.file} has {row.repeats} rows whose ids are there already{more}")
     known = {head[0] for head in cut.heads}
     unlisted = [row.stream for row in summary.select("stream").distinct().collect() if row.stream not in known]
     archived = watermark(place.client, "events")
     heads = place.spark.createDataFrame(cut.heads + _heads_of(place.client, unlisted, archived), audit_checks.HEADS)
     for row, more in _named(audit_checks.cut_ends(summary, heads, begin)):
-        yield Finding("missing", "heads", _cut_end(row) + more)
+        yield AuditFinding("missing", "heads", _cut_end(row) + more)
 
 
 def _heads_of(client: Client, streams: list[str], upto: int) -> list[list[Any]]:
@@ -242,17 +244,17 @@ def _heads_of(client: Client, streams: list[str], upto: int) -> list[list[Any]]:
     return [head for head in found if head[4] <= upto]
 
 
-def _check_unreadable(bad: DataFrame) -> Iterator[Finding]:
+def _check_unreadable(bad: DataFrame) -> Iterator[AuditFinding]:
     for row, more in _named(bad.orderBy("entry")):
         words = f"entry {row.entry} of {row.stream}, {row.bytes:,} bytes, cannot be read: {row.reason}{more}"
-        yield Finding("unknown(unreadable)", "ledger" if row.stream == ledger.STREAM else "erased", words)
+        yield AuditFinding("unknown(unreadable)", "ledger" if row.stream == ledger.STREAM else "erased", words)
 
 
-def _check_batches(told: DataFrame, records: DataFrame, unreadable: DataFrame) -> Iterator[Finding]:
+def _check_batches(told: DataFrame, records: DataFrame, unreadable: DataFrame) -> Iterator[AuditFinding]:
     for row, more in _named(audit_checks.lost_batches(told, records, unreadable)):
         numbers = str(row.first) if row.first == row.last else f"{row.first} to {row.last}"
         words = f"batch {numbers} of node {row.node}, epoch {row.epoch}, in {row.table}{more}"
-        yield Finding("missing", "ledger", words)
+        yield AuditFinding("missing", "ledger", words)
 
 
 def _last_crash(epochs: list[Row]) -> int | None:
@@ -260,10 +262,10 @@ def _last_crash(epochs: list[Row]) -> int | None:
     return max((row.next_began for row in epochs if not row.closed and row.next_began is not None), default=None)
 
 
-def _check_epoch(row: Row, events: DataFrame) -> Iterator[Finding]:
+def _check_epoch(row: Row, events: DataFrame) -> Iterator[AuditFinding]:
     if row.lost:
         words = f"node {row.node}, epoch {row.epoch}: {row.lost} records were dropped while the log took nothing"
-        yield Finding("unknown(crash)", "ledger", words)
+        yield AuditFinding("unknown(crash)", "ledger", words)
     if row.closed or row.next_began is None:
         return
     during = events.where(F.unix_micros("time").between(row.ended, row.next_began))
@@ -272,35 +274,35 @@ def _check_epoch(row: Row, events: DataFrame) -> Iterator[Finding]:
         f"node {row.node} did not close epoch {row.epoch}: what it sent between {_utc(row.ended)} and "
         f"{_utc(row.next_began)} may be unrecorded: for each reader at most the {entries:,} entries of then"
     )
-    yield Finding("unknown(crash)", "ledger", words)
+    yield AuditFinding("unknown(crash)", "ledger", words)
 
 
 def _check_mailboxes(
-    place: Workplace, cut: Cut, records: DataFrame, events: DataFrame, crash: int | None
-) -> Iterator[Finding]:
+    place: Workplace, cut: AuditCut, records: DataFrame, events: DataFrame, crash: int | None
+) -> Iterator[AuditFinding]:
     if not cut.mailboxes:
         return
     pending = sum(len(box[3]) + box[4] for box in cut.mailboxes)
     if pending:
-        yield Finding("pending", "mailboxes", f"{pending:,} items of {len(cut.mailboxes):,} recipients wait")
+        yield AuditFinding("pending", "mailboxes", f"{pending:,} items of {len(cut.mailboxes):,} recipients wait")
     mailboxes = place.spark.createDataFrame(cut.mailboxes, audit_checks.MAILBOXES)
     for row, more in _named(audit_checks.unclosed(mailboxes, records, events.select("id", "index"))):
         # The record of an end other than an acknowledgement may be lost in a crash that came after the item.
         excused = crash is not None and (row.accepted is None or row.accepted <= crash)
         words = f"item {row.number} of {row.recipient}, {row.month}, is neither pending nor closed{more}"
-        yield Finding("unknown(crash)" if excused else "missing", "mailboxes", words)
+        yield AuditFinding("unknown(crash)" if excused else "missing", "mailboxes", words)
 
 
-def _check_pushers(cut: Cut, events: DataFrame, records: DataFrame) -> Iterator[Finding]:
+def _check_pushers(cut: AuditCut, events: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
     for row in audit_checks.positions(records, events).where("pending > 0").orderBy("recipient", "stream").take(NAMED):
         words = f"{row.recipient} has {row.stream} up to id {row.position}; {row.pending:,} entries wait"
-        yield Finding("pending", "pushers", words)
+        yield AuditFinding("pending", "pushers", words)
     for pusher in cut.pushers:
         if pusher["state"] != "running":
-            yield Finding("pending", "pushers", f"pusher {pusher['id']} is {pusher['state']}")
+            yield AuditFinding("pending", "pushers", f"pusher {pusher['id']} is {pusher['state']}")
 
 
-def _check_readers(events: DataFrame, records: DataFrame) -> Iterator[Finding]:
+def _check_readers(events: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
     """What apps and devices were not given between things that they were. They say themselves where they go on."""
     given = skipped_entries.taken(ledger.without_repeats(records))
     runs = skipped_entries.without_absence(skipped_entries.skipped(given, events), skipped_entries.presence(events))
@@ -309,7 +311,7 @@ def _check_readers(events: DataFrame, records: DataFrame) -> Iterator[Finding]:
             f"{row.recipient} went on in {row.stream} without a record of {row.entries:,} entries, "
             f"ids {row.first} to {row.last}{more}"
         )
-        yield Finding("unknown(skipped)", "pushers" if row.door == skipped_entries.APP else "devices", words)
+        yield AuditFinding("unknown(skipped)", "pushers" if row.door == skipped_entries.APP else "devices", words)
 
 
 # ── words ──────────────────────────────────────────────────────────────────────────────────────

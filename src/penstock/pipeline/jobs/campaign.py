@@ -19,9 +19,16 @@ from pyspark.sql.types import BinaryType, StringType
 
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.publishing import Event
-from penstock.pipeline.resumable_publishing import TURN_SECONDS, Pace, check_job_name, feed, frozen, positive
+from penstock.pipeline.resumable_publishing import (
+    TURN_SECONDS,
+    Throttle,
+    begin_or_resume,
+    check_job_name,
+    positive,
+    publish_numbered,
+)
 from penstock.pipeline.staging import rows_of
 from penstock.pipeline.tables import sync
 
@@ -44,7 +51,7 @@ def transform(source: DataFrame, key: str, body: str) -> DataFrame:
     return kept.withColumn("number", F.row_number().over(Window.orderBy("key"))).select("number", "key", "body")
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Begin or go on with the campaign of a file, for one turn."""
     source = options.get("source", "")
     if not source:
@@ -58,7 +65,7 @@ def send(
     options: Mapping[str, str],
     *,
     seconds: float = float("inf"),
-) -> Outcome:
+) -> JobOutcome:
     """Begin or go on with a campaign, to its end or for so many seconds.
 
     *source* is looked at only if the campaign was not begun before.
@@ -67,19 +74,19 @@ def send(
     if "{key}" not in to:
         raise InputInvalid("--to", f"{to[:80]!r} has no {{key}} in it", remedy="As in /users/{key}.")
     asked = {option: options[option] for option in _ASKED if options.get(option)}
-    pace = Pace(positive(options, "rate", 100))
+    throttle = Throttle(positive(options, "rate", 100))
     check_job_name(name)
     path = place.lake.root / FOLDER / name / "list.parquet"
-    job = frozen(place.client, "campaigns", name, lambda: _freeze(source, asked, path), asked)
+    job = begin_or_resume(place.client, "campaigns", name, lambda: _freeze(source, asked, path), asked)
     rows = int(job.value["rows"])
     if not path.exists() or rows_of(path) != rows:
         raise InputInvalid(f"campaign {name}", f"its list of {rows:,} is not at {path}", remedy="Give the same lake.")
     events = _events(path, job.done, to, options.get("type", ""))
-    finished = feed(job, f"campaign~{name}", events, pace, place.faults, seconds)
+    finished = publish_numbered(job, f"campaign~{name}", events, throttle, place.faults, seconds)
     if finished:
         job.note(rows, finished=True)
     words = f"campaign {name}: {job.done:,} of {rows:,} are published"
-    return Outcome(words, {"done": job.done, "rows": rows, "more": not finished}, more=not finished)
+    return JobOutcome(words, {"done": job.done, "rows": rows, "more": not finished}, more=not finished)
 
 
 # ── the list ───────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from penstock.pipeline.commit import Slice, Staged, StagedWrong, watermark
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.jobs.ledger import fold_deliveries
 from penstock.pipeline.jobs.rollup import add_up, merge_activity
 from penstock.pipeline.replace_files import exchange_files, sweep, workshop
@@ -60,7 +60,7 @@ def _sorted(deliveries: DataFrame) -> DataFrame:
     return deliveries.coalesce(1).sortWithinPartitions("first", "key", "recipient")
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Put together what can be, in every table."""
     open_hour = None if "all" in options else int(time.time()) // HOUR_SECONDS
     before = after = 0
@@ -71,7 +71,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
             before += sum(map(len, groups))
             after += len(groups)
             _compact_day(place, table, kind, groups)
-    return Outcome(f"compact: {before:,} files into {after:,}", {"before": before, "after": after})
+    return JobOutcome(f"compact: {before:,} files into {after:,}", {"before": before, "after": after})
 
 
 # ── choosing ───────────────────────────────────────────────────────────────────────────────────

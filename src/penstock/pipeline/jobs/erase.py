@@ -22,7 +22,7 @@ from penstock.errors import InputInvalid
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Intent, Staged, StagedWrong, Turn, watermark
 from penstock.pipeline.erasing import STREAM, Gone, gone, requests_in, rows_with, write_without
-from penstock.pipeline.jobs import Outcome, Workplace, archive
+from penstock.pipeline.jobs import JobOutcome, Workplace, archive
 from penstock.pipeline.replace_files import exchange_files, sweep
 from penstock.pipeline.staging import rows_of
 from penstock.wire.lake import LakeFile
@@ -42,7 +42,7 @@ class Replacing(Turn):
             exchange_files(self._lake, [_former(one.file) for one in made], made, self.staging, self._faults)
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Take out of the lake all that was erased; with options, erase it in the log first."""
     if options:
         place.client.call("POST", "/v1/log/erase", body=json.dumps(_wanted(options)).encode(), timeout=600)
@@ -53,7 +53,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
         turn.publish(staged)
         rows, files = rows + count, files + len(staged)
     words = f"erase: {rows:,} rows in {files:,} files, all that was asked for up to id {archived:,}"
-    return Outcome(words, {"rows": rows, "files": files, "upto": archived})
+    return JobOutcome(words, {"rows": rows, "files": files, "upto": archived})
 
 
 def _wanted(options: Mapping[str, str]) -> dict[str, Any]:

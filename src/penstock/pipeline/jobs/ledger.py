@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from penstock.pipeline.commit import Intent, Slice, Staged, Turn, watermark
 from penstock.pipeline.erasing import STREAM as ERASED
 from penstock.pipeline.erasing import read_request
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.ledger_batches import BATCH, UNREADABLE, Heads, heads_in, kept, look_through, read_kept
 from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import LEDGER, RANKS, SCHEMAS, days_between
@@ -159,14 +159,14 @@ def _rank(state: Column) -> Column:
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Decode and fold everything that is archived."""
     archived, files = watermark(place.client, "events"), 0
     for turn, intent in place.turns(
         "ledger", archived, lambda after: plan_from_lake(place, after, min(archived, after + TURN_IDS))
     ):
         files += _perform(place, turn, intent)
-    return Outcome(f"ledger: {files:,} files up to id {archived:,}", {"files": files, "upto": archived})
+    return JobOutcome(f"ledger: {files:,} files up to id {archived:,}", {"files": files, "upto": archived})
 
 
 def plan_from_lake(place: Workplace, after: int, upto: int) -> Intent:

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.core.names import check_name, check_pattern, is_system, matches
 from penstock.errors import InputInvalid
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.publishing import Event
-from penstock.pipeline.resumable_publishing import TURN_SECONDS, Pace, feed, frozen, positive
+from penstock.pipeline.resumable_publishing import TURN_SECONDS, Throttle, begin_or_resume, positive, publish_numbered
 
 OPTIONS: Mapping[str, str] = {
     "name": "of this replay; run it again under the same name to go on",
@@ -44,25 +44,25 @@ def transform(events: DataFrame, streams: list[str], at: datetime) -> DataFrame:
     return wanted.select("id", "stream", "kind", "type", "attributes", "body").orderBy("id")
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Begin or go on with a replay, for one turn."""
     name = options.get("name", "")
     asked = {option: options[option] for option in _ASKED if options.get(option)}
     target, patterns = _target(asked), _patterns(asked)
-    pace = Pace(positive(options, "rate", 1000))
-    job = frozen(place.client, "replays", name, lambda: _settle(place, asked), asked)
+    throttle = Throttle(positive(options, "rate", 1000))
+    job = begin_or_resume(place.client, "replays", name, lambda: _settle(place, asked), asked)
     after, upto = max(int(job.value["after"]), job.done), int(job.value["upto"])
     begun = datetime.fromtimestamp(job.value.get("at_ms", 0) / 1000, UTC)
-    rows = Rows(place, after, upto, patterns, begun)
+    rows = ReplayRows(place, after, upto, patterns, begun)
     numbered = ((row.id, Event(target, bytes(row.body or b""), row.type or "", _attributes(row, name))) for row in rows)
-    if not feed(job, f"replay~{name}", numbered, pace, place.faults, TURN_SECONDS):
+    if not publish_numbered(job, f"replay~{name}", numbered, throttle, place.faults, TURN_SECONDS):
         said = f"replay {name}: {job.sent:,} events so far, up to id {job.done:,} of {upto:,}"
-        return Outcome(said, {"sent": job.sent, "done": job.done, "more": True}, more=True)
+        return JobOutcome(said, {"sent": job.sent, "done": job.done, "more": True}, more=True)
     job.note(upto, finished=True)
     words = f"replay {name}: {job.sent:,} events of the ids {job.value['after'] + 1:,} to {upto:,} to {target}"
     if rows.too_large:
         words += f"; {rows.too_large:,} were left out, as they are larger than one entry may be"
-    return Outcome(words, {"sent": job.sent, "done": upto, "too_large": rows.too_large})
+    return JobOutcome(words, {"sent": job.sent, "done": upto, "too_large": rows.too_large})
 
 
 # ── the options ────────────────────────────────────────────────────────────────────────────────
@@ -117,8 +117,8 @@ def _moment(name: str, text: str) -> datetime:
 # ── the rows ───────────────────────────────────────────────────────────────────────────────────
 
 
-class Rows:
-    """Rows in order of id, file by file: no more than a part of one file is held at a time."""
+class ReplayRows:
+    """ReplayRows in order of id, file by file: no more than a part of one file is held at a time."""
 
     def __init__(self, place: Workplace, after: int, upto: int, patterns: list[str], at: datetime) -> None:
         self._place, self._after, self._upto, self._patterns, self._at = place, after, upto, patterns, at

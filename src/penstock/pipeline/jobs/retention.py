@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.errors import InputInvalid
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.jobs.rollup import merge_activity
 from penstock.units import measure
 
@@ -40,7 +40,7 @@ def transform(activity: DataFrame, now: datetime) -> DataFrame:
     return merged.withColumn("days", unseen).where(F.col("days").isNotNull()).groupBy("days").count().orderBy("days")
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Report, and trim if told to."""
     keep, stale_seconds = options.get("keep", "7d"), _seconds("stale", options.get("stale", "1h"))
     _seconds("keep", keep)
@@ -56,7 +56,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
     unseen = {row["days"]: row["count"] for row in transform(activity, datetime.now(UTC)).collect()}
     applied = apply and not stale
     data = {"trim": trim, "stale": stale, "months": months, "due": due, "unseen": unseen, "applied": applied}
-    return Outcome(_words(data, apply), data, exit_code=1 if stale else 0)
+    return JobOutcome(_words(data, apply), data, exit_code=1 if stale else 0)
 
 
 def _trim(place: Workplace, **wanted: object) -> dict[str, Any]:

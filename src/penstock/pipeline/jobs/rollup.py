@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline.commit import Slice, Staged, Turn, watermark
-from penstock.pipeline.jobs import Outcome, Workplace
+from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.jobs.ledger import events_between, plan_from_lake, whole_after, without_repeats
 from penstock.pipeline.ledger_batches import BATCH
 from penstock.pipeline.staging import stage_one
@@ -96,7 +96,7 @@ def merge_activity(rows: DataFrame) -> DataFrame:
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Sum up everything that is archived and decoded."""
     ready, files = min(watermark(place.client, "events"), watermark(place.client, "ledger")), 0
     for turn, intent in place.turns(
@@ -105,7 +105,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> Outcome:
         staged = [file for one in intent.slices for file in _stage(place, turn, one)]
         turn.publish(staged)
         files += len(staged)
-    return Outcome(f"rollup: {files:,} files up to id {ready:,}", {"files": files, "upto": ready})
+    return JobOutcome(f"rollup: {files:,} files up to id {ready:,}", {"files": files, "upto": ready})
 
 
 def _stage(place: Workplace, turn: Turn, one: Slice) -> list[Staged]:
