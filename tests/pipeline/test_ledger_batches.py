@@ -14,12 +14,12 @@ from penstock.pipeline.ledger_batches import (
     MOST_HEADS,
     UNREADABLE,
     EpochHead,
+    find_repeats,
+    heads_from_rows,
     heads_in,
-    kept,
-    look_through,
-    read_kept,
+    heads_to_rows,
+    read_batches,
 )
-from penstock.pipeline.ledger_batches import _without_first as without_first
 
 
 def write(path: Path, rows: list[tuple[int, str, int, int, str]]) -> Path:
@@ -36,12 +36,12 @@ def test_a_repeat_in_a_later_turn_is_found(tmp_path: Path) -> None:
          (8, "m", 1, 0, BATCH), (9, "n", 2, 0, BATCH)],
     )  # fmt: skip
 
-    heads = look_through(first, {}).heads
-    found = look_through(second, read_kept(kept(heads)))
+    heads = read_batches(first, {}).heads
+    found = read_batches(second, heads_from_rows(heads_to_rows(heads)))
 
     assert (found.repeats, found.unreadable) == ({5}, 1)
     assert found.heads == {("n", 1): EpochHead(2, 6), ("m", 1): EpochHead(0, 8), ("n", 2): EpochHead(0, 9)}
-    assert look_through(second, {}).repeats == frozenset(), "sabotage: who forgets the turn before does not see it"
+    assert read_batches(second, {}).repeats == frozenset(), "sabotage: who forgets the turn before does not see it"
     assert heads_in([first, second]) == found.heads
 
 
@@ -53,15 +53,15 @@ def test_every_batch_is_taken_once_however_the_log_is_cut_into_turns(again: list
     ]
     batches = [(entry, "n", 1, sequence) for entry, sequence in enumerate(appended)]
 
-    early, _, heads = without_first(batches[:cut], {}, 0)
-    late, _, _ = without_first(batches[cut:], heads, 0)
+    early, heads = find_repeats(batches[:cut], {})
+    late, _ = find_repeats(batches[cut:], heads)
 
     left = [sequence for entry, _, _, sequence in batches if entry not in early | late]
     assert left == list(range(len(again)))
 
 
 def test_of_very_many_epochs_the_newest_are_kept() -> None:
-    _, _, heads = without_first([(n, "n", n, 0) for n in range(MOST_HEADS + 10)], {}, 0)
+    _, heads = find_repeats([(n, "n", n, 0) for n in range(MOST_HEADS + 10)], {})
 
     assert min(epoch for _, epoch in heads) == 10
     assert len(heads) == MOST_HEADS

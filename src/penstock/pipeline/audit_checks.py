@@ -1,7 +1,7 @@
 """The checks of an audit, as transforms: frames in, frames of findings out.
 
-What holds over the whole log is checked on one summary row per (file, stream, chunk): that is a small frame however
-many events there are, and a file that does not change is summed up once.
+Checks over the whole log look at one summary row per (file, stream, chunk). That is a small frame however many events
+there are, and a file that does not change is summed up once.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def summarize(events: DataFrame) -> DataFrame:
 def holes(summary: DataFrame, begin: int = 0) -> DataFrame:
     """Where a stream goes on later than it should: (stream, after, before, from_index, to_index, chunk, begin, end).
 
-    Either indexes are missing (`from_index` to `to_index`), or lines are (bytes `begin` to `end` of the chunk). In a
-    lake that begins after some id, nobody knows where the streams were then: each may begin anywhere.
+    Either indexes are missing (`from_index` to `to_index`), or lines are (bytes `begin` to `end` of the chunk). With
+    *begin*, the id after which the lake begins, each stream may begin at any index.
     """
     order = Window.partitionBy("stream").orderBy("first_id")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
@@ -82,9 +82,9 @@ def doubles(summary: DataFrame) -> DataFrame:
 
 
 def cut_ends(summary: DataFrame, heads: DataFrame, begin: int = 0) -> DataFrame:
-    """Streams that end in the lake before their heads say so, or are not there at all: `reached_id` is null then.
+    """Streams that end in the lake before the end that their heads give; `reached_id` is null if one is not there.
 
-    Those that had ended when the lake began are not expected in it.
+    Streams whose last entry is not above *begin*, the id after which the lake begins, are not expected in it.
     """
     ends = summary.groupBy("stream").agg(
         (F.max("last_index") + 1).alias("reached"),
@@ -122,8 +122,8 @@ def batches_in_events(events: DataFrame) -> DataFrame:
 def lost_batches(told: DataFrame, ledger: DataFrame, unreadable: DataFrame) -> DataFrame:
     """Batches that must be there and are not: (node, epoch, first, last, table).
 
-    The numbers of an epoch begin at 0 and have no gap; and what the log has, the table `ledger` has, or `unreadable`
-    by the entry's id. What an unreadable one says of itself may fill a gap, and never makes one.
+    The sequences of an epoch begin at 0 and have no gap. Every batch in the log is in the table `ledger`, or its entry
+    is in `unreadable`. The sequence that an unreadable entry gives may fill a gap, but never makes one.
     """
     believed = told.join(unreadable, "entry", "left_anti")
     kept = ledger.where(F.col("state") == BATCH).select("node", "epoch", "sequence").distinct()
@@ -151,7 +151,7 @@ def lost_batches(told: DataFrame, ledger: DataFrame, unreadable: DataFrame) -> D
 def epochs(told: DataFrame, ledger: DataFrame) -> DataFrame:
     """Each epoch of a node: (node, epoch, began, ended, closed, newest, lost, next_began).
 
-    Times are microseconds since 1970: a row that leaves Spark would have the local time of whoever asks.
+    Times are microseconds since 1970: Spark would turn a timestamp into the local time of the driver's process.
     """
     at = told.select("entry", F.unix_micros("time").alias("at"))
     batches = ledger.where(F.col("state") == BATCH).join(at, "entry")
@@ -172,9 +172,9 @@ def epochs(told: DataFrame, ledger: DataFrame) -> DataFrame:
 def unclosed(mailboxes: DataFrame, ledger: DataFrame, entries: DataFrame) -> DataFrame:
     """Items that are neither pending nor closed: (recipient, month, number, accepted), in microseconds since 1970.
 
-    `expired` of each recipient wait for the sweep that closes them: so many are left out. The message stream makes
-    items of entries that a session follows, and records their ends as those of entries (*entries* has id and index):
-    of its recipients as many items may be open as such entries are closed.
+    Of each recipient, `expired` items wait for the sweep that closes them; as many, the newest, are left out. The
+    message stream makes items of entries that a session follows, and records their ends as those of entries (*entries*
+    has id and index): a recipient may have as many open items as it has closed entries.
     """
     filled = mailboxes.where(F.col("next") > 1)
     numbers = filled.select(

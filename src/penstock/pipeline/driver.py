@@ -33,7 +33,7 @@ EVERYTHING: Final = {
     "erase": 60.0,
     "compact": 1800.0,
 }
-"""What `up` does, and every how many seconds. Compaction finds closed hours: without it a day has 17,280 files."""
+"""What `up` runs, and every how many seconds. Without compaction a day would have 17,280 files of each table."""
 
 
 class Stopped(BaseException):
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     client = Client(given.url, os.environ["PENSTOCK_TOKEN"])
     signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us as well; whoever started us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; `up` decides when the driver ends
     try:
         jobs = {name: EVERYTHING.get(name, PERIOD_SECONDS) for name in given.jobs.split(",")}
         return drive(client, given.lake, given.master, jobs, once=given.once)
@@ -78,7 +78,7 @@ def drive(client: Client, location: str, master: str, jobs: dict[str, float], *,
         with Heart(client, loop.state):
             loop.run(lambda: False)
     finally:
-        with suppress(Exception):  # it may be gone already: that is why we end
+        with suppress(Exception):  # it may have ended already
             spark.stop()
     return 0
 

@@ -1,7 +1,7 @@
-"""Jobs that are handed to the warm driver: a record each, `pipeline/tasks/<id>`.
+"""Jobs that a command hands to the driver that is running: a record each, `pipeline/tasks/<id>`.
 
-{"state": "asked", "job": …, "options": …}   whoever asks puts it, which wakes the driver
-{"state": "running", "by": …, …}             the driver has it; by which process, as another cannot go on with it
+{"state": "asked", "job": …, "options": …}                 put by the command, which wakes the driver
+{"state": "running", "by": …, …}                           the driver's process has it; no other can go on with it
 {"state": "done", "words": …, "data": …, "exit_code": …}   or "failed" with code, message, remedy
 """
 
@@ -21,13 +21,13 @@ from penstock.pipeline.table_lease import own_name
 PREFIX: Final = "pipeline/tasks/"
 LOOK_SECONDS: Final = 0.2
 ANSWER_BYTES: Final = 200_000
-"""Of a job's data, as JSON: a record must hold it. Over it: the data are left out, and the words say so."""
+"""Bytes of a job's answer as JSON: a record must hold it. Over it: the data are left out, and the words say so."""
 
 Perform = Callable[[Workplace, str, Mapping[str, str]], JobOutcome]
 
 
 class TaskFailed(PenstockError):
-    """The driver could not do what was asked."""
+    """The driver did not do the job."""
 
     def __init__(self, code: str, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class TaskFailed(PenstockError):
 
 
 def run_all(place: Workplace, perform: Perform) -> None:
-    """Do what was handed in, in order."""
+    """Run the jobs that were handed in, in order."""
     for key, kept in sorted(place.client.list(PREFIX).items(), key=lambda one: one[1].version):
         if kept.value.get("state") == "asked":
             _run(place, perform, key, kept.value, kept.version)
@@ -49,7 +49,7 @@ def _run(place: Workplace, perform: Perform, key: str, task: dict[str, Any], ver
         version = place.client.put(key, {**task, "state": "running", "by": own_name()}, expect=version).version
         place.client.put(key, {**task, **_answer(place, perform, task)}, expect=version)
     except RecordChanged:
-        return  # whoever asked has given up, or another driver was first
+        return  # the command has given up, or another driver was first
 
 
 def _answer(place: Workplace, perform: Perform, task: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _answer(place: Workplace, perform: Perform, task: dict[str, Any]) -> dict[st
         outcome = perform(place, task["job"], task["options"])
     except PenstockError as error:
         return {"state": "failed", "code": error.code, "message": str(error)[:2000], "remedy": error.remedy}
-    except Exception as error:  # noqa: BLE001 - it must be told to whoever waits
+    except Exception as error:  # noqa: BLE001 - the command that waits must be told
         said = f"{type(error).__name__}: {error}"[:2000]
         return {"state": "failed", "code": "job_failed", "message": said, "remedy": "Look at the driver's log."}
     answer = {"state": "done", "words": outcome.words, "data": outcome.data, "exit_code": outcome.exit_code}
@@ -66,17 +66,17 @@ def _answer(place: Workplace, perform: Perform, task: dict[str, Any]) -> dict[st
     return answer
 
 
-# ── the side of whoever asks ───────────────────────────────────────────────────────────────────
+# ── the command's side ─────────────────────────────────────────────────────────────────────────
 
 
 def warm_driver(client: Client, lake: str) -> dict[str, Any] | None:
-    """The driver that is there for this lake, if one is."""
+    """What `/v1/pipeline` says of the driver, if one works on this lake."""
     driver = client.call("GET", "/v1/pipeline")["driver"]
     return driver if driver and driver["alive"] and driver["lake"] == lake else None
 
 
 def hand_over(client: Client, job: str, options: Mapping[str, str]) -> JobOutcome:
-    """Have the warm driver run *job*; returns when it has."""
+    """Let the running driver do *job*, and wait for the outcome."""
     key = PREFIX + uuid.uuid4().hex
     client.put(key, {"state": "asked", "job": job, "options": dict(options)}, expect=0)
     try:
@@ -86,7 +86,7 @@ def hand_over(client: Client, job: str, options: Mapping[str, str]) -> JobOutcom
 
 
 def is_forsaken(task: Mapping[str, Any], driver: Mapping[str, Any] | None) -> bool:
-    """Whether nobody is going to answer: no driver is there, or another one than that which has begun."""
+    """Whether nobody is going to answer: there is no driver, or not the one that has begun the job."""
     if not driver or not driver["alive"]:
         return True
     return task.get("state") == "running" and task.get("by", "") != driver.get("process", "")

@@ -1,8 +1,8 @@
 """Makes sure that a lake and a server belong together: the same lake, and the same history of the log's ids.
 
-`lake.json` in the lake and the record `lake/id` at the server hold the same mark, and the epoch of the log that the
-files speak of. A log that was restored from a backup has another epoch: it gives ids again that the lake may have
-already, with other rows. Such a lake is taken over only if it holds nothing beyond what the restored log knows of.
+`lake.json` in the lake and the record `lake/id` at the server hold the same mark, and the epoch of the log whose
+entries are in the files. A log that was restored from a backup has another epoch: it gives ids again that the lake may
+have already, with other rows. Its lake is used only if it holds nothing beyond what the restored log knows.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import ConfigInvalid
 from penstock.pipeline.client import Client, Kept
 from penstock.pipeline.jobs import BEGIN
-from penstock.pipeline.tables import Lake, sync
+from penstock.pipeline.tables import Lake, write_durably
 from penstock.wire.lake import is_own_epoch
 
 MARK: Final = "lake.json"
@@ -43,12 +42,12 @@ class LogEpoch:
     restored: bool
 
     def is_own(self, other: str) -> bool:
-        """Whether what carries the epoch *other* speaks of this log's ids."""
+        """Whether something with the epoch *other* is about this log's ids."""
         return is_own_epoch(self.epoch, self.restored, other)
 
 
 def bind(client: Client, lake: Lake) -> None:
-    """Make sure that *lake* is the one the server's watermarks speak of; the first lake becomes it."""
+    """Make sure that the server's watermarks are about *lake*. An empty lake becomes the server's if it has none."""
     epoch = LogEpoch(**client.call("GET", "/v1/pipeline")["epoch"])
     mark, record = _read_mark(lake), client.get(RECORD)
     if not mark and _may_begin(client, lake, record, epoch):
@@ -66,7 +65,7 @@ def _may_begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> boo
         return True
     if not epoch.is_own(record.value.get("epoch", "")):
         return not any(lake.files(table) for tables in RECORDS.values() for table in tables)
-    # The first start was cut off between the two.
+    # The first start was cut off between the record and the mark.
     return bool(record.value["path"] == str(lake.root) and not client.get("lake/events").value.get("done", 0))
 
 
@@ -81,7 +80,7 @@ def _begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> None:
 
 
 def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: Kept, epoch: LogEpoch) -> None:
-    """Refuse a lake that has ids which the log has given to nobody, or to others."""
+    """Refuse a lake with ids that this log has not given, or has given to other entries."""
     for name, tables in RECORDS.items():
         known = client.get(f"lake/{name}").value
         upto = max(known.get("done", 0), (known.get("intent") or {}).get("upto", 0))
@@ -122,10 +121,4 @@ def _read_mark(lake: Lake) -> dict[str, Any]:
 
 
 def _write_mark(lake: Lake, id: str, epoch: str) -> None:
-    """In one step: it is there whole, as it was or as it is to be, whenever the machine stops."""
-    path = lake.root / MARK
-    fresh = path.with_name(f"{MARK}.{uuid.uuid4().hex}")
-    fresh.write_text(json.dumps({"id": id, "epoch": epoch}))
-    sync(fresh)
-    fresh.rename(path)
-    sync(Path(path.parent))
+    write_durably(lake.root / MARK, json.dumps({"id": id, "epoch": epoch}))

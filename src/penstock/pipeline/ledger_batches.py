@@ -1,7 +1,7 @@
-"""Which batches of the ledger have come before, and which cannot be read. Pure Arrow, no Spark.
+"""Finds batches of the ledger that are repeats, and entries that cannot be read. Pure Arrow, no Spark.
 
-A node that got no answer from its log appends a batch again, under the same (node, epoch, sequence); the repeat may
-come in a later turn. A node appends in order of its sequence, so whatever is not above the highest one that came
+A node that got no answer from its log appends a batch again, under the same (node, epoch, sequence). The repeat may
+come in a later turn. A node appends in order of its sequence, so a batch whose sequence is not above the highest one
 before it is a repeat. Those highest ones are the *heads*; the record of the table keeps them beside its watermark.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
@@ -23,47 +22,46 @@ UNREADABLE: Final = "unreadable"
 """The state of the row that stands for an entry of the system which cannot be read."""
 
 MOST_HEADS: Final = 500
-"""Epochs of nodes whose heads are kept, those heard of last. A repeat of an older one, which nobody sends any more
-after 500 starts of servers, would count twice."""
+"""Epochs whose heads are kept: the newest ones. A repeat from an older epoch would count twice, but no node sends one
+after 500 starts of servers."""
 
 
 class EpochHead(NamedTuple):
-    """The highest sequence of one epoch of a node, and the entry that it came in."""
+    """The highest sequence in one epoch of a node, and the id of its entry."""
 
     sequence: int
     entry: int
 
 
-Heads = Mapping[tuple[str, int], EpochHead]
+Heads = Mapping[tuple[str, int], EpochHead]  # by node and epoch
+Batch = tuple[int, str, int, int]
+_COLUMNS: Final = ("entry", "node", "epoch", "sequence")  # of a batch
 
 
 @dataclass(frozen=True, slots=True)
 class FileBatches:
-    """What a file of decoded rows has: entries that repeat a batch, how many are unreadable, and the heads after it."""
+    """What was found in one file of decoded rows."""
 
-    repeats: frozenset[int]
-    unreadable: int
-    heads: Heads
+    repeats: frozenset[int]  # ids of entries that repeat a batch
+    unreadable: int  # how many entries cannot be read
+    heads: Heads  # after this file
 
 
-def look_through(path: Path, heads: Heads) -> FileBatches:
-    """What a file has after all that the *heads* stand for. A row group at a time is in memory."""
-    file, batches, unreadable = parquet.ParquetFile(path), [], 0
+def read_batches(path: Path, heads: Heads) -> FileBatches:
+    """Look through a file that comes after the batches of *heads*. A row group at a time is in memory."""
+    file, unreadable = parquet.ParquetFile(path), 0
+    batches: list[Batch] = []
     for number in range(file.num_row_groups):
         states = file.read_row_group(number, columns=["state"])["state"]
         unreadable += pc.sum(pc.equal(states, UNREADABLE)).as_py() or 0
-        rows = file.read_row_group(number, columns=["entry", "node", "epoch", "sequence"])
-        batches += _tuples(rows.filter(pc.equal(states, BATCH)))
-    return FileBatches(*_without_first(batches, heads, unreadable))
+        rows = file.read_row_group(number, columns=list(_COLUMNS)).filter(pc.equal(states, BATCH))
+        batches += zip(*(rows[name].to_pylist() for name in _COLUMNS), strict=True)
+    repeats, newest = find_repeats(batches, heads)
+    return FileBatches(repeats, unreadable, newest)
 
 
-def _tuples(rows: pa.Table) -> list[tuple[int, str, int, int]]:
-    return list(zip(*(rows[name].to_pylist() for name in ("entry", "node", "epoch", "sequence")), strict=True))
-
-
-def _without_first(
-    batches: Iterable[tuple[int, str, int, int]], heads: Heads, unreadable: int
-) -> tuple[frozenset[int], int, Heads]:
+def find_repeats(batches: Iterable[Batch], heads: Heads) -> tuple[frozenset[int], Heads]:
+    """The ids of entries that repeat a batch, and the heads after all of *batches*."""
     repeats, known = set(), dict(heads)
     for entry, node, epoch, sequence in sorted(batches):
         head = known.get((node, epoch))
@@ -72,22 +70,22 @@ def _without_first(
         else:
             known[node, epoch] = EpochHead(sequence, entry)
     newest = sorted(known.items(), key=lambda one: one[1].entry)[-MOST_HEADS:]
-    return frozenset(repeats), unreadable, dict(newest)
+    return frozenset(repeats), dict(newest)
 
 
 def heads_in(paths: Iterable[Path]) -> Heads:
-    """The heads after all that these files of `ledger` hold: for a lake whose record has none yet."""
+    """The heads after these files of `ledger`: for a lake whose record has no heads yet."""
     heads: Heads = {}
     for path in paths:
-        heads = look_through(path, heads).heads
+        heads = read_batches(path, heads).heads
     return heads
 
 
-def kept(heads: Heads) -> list[list[Any]]:
-    """Heads as a record has them."""
+def heads_to_rows(heads: Heads) -> list[list[Any]]:
+    """Heads as JSON for a record."""
     return [[node, epoch, *head] for (node, epoch), head in heads.items()]
 
 
-def read_kept(rows: Iterable[Iterable[Any]]) -> Heads:
-    """Heads as a record has had them."""
+def heads_from_rows(rows: Iterable[Iterable[Any]]) -> Heads:
+    """Heads from a record's JSON."""
     return {(node, epoch): EpochHead(sequence, entry) for node, epoch, sequence, entry in rows}

@@ -1,7 +1,7 @@
-"""One driver, one warm session, one loop: archive and ledger every 5 s, rollup each minute, and what others hand in.
+"""The driver's loop: runs each job when it is due (`driver.EVERYTHING`), and the jobs that commands hand in.
 
 While nothing is new the loop waits at the server, which answers at once when something comes. A job that fails is
-tried again after a while, longer each time; the others go on.
+tried again after a pause, longer each time; the other jobs go on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Clock = Callable[[], float]
 
 
 class DriverBroken(PenstockError):
-    """The session is gone. Whoever started the driver starts it again."""
+    """Spark's session has ended. The supervisor starts the driver again."""
 
     code = "spark_gone"
     remedy = "Start the driver again; nothing is lost."
@@ -70,7 +70,7 @@ class JobLoop:
 
     def __init__(self, place: Workplace, jobs: Mapping[str, float], *, clock: Clock = time.monotonic) -> None:
         self._place, self._clock = place, clock
-        # What runs seldom waits for its first turn: after a start the lake is to be fresh first.
+        # Jobs that run seldom wait for one period first: after a start, what is new is archived before all else.
         first = {name: 0.0 if period <= PERIOD_SECONDS else clock() + period for name, period in jobs.items()}
         self._timings = [Timing(name, period, first[name]) for name, period in jobs.items()]
         self._about = _about(place)
@@ -93,14 +93,14 @@ class JobLoop:
         for timing in self._timings:
             if timing.seen < newest and timing.due <= self._clock():
                 self._run(timing, reached)
-            # A job works on what those before it have made, so it cannot have seen more than they have.
+            # Each job works on what the jobs before it have made, so it has seen no more than they have.
             reached = min(reached, timing.seen)
 
     def _wait(self, newest: int) -> None:
-        """Wait at the server until something is new or due. A job that is handed in ends it, too."""
+        """Wait at the server until something is new, due, or handed in."""
         behind = [timing for timing in self._timings if timing.seen < newest]
         pause = min((timing.due - self._clock() for timing in behind), default=WAIT_SECONDS)
-        # When every job has something to do and none is due, more news would only wake us for nothing.
+        # When every job has something to do and none is due, news changes nothing.
         after = NEVER if len(behind) == len(self._timings) else newest
         if pause > 0:
             self._place.client.newest(after, wait=min(pause, WAIT_SECONDS))
@@ -111,7 +111,7 @@ class JobLoop:
             outcome = perform(self._place, timing.name, {})
         except DriverBroken:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is: the other jobs go on, and this one is tried again
+        except Exception as error:  # noqa: BLE001 - the other jobs go on, and this one is tried again
             timing.failed(self._clock(), error)
             log.warning("job %s failed: %s", timing.name, str(error)[:2000])
             return
@@ -119,7 +119,7 @@ class JobLoop:
 
 
 def perform(place: Workplace, name: str, options: Mapping[str, str]) -> JobOutcome:
-    """Run one job. A session that is gone is told apart from a job that fails."""
+    """Run one job. Raises `DriverBroken` if Spark's session has ended, which is no fault of the job."""
     try:
         return find(name).run(place, options)
     except PenstockError:
@@ -131,7 +131,7 @@ def perform(place: Workplace, name: str, options: Mapping[str, str]) -> JobOutco
 
 
 def _is_gone(place: Workplace) -> bool:
-    """Whether the session can do nothing any more: its JVM has ended, or has stopped it."""
+    """Whether the session has ended, or its JVM has."""
     try:
         return bool(place.spark.sparkContext._jsc.sc().isStopped())
     except Exception:  # noqa: BLE001 - py4j has many ways to say that nobody is there
@@ -139,10 +139,10 @@ def _is_gone(place: Workplace) -> bool:
 
 
 class Heart:
-    """Says at the server that this driver lives, from a thread of its own: a job may take long."""
+    """Tells the server that this driver is alive, from its own thread: a job may take long."""
 
     def __init__(self, client: Client, state: Callable[[], dict[str, Any]], period: float = BEAT_SECONDS) -> None:
-        # An impatient client of its own: when the server is gone, ending must not wait for it.
+        # Its own client, which gives up soon: the end of the driver must not wait for a server that is gone.
         self._client, self._state, self._period = Client(client.url, client.token, patience=1), state, period
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
@@ -167,7 +167,7 @@ class Heart:
 
     def _say(self) -> None:
         state = {**self._state(), "seen_ms": int(time.time() * 1000)}
-        with suppress(RecordChanged):  # two drivers: the other has just spoken
+        with suppress(RecordChanged):  # another driver has just written it
             self._client.put("pipeline/driver", state, expect=self._client.get("pipeline/driver").version)
 
 

@@ -1,13 +1,13 @@
-"""Planning of reads, as values: options in, ranges and offsets out. Nothing here talks to anybody.
+"""Planning of reads, as values: options in, ranges and offsets out. No I/O here.
 
 Spark keeps an offset in its checkpoint and may come back to it after a restart with other options. A batch must
-then be cut exactly as before, or what was written under its cuts is written again under others. So an offset
-carries the cuts of the batch that it ends: {"upto": 2000, "cuts": "0,1024,2000"}.
+then be cut exactly as before: else rows that were written under its old cuts are written again under new ones. So an
+offset carries the cuts of the batch that it ends: {"upto": 2000, "cuts": "0,1024,2000"}.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -70,10 +70,7 @@ class ReadOptions:
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Check and convert the options of a read. `InputInvalid` names the one that is wrong."""
-    options = {name.lower(): value for name, value in given.items()}
-    for name in options:
-        if name not in READING and name not in ("path", "checkpointlocation"):
-            raise InputInvalid(f"option {name}", f"is unknown; known are {', '.join(sorted(READING))}")
+    options = known_options(given, READING)
     after, since = number_of(options, "after"), options.get("since", "")
     upto, until = number_of(options, "upto"), options.get("until", "")
     if after is not None and since:
@@ -81,8 +78,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     if upto is not None and until:
         raise InputInvalid("options upto and until", "exclude each other")
     return ReadOptions(
-        _required(options, "url"),
-        _required(options, "token"),
+        required(options, "url"),
+        required(options, "token"),
         options.get("streams", ""),
         _columns(options.get("columns", "")),
         number_of(options, "partitions", least=1, most=MOST_PARTITIONS) or DEFAULT_PARTITIONS,
@@ -167,7 +164,17 @@ def narrow(after: int, upto: int, bounds: Iterable[tuple[str, int]]) -> tuple[in
     return after, max(after, upto)
 
 
-def _required(options: Mapping[str, str], name: str) -> str:
+def known_options(given: Mapping[str, str], known: Set[str]) -> dict[str, str]:
+    """Options by their names in lower case. Refuses any that is not *known*, nor added by Spark itself."""
+    options = {name.lower(): value for name, value in given.items()}
+    for name in options:
+        if name not in known and name not in ("path", "checkpointlocation"):
+            raise InputInvalid(f"option {name}", f"is unknown; known are {', '.join(sorted(known))}")
+    return options
+
+
+def required(options: Mapping[str, str], name: str) -> str:
+    """The option *name*; refuses to go on without it."""
     if not options.get(name):
         raise InputInvalid(f"option {name}", "is missing")
     return options[name]

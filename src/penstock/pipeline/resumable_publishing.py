@@ -1,9 +1,10 @@
-"""Feeds events back into the log: numbered, at a throttle, and resumable at any point without adding anything twice.
+"""Publishes a long list of events: throttled, and resumable at any point, with no event published twice.
 
 Every event has a number, and the numbers rise. A request carries the number of its last event as the sequence of its
-producer, which the server stores together with the events: a request that comes again adds nothing, for ever. The
-record of the job keeps how far it is, and before anything is sent the ends of the next requests (`cuts`): from there on
-the same numbers go together, whatever was erased meanwhile, so those that were sent already are repeats.
+producer. The server stores that sequence together with the events, so a request that comes again adds nothing.
+
+A request that is repeated must hold the same events as before, even if some of them were erased meanwhile. So the
+job's record says where the next requests end (`cuts`) before they are sent, and a later run cuts at the same numbers.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ TURN_SECONDS: Final = 10.0
 """How long a job works before others get a turn: the driver archives in between, and the lake stays fresh."""
 
 CUTS: Final = 200
-"""Requests whose ends are written down at once: what is repeated after a crash, and adds nothing."""
+"""Requests whose ends are written down at once. After a crash at most these are sent again, and add nothing."""
 
 CUTS_BYTES: Final = 16 * 1024 * 1024
-"""Of the events of those requests: they are in memory."""
+"""Bytes of the events of those requests: all of them are in memory."""
 
 
 class OtherOptions(Conflict):
-    """A job of this name was begun with other options, and those are what it does."""
+    """A job of this name was begun with other options."""
 
     code = "job_begun"
 
 
 class Throttle:
-    """So many events a second, evenly."""
+    """Lets so many events a second through, evenly."""
 
     def __init__(
         self, rate: float, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -55,7 +56,7 @@ class Throttle:
 
 @dataclass(slots=True)
 class JobRecord:
-    """What a job does, as it was settled when it was begun, and how far it is."""
+    """What a job does, decided when it was begun, and how far it is."""
 
     client: Client
     key: str
@@ -69,11 +70,11 @@ class JobRecord:
 
     @property
     def sent(self) -> int:
-        """How many events it has sent; after a crash it may say a few too many."""
+        """How many events it has sent. After a crash, those that were sent again count twice."""
         return int(self.value.get("sent", 0))
 
     def note(self, done: int, **more: object) -> None:
-        """Write down how far it is. `RecordChanged` if another run of the same job has: its cuts count then."""
+        """Write down how far it is. `RecordChanged` if another run of the same job goes on with it."""
         self.value |= {"done": max(done, self.done), **more}
         try:
             self.version = self.client.put(self.key, self.value, expect=self.version).version
@@ -84,9 +85,9 @@ class JobRecord:
 def begin_or_resume(
     client: Client, kind: str, name: str, settle: Callable[[], Mapping[str, Any]], asked: Mapping[str, str]
 ) -> JobRecord:
-    """The job *name*, begun now if it was not before; *settle* decides then what it does, once.
+    """The record of the job *name*. A job that was not begun before is begun now: *settle* decides what it does.
 
-    *asked* are the options that decide it: the same name with others is refused.
+    *asked* are the options that it depends on; `OtherOptions` if the job was begun with others.
     """
     check_job_name(name)
     key = f"pipeline/{kind}/{name}"
@@ -105,7 +106,7 @@ def begin_or_resume(
 
 
 def check_job_name(name: str) -> None:
-    """A name that can be part of a record's key and of a producer's name."""
+    """Refuse a name that cannot be part of a record's key and of a producer's name."""
     if not name or len(name) > 64 or not all(letter.isalnum() or letter in "-._" for letter in name):
         raise InputInvalid("--name", f"{name[:40]!r} is not 1 to 64 letters, digits, '-', '.' and '_'")
 
@@ -130,9 +131,9 @@ def publish_numbered(
     faults: Faults,
     seconds: float = float("inf"),
 ) -> bool:
-    """Publish what comes after the job's `done`, in order; False if *seconds* were over before the end.
+    """Publish what comes after the job's `done`, in order. False if *seconds* were over before the end.
 
-    The job's record then says how far it is, and how many events it has sent in all.
+    Afterwards *job* says how far it is, and how many events it has sent in all.
     """
     began = time.monotonic()
     for planned in _plans(numbered, [int(cut) for cut in job.value.get("cuts", ()) if cut > job.done]):
@@ -149,7 +150,7 @@ def publish_numbered(
 
 
 def _plans(numbered: Iterable[tuple[int, Event]], cuts: list[int]) -> Iterator[list[tuple[Request, int]]]:
-    """Requests with the numbers of their ends, some at a time: first those whose *cuts* are written down already."""
+    """Requests, each with the number of its last event, in groups: first those whose *cuts* are written down."""
     rest = iter(numbered)
     planned: list[tuple[Request, int]] = []
     held: tuple[int, Event] | None = next(rest, None)

@@ -29,9 +29,9 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InputInvalid
 from penstock.pipeline.client import Client
-from penstock.pipeline.offsets import number_of
+from penstock.pipeline.offsets import known_options, number_of, required
 from penstock.pipeline.publishing import Event, Request, publish, requests, sequence_of
-from penstock.pipeline.tables import sync
+from penstock.pipeline.tables import sync, write_durably
 
 Messages: TypeAlias = Sequence[WriterCommitMessage | None]
 
@@ -71,23 +71,18 @@ class SinkOptions:
 
 def sink_options(given: Mapping[str, str], schema: StructType) -> SinkOptions:
     """Check and convert the options of a write. `InputInvalid` names what is wrong."""
-    options = {name.lower(): value for name, value in given.items()}
-    for name in options:
-        if name not in _WRITING and name != "path":
-            raise InputInvalid(f"option {name}", f"is unknown; known are {', '.join(sorted(_WRITING))}")
-    for name in ("url", "token", "writer"):
-        if not options.get(name):
-            raise InputInvalid(f"option {name}", "is missing")
-    if "/" in options["writer"] or len(options["writer"]) > 100:
+    options = known_options(given, _WRITING)
+    url, token, writer = (required(options, name) for name in ("url", "token", "writer"))
+    if "/" in writer or len(writer) > 100:
         raise InputInvalid("option writer", "has a '/' or over 100 characters")
     _check_columns(schema, options.get("stream", ""))
     staging = options.get("staging") or options.get("checkpointlocation", "")
     if not staging:
         raise InputInvalid("option staging", "is missing", remedy="Give a folder that driver and workers share.")
-    client = Client(options["url"], options["token"])
     epoch = number_of(options, "epoch", least=1, most=MOST_EPOCH) or 1
     number_of(options, "batch", most=MOST_BATCH)
-    return SinkOptions(client, options["writer"], epoch, options.get("stream", ""), _folder(staging) / "penstock-sink")
+    folder = _folder(staging) / "penstock-sink"
+    return SinkOptions(Client(url, token), writer, epoch, options.get("stream", ""), folder)
 
 
 class _Sink:
@@ -137,7 +132,7 @@ class _Sink:
                 Path(message.path).unlink(missing_ok=True)
 
     def _check_writer(self, kept: Mapping[str, Any], staged: Sequence[StagedFile]) -> None:
-        """Two queries under one name would each take the other's batches for its own repeats."""
+        """Refuse a second query under one name: each would take the other's batches for repeats of its own."""
         if not kept or self._sink.epoch > kept["epoch"]:
             return
         other = next((one.query for one in staged if one.query and one.query != kept["query"]), "")
@@ -150,15 +145,11 @@ class _Sink:
         return self._sink.staging / f"{self._sink.writer}-{self._sink.epoch}-{batch}.json"
 
     def _manifest(self, batch: int, staged: Sequence[StagedFile]) -> list[StagedFile]:
-        """The files of this batch: those of the first attempt that came this far."""
+        """The files of this batch: those of the first attempt that wrote the manifest."""
         path = self._manifest_path(batch)
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_suffix(".new")
-            fresh.write_text(json.dumps([[one.path, one.rows, one.query] for one in staged]))
-            sync(fresh)
-            fresh.rename(path)
-            sync(path.parent)
+            write_durably(path, json.dumps([[one.path, one.rows, one.query] for one in staged]))
         return [StagedFile(*one) for one in json.loads(path.read_text())]
 
     def _publish_files(self, files: Sequence[StagedFile], batch: int) -> None:
@@ -184,7 +175,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._sink.publish(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing goes: a batch that was published in part must go on from these files, if its manifest names them."""
+        """Remove nothing: a batch that was published in part goes on from these files, if its manifest names them."""
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -206,7 +197,7 @@ class BatchSink(DataSourceArrowWriter):
         self._sink.publish(messages, self._batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing, as for a stream."""
+        """Remove nothing, as for a stream."""
 
 
 def _events(file: StagedFile, stream: str) -> Iterator[Event]:
@@ -235,7 +226,7 @@ def _check_columns(schema: StructType, stream: str) -> None:
 
 
 def _check_streams(batch: pa.RecordBatch) -> None:
-    """Nothing of a batch is published when a row does not say where to."""
+    """Refuse a batch with a row that names no stream, before anything of it is published."""
     if "stream" in batch.schema.names and batch.column("stream").null_count:
         raise InputInvalid("column stream", f"is null in {batch.column('stream').null_count:,} rows")
 

@@ -1,8 +1,8 @@
-"""What readers of the log were not given, although they were given something later: transforms for the audit.
+"""Entries that a reader was not given, although it was given later ones: transforms for the audit.
 
-A reader has no mailbox: it says itself where it goes on. An app of a pusher answers with its own position, a device of
-sps comes back with one, or without. So what lies between two things that it got need not be lost; but nobody has a
-record of it, and an audit says so by name. Where a device was away in between there is nothing to say.
+A reader of the log has no mailbox: it says itself where it goes on. An app answers a push with its own position; a
+device of sps comes back with a position, or without one. So an entry between two that a reader got need not be lost.
+But there is no record of it, and the audit names it. Where a device was away in between, the audit says nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ APP, DEVICE = "eventhorizon", "sps"
 USERS: Final = "/users/"
 PRESENCE: Final = "/_presence"
 SLACK_SECONDS: Final = 5
-"""Clocks of nodes differ, and a device is told to be away some moments after it is."""
+"""Clocks of nodes differ, and the presence stream says that a device is away some moments after it went."""
 
 _READER: Final = ("door", "recipient", "stream")
 _BEGIN, _POINT, _END = 0, 1, 2
@@ -30,9 +30,9 @@ _BEGIN, _POINT, _END = 0, 1, 2
 
 
 def taken(ledger: DataFrame) -> DataFrame:
-    """What readers were given of streams that are theirs: (door, recipient, device, stream, first, last, time).
+    """What readers were given of their own streams: (door, recipient, device, stream, first, last, time).
 
-    An app of a pusher has what it acknowledged; a device of sps has what was sent to it of its user's own stream.
+    For an app that is what it acknowledged, for a device of sps what was sent to it of its user's stream.
     """
     user, device = F.split_part("recipient", F.lit("/"), F.lit(1)), F.regexp_extract("recipient", "^[^/]*/(.*)$", 1)
     closed = F.col("state").isin(*CLOSED)
@@ -43,7 +43,7 @@ def taken(ledger: DataFrame) -> DataFrame:
 
 
 def presence(events: DataFrame) -> DataFrame:
-    """When devices came and went: (recipient, time). A recipient of null is everybody: the server has started."""
+    """When devices came and went: (recipient, time). A null recipient stands for all: the server was started."""
     lines = events.where((F.col("stream") == PRESENCE) & (F.col("kind") == "data")).select(
         F.explode(F.split(F.col("body").cast("string"), "\n")).alias("line")
     )
@@ -59,7 +59,7 @@ def presence(events: DataFrame) -> DataFrame:
 def skipped(given: DataFrame, events: DataFrame) -> DataFrame:
     """Runs of entries that a reader was not given: (door, recipient, stream, first, last, entries, left, back).
 
-    *left* and *back* are the times of the records before and after them. Entries that may have expired are no matter.
+    *left* and *back* are the times of the records before and after them. Entries with an expiry are left out.
     """
     points = _points(given, events)
     of_reader = Window.partitionBy(*_READER).orderBy("id", "order")
@@ -91,7 +91,7 @@ def without_absence(runs: DataFrame, seen: DataFrame) -> DataFrame:
 
 
 def _steps(given: DataFrame) -> DataFrame:
-    """Where intervals begin and end, to be counted."""
+    """One row where an interval begins (+1) and one where it ends (-1): their sum is 0 between intervals."""
     begins, ends = ((F.col("first"), _BEGIN, 1), (F.col("last"), _END, -1))
     rows = [
         given.select(*_READER, id.alias("id"), F.lit(order).alias("order"), F.lit(step).alias("step"), "time")
@@ -101,7 +101,7 @@ def _steps(given: DataFrame) -> DataFrame:
 
 
 def _points(given: DataFrame, events: DataFrame) -> DataFrame:
-    """The entries that each reader must have been given: of its streams, for all devices or for its own."""
+    """The entries that each reader should have been given: of its streams, unless they are for another device."""
     lasting = F.col("index").isNotNull() & (F.col("kind") == "data") & F.col("expires_at").isNull()
     only = F.get_json_object("attributes", "$.hid").alias("only")
     readers = given.select(*_READER, "device").distinct()

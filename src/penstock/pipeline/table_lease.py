@@ -1,9 +1,10 @@
-"""Who works on a table now. Without it two drivers would take the record from each other for ever, and neither end.
+"""Which driver works on a table now. Without this, two drivers could take the table from each other for ever.
 
-The record of a table names its holder, a process, while a turn is under way; a long turn changes the record every few
-seconds. Another driver waits until the record is free. It takes it nevertheless when the holder's process is gone, or
-when the record has not changed for `LEASE_SECONDS` by its own clock: no two machines' clocks are ever compared. That
-is about getting on, not about safety: who was overtaken can finish nothing (`commit.py`).
+While a turn is under way, the record of the table names its holder, a process. A long turn changes the record every
+few seconds. Another driver waits until the record is free. It takes the record all the same when the holder's process
+has ended, or when the record has not changed for `LEASE_SECONDS`, measured by the waiting driver's clock alone.
+
+Nothing goes wrong when a holder that still works is overtaken: it can finish nothing any more (`commit.py`).
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ LOOK_SECONDS: Final = 0.5
 
 
 class Beating(Protocol):
-    """A turn that says that it goes on."""
+    """A turn that can say that it goes on."""
 
     def beat(self) -> None: ...
 
 
 class Patience:
-    """How one waits. Tests give another clock."""
+    """The clock of a driver that waits. Tests give another."""
 
     now: Callable[[], float] = staticmethod(time.monotonic)
     sleep: Callable[[float], None] = staticmethod(time.sleep)
 
 
 def own_name() -> str:
-    """This process: its machine, number, and when it was started, as numbers are used again."""
+    """This process: its machine, its number, and when it was started, because numbers are used again."""
     return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
 
 
 def is_gone(holder: str) -> bool:
-    """Whether that process has ended for certain: it was one of this machine, and is not there any more."""
+    """Whether that process has certainly ended: it ran on this machine, and is not there any more."""
     host, _, rest = holder.rpartition("/")[0].rpartition("/")
     if host != socket.gethostname() or not rest.isdigit():
         return False
@@ -61,7 +62,7 @@ def _started(process: int) -> str:
 
 
 def wait_for(client: Client, key: str, patience: Patience | None = None) -> Kept:
-    """The record, as soon as it may be taken."""
+    """Wait until the record may be taken, and return it."""
     clock, own = patience or Patience(), own_name()
     seen, since = -1, clock.now()
     while True:
@@ -77,7 +78,7 @@ def wait_for(client: Client, key: str, patience: Patience | None = None) -> Kept
 
 
 def keep_alive(turn: Beating) -> Callable[[], None]:
-    """Let *turn* beat until the function that is returned is called, or nobody has the turn any more."""
+    """Call `beat` of *turn* every few seconds, until the returned function is called or the turn is forgotten."""
     ended, known = threading.Event(), weakref.ref(turn)
 
     def go_on() -> None:

@@ -16,6 +16,7 @@ import ctypes
 import fcntl
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,6 +209,15 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file in one step: whenever the machine stops, it is there whole, as before or as it is now."""
+    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    fresh.write_text(text)
+    sync(fresh)
+    fresh.rename(path)
+    sync(path.parent)
 
 
 def exchange(one: Path, other: Path) -> None:

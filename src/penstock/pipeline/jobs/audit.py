@@ -1,15 +1,15 @@
 """`audit`: proves from the lake that nothing is missing or there twice, and what became of all that was addressed.
 
-    the cut      mailboxes, then the ledger is flushed, then heads: all they speak of lies up to some id L
-    the lake     archive and ledger, up to L at least
+    the cut      read the mailboxes, flush the ledger, read the heads: everything in them has an id of at most L
+    the lake     run archive and ledger, up to L at least
     compare      1 events: files without a hole, streams without a hole, up to their heads
                  2 no id twice
                  3 items of mailboxes: pending, or closed
                  4 the ledger's own batches without a gap
-                 5 apps of pushers and devices of sps: nothing between two things that they got
+                 5 apps of pushers and devices of sps: no entry skipped between two that they got
 
-Verdicts: pass, pending, unknown(…), missing. Only what is missing or there twice makes an audit fail: a crash
-may lose the record of a sending, and the audit then says how much it cannot know.
+Verdicts: pass, pending, unknown(…), missing, double. Only the last two make an audit fail. A crash may lose the record
+of a sending; the audit then says how much it cannot know.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUMMARIES: Final = "_audit"
 """The folder of the lake in which sums over files are kept, so that an audit reads each file once."""
 
 NAMED: Final = 100
-"""Findings of one kind that are named one by one; of more, the report says how many there are."""
+"""Findings of one check that are named one by one. Over it: the report says how many more there are."""
 
 FAILING: Final = ("missing", "double")
 
@@ -133,10 +133,10 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
 
 
 def take_cut(client: Client) -> AuditCut:
-    """Mailboxes first, then the ledger's flush: whatever was closed before the one is recorded before the other.
+    """Mailboxes first, then the ledger's flush: an item that is not pending any more has its record in the ledger.
 
-    Heads come last, and those of the flushed batches are among them. What moves on after that is of no matter: the
-    lake then holds more than is demanded of it.
+    Heads come last, and so include the flushed batches. What comes after that does no harm: the lake then holds more
+    than the audit asks for.
     """
     mailboxes = [box for month in _months(client) for box in _mailboxes(client, month)]
     pushers = client.call("GET", "/v1/audit/pushers")["pushers"]
@@ -167,7 +167,7 @@ def _pages(client: Client, path: str, name: str, **parameters: str) -> Iterator[
 
 
 def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFrame:
-    """Sums over every file; those that were made before are read, unless all are to be made anew."""
+    """Sums over every file. Those of earlier audits are used, unless *full*."""
     folder = place.lake.root / SUMMARIES
     folder.mkdir(exist_ok=True)
     kept = {file: folder / _stamped(place, file) for file in files}
@@ -193,7 +193,7 @@ def _forget_others(folder: Path, names: set[str]) -> None:
 
 
 def _stamped(place: Workplace, file: LakeFile) -> str:
-    """A file that was replaced under its name is another file."""
+    """The name of a file's sums. It changes when the file is replaced under the same name."""
     status = place.lake.path(file).stat()
     return f"{file.name}-{status.st_mtime_ns:x}-{status.st_size:x}.parquet"
 
@@ -303,7 +303,7 @@ def _check_pushers(cut: AuditCut, events: DataFrame, records: DataFrame) -> Iter
 
 
 def _check_readers(events: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
-    """What apps and devices were not given between things that they were. They say themselves where they go on."""
+    """Entries that apps and devices skipped (`skipped_entries.py`)."""
     given = skipped_entries.taken(ledger.without_repeats(records))
     runs = skipped_entries.without_absence(skipped_entries.skipped(given, events), skipped_entries.presence(events))
     for row, more in _named(runs.orderBy("door", "recipient", "stream", "first")):

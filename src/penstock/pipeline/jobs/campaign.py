@@ -1,7 +1,7 @@
 """`campaign`: a list of recipients and payloads → one event each, never accepted twice.
 
-The list is copied when a campaign of that name is run for the first time: sorted by its key, numbered, and then never
-changed, whatever becomes of the source. An event's number is what the server remembers it by, so a campaign may be
+The list is copied when a campaign of that name is run for the first time: sorted by its key and numbered. The copy
+never changes, whatever becomes of the source. The server remembers an event by its number, so a campaign may be
 stopped and run again at any point.
 """
 
@@ -46,7 +46,7 @@ _ASKED: Final = ("source", "key", "body", "to", "type")
 
 
 def transform(source: DataFrame, key: str, body: str) -> DataFrame:
-    """The list as it is kept: (number, key, body), numbered from 1 in order of the key's text."""
+    """The list as it is copied: (number, key, body), numbered from 1 in order of the key's text."""
     kept = source.select(F.col(key).cast("string").alias("key"), F.col(body).alias("body"))
     return kept.withColumn("number", F.row_number().over(Window.orderBy("key"))).select("number", "key", "body")
 
@@ -68,7 +68,7 @@ def send(
 ) -> JobOutcome:
     """Begin or go on with a campaign, to its end or for so many seconds.
 
-    *source* is looked at only if the campaign was not begun before.
+    *source* is read only if the campaign was not begun before.
     """
     name, to = options.get("name", ""), options.get("to", "/users/{key}")
     if "{key}" not in to:
@@ -102,7 +102,7 @@ def _read(place: Workplace, source: str) -> DataFrame:
 
 
 def _freeze(source: DataFrame | Callable[[], DataFrame], asked: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """Copy the list. Run again after a crash in the middle it begins anew: nothing was published yet."""
+    """Copy the list. After a crash in the middle the copy is made anew: nothing was published yet."""
     frame = source if isinstance(source, DataFrame) else source()
     key, body = asked.get("key", ""), asked.get("body", "body")
     for option, column in (("key", key), ("body", body)):

@@ -22,7 +22,15 @@ from penstock.pipeline.commit import Intent, Slice, Staged, Turn, watermark
 from penstock.pipeline.erasing import STREAM as ERASED
 from penstock.pipeline.erasing import read_request
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.ledger_batches import BATCH, UNREADABLE, Heads, heads_in, kept, look_through, read_kept
+from penstock.pipeline.ledger_batches import (
+    BATCH,
+    UNREADABLE,
+    Heads,
+    heads_from_rows,
+    heads_in,
+    heads_to_rows,
+    read_batches,
+)
 from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import LEDGER, RANKS, SCHEMAS, days_between
 from penstock.wire.ledger import decode_batch
@@ -193,14 +201,14 @@ def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
     for one in intent.slices:
         files, heads = _stage(place, turn, one, heads)
         staged += files
-    turn.publish(staged, {"batches": kept(heads), "whole_after": turn.memory.get("whole_after", intent.after)})
+    turn.publish(staged, {"batches": heads_to_rows(heads), "whole_after": turn.memory.get("whole_after", intent.after)})
     return len(staged)
 
 
 def _heads(place: Workplace, turn: Turn) -> Heads:
     """The batches that came before this turn; a lake that has never kept them is read through, once."""
     if "batches" in turn.memory:
-        return read_kept(turn.memory["batches"])
+        return heads_from_rows(turn.memory["batches"])
     before = [file for file in place.lake.files("ledger") if file.hi <= turn.done]
     return heads_in(place.lake.path(file) for file in before)
 
@@ -209,7 +217,7 @@ def _stage(place: Workplace, turn: Turn, one: Slice, heads: Heads) -> tuple[list
     """The files of a slice, and the heads after it."""
     events, folder = events_between(place, one.lo, one.hi, "id", "stream", "kind", "body"), turn.staging / str(one.lo)
     whole = stage_one(transform(events), folder / "decoded", "ledger", one, empty=True)
-    found = look_through(whole[0].path, heads)
+    found = read_batches(whole[0].path, heads)
     decoded = _read(place, whole[0])
     bad = stage_one(unreadable(decoded), folder / "unreadable", "unreadable", one) if found.unreadable else []
     if bad or found.repeats:

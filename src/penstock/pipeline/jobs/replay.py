@@ -1,7 +1,7 @@
-"""`replay`: a range of the lake once more, into a stream or to one user.
+"""`replay`: publishes a range of the lake once more, into a stream or to one user.
 
-The range is settled when a replay of that name is run for the first time, as ids: what is published later is not in
-it, and a later run goes on where the last one ended. Every event carries the attribute `replay` = the name.
+The range is decided, as ids, when a replay of that name is run for the first time: what is published later is not in
+it. A later run goes on where the last one ended. Every event carries the attribute `replay` = the name.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _ASKED = ("streams", "to", "user", "after", "upto", "since", "until")
 
 
 def transform(events: DataFrame, streams: list[str], at: datetime) -> DataFrame:
-    """What of a file may be replayed: data of these streams and the parts that belong to it, in order of id.
+    """The entries to replay: data of these streams with their parts, in order of id.
 
-    Left out is what had expired *at* the time when the replay was begun: every run must find the same.
+    Entries that had expired *at* the time when the replay was begun are left out: every run must find the same.
     """
     lasting = F.col("expires_at").isNull() | (F.col("expires_at") > F.lit(at))
     wanted = events.where(F.col("stream").isin(streams) & F.col("kind").isin("data", "part") & lasting)
@@ -84,7 +84,7 @@ def _patterns(asked: Mapping[str, str]) -> list[str]:
 
 
 def _settle(place: Workplace, asked: Mapping[str, str]) -> dict[str, int]:
-    """The range as ids: from now on it is this one."""
+    """Turn the range that was asked for into ids."""
     after, upto = _id(asked, "after", 0), _id(asked, "upto", 2**63 - 1)
     times = place.read("events", place.lake.files("events")).where(F.col("index").isNotNull())
     if "since" in asked:
@@ -125,7 +125,7 @@ class ReplayRows:
         self.too_large = 0
 
     def __iter__(self) -> Iterator[Row]:
-        """Data entries that are whole in one row. One that goes on in parts cannot be published again in one piece."""
+        """Data entries that are whole in one row. An entry with parts is larger than what can be published at once."""
         held: Row | None = None
         for row in self._pieces():
             if row.kind == "part":
@@ -153,7 +153,7 @@ class ReplayRows:
 
 
 def _attributes(row: Row, name: str) -> str:
-    """Those of the event, and that it is a replay."""
+    """The event's attributes, and `replay`."""
     try:
         own = json.loads(row.attributes) if row.attributes else {}
     except ValueError:

@@ -1,9 +1,9 @@
-"""`retention`: what could go, and with `--apply` the part of the log that is safely in the lake.
+"""`retention`: reports what could go, and with `--apply` trims the part of the log that is safely in the lake.
 
 Reports the months of the mailboxes and which of them are due to go (`./penstock tables` drops them), user agents that
-were not heard of for 30 to 60 days and for longer, and the trim point. The server decides the last: it trims only what
-it finds in the lake itself. A watermark that has not moved for long,
-while the log has, is a pipeline that is not running: then nothing is trimmed, and the exit code says so.
+were not heard of for 30 to 60 days and for longer, and the trim point. The server decides the trim point: it trims
+only what it finds in the lake itself. If a watermark has not moved for long although the log has grown, the pipeline
+is not running: then nothing is trimmed, and the exit code says so.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _trim(place: Workplace, **wanted: object) -> dict[str, Any]:
 
 
 def _stale(state: Mapping[str, Any], limit_seconds: float) -> list[str]:
-    """Tables that stand still although there is more to do."""
+    """Tables whose watermark stands still although there is more to archive."""
     now_ms = time.time() * 1000
     found = []
     for table in ("events", "ledger"):
@@ -102,6 +102,6 @@ def _month(month: Mapping[str, Any], due: bool) -> str:
 
 
 def _class(days: int) -> str:
-    """The class of user agents that begins at so many days."""
+    """The days that a class of user agents covers."""
     longer = [bound for bound in UNSEEN_DAYS if bound > days]
     return f"{days} to {longer[0]}" if longer else f"over {days}"

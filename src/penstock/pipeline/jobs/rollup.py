@@ -1,7 +1,7 @@
 """`rollup`: `events` and `ledger` → `rollup_hourly`, sums per hour, and `activity`, who was last heard of when.
 
-A file holds the sums over its own ids only. They are made to be added: counts and bytes, for each class of latency
-(percentiles could not be added; classes that double can). So no turn rewrites an hour, and late records simply add.
+A file holds the sums over its own ids only. Readers add the files up: counts and bytes, for each class of latency
+(percentiles cannot be added; counts per class can). So no turn rewrites an hour, and late records simply add.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _stage(place: Workplace, turn: Turn, one: Slice) -> list[Staged]:
 
 def _ledger_between(place: Workplace, one: Slice) -> DataFrame | None:
     whole = whole_after(place.client.get("lake/ledger").value)
-    begin = one.hi if whole is None else max(one.lo, whole)  # files before that may be missing, if they had no rows
+    begin = one.hi if whole is None else max(one.lo, whole)  # before that, a slice without rows has no file
     found = {*_older(place, one, begin), *place.lake.covering("ledger", begin, one.hi)}
     if not found:
         return None
@@ -136,7 +136,7 @@ def _older(place: Workplace, one: Slice, begin: int) -> list[LakeFile]:
 def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
     """The entries that records begin and end with, from those files of `events` that have any of them.
 
-    A late acknowledgement speaks of an entry of long ago: what lies between is not read.
+    A late acknowledgement may name an old entry: the files in between are not read.
     """
     spoken = ledger.where(F.col("first") > 0)
     ids = spoken.select(F.col("first").alias("id")).union(spoken.select("last")).where(F.col("id") <= upto)
@@ -146,7 +146,10 @@ def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
 
 
 def numbers_of(ids: DataFrame, ends: list[int]) -> set[int]:
-    """The numbers of the files that have *ids*, whose last ids are *ends*, in order. No more is moved than numbers."""
+    """The numbers of the files that have *ids*. *ends* are the last ids of all files, in order.
+
+    The ids stay in Spark's workers; only the numbers are collected.
+    """
 
     def found(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import numpy
