@@ -40,6 +40,11 @@ PACKAGED: Final = (
 """What Spark's workers need."""
 
 
+LakeFolder = Annotated[
+    str, typer.Option("--lake", metavar="DIR", help="The lake's folder; else the one that the server knows.")
+]
+Master = Annotated[str, typer.Option("--master", metavar="MASTER", help="Spark's master; local[2] by default.")]
+
 DRIVER: Final = '''"""What spark-submit runs: the driver in the .zip beside it."""
 
 import sys
@@ -63,10 +68,8 @@ def pipeline(
     once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
     url: Url = "",
     token: Token = "",
-    lake: Annotated[
-        str, typer.Option(metavar="DIR", help="The lake's folder; else the one that the server knows.")
-    ] = "",
-    master: Annotated[str, typer.Option(metavar="MASTER", help="Spark's master; local[2] by default.")] = "",
+    lake: LakeFolder = "",
+    master: Master = "",
     own: Annotated[bool, typer.Option("--own", help="Never hand the job to a running driver.")] = False,
     json: Json = False,
 ) -> int:
@@ -101,10 +104,8 @@ def pipeline(
 def audit(
     url: Url = "",
     token: Token = "",
-    lake: Annotated[
-        str, typer.Option(metavar="DIR", help="The lake's folder; else the one that the server knows.")
-    ] = "",
-    master: Annotated[str, typer.Option(metavar="MASTER", help="Spark's master; local[2] by default.")] = "",
+    lake: LakeFolder = "",
+    master: Master = "",
     full: Annotated[bool, typer.Option("--full", help="Read every file again, not only what is new.")] = False,
     json: Json = False,
 ) -> int:

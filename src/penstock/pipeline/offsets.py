@@ -41,13 +41,6 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Where a consumer wants to begin, as the server takes it."""
-
-    wanted: Mapping[str, str | int]
-
-
-@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The options of a read, checked."""
 
@@ -96,18 +89,18 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def start_of(options: ReadOptions) -> Start:
-    """Where a streaming read begins, from `after`, `since` or `startingPosition`; earliest by default."""
+def start_of(options: ReadOptions) -> dict[str, str | int]:
+    """Where a streaming read begins, as the server takes it; without options, at the earliest entry."""
     given = [options.after is not None, bool(options.since), bool(options.position)]
     if given.count(True) > 1:
         raise InputInvalid("options after, since and startingPosition", "exclude each other")
     if options.after is not None:
-        return Start({"id": options.after})
+        return {"id": options.after}
     if options.since:
-        return Start({"time": options.since})
+        return {"time": options.since}
     if options.position not in ("", "earliest", "latest"):
         raise InputInvalid("option startingPosition", f"{options.position!r} is neither earliest nor latest")
-    return Start({"position": options.position or "earliest"})
+    return {"position": options.position or "earliest"}
 
 
 def offset_of(upto: int, cuts: Sequence[Cut] = ()) -> dict[str, str | int]:

@@ -40,7 +40,6 @@ from penstock.pipeline.client import Client
 from penstock.pipeline.offsets import (
     COLUMNS,
     Cut,
-    ReadOptions,
     cuts_between,
     cuts_of,
     narrow,
@@ -105,26 +104,27 @@ class PenstockSource(DataSource):
         return StreamSink(self.options, schema)
 
 
-class _Slices:
-    """Reads cuts of the log. Stateless: any worker, any number of times."""
+class _Reader:
+    """What batch and streaming reads share. Any worker may read any part, any number of times."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._options = read_options(options)
-        _check_schema(schema, self._options)
-        self._client = Client(self._options.url, self._options.token)
-        self._streams = self._options.streams
+        self._read = read_options(options)
+        if schema.names != list(self._read.columns):
+            raise InputInvalid("schema", "is fixed; choose columns with the option columns")
+        self._client = Client(self._read.url, self._read.token)
+        self._streams = self._read.streams
 
-    def rows(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """The rows of one cut."""
-        return read_slice(self._client, part, self._options.columns, self._streams)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Part):  # what Spark makes of a read without any part
+            return iter(())
+        return read_slice(self._client, partition, self._read.columns, self._streams)
 
 
-class LogReader(DataSourceReader):
+class LogReader(_Reader, DataSourceReader):
     """A batch read: the ids in (after, upto], as far as the log went when it was planned."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._slices = _Slices(options, schema)
-        self._read = self._slices._options
+        super().__init__(options, schema)
         self._bounds: list[tuple[str, int]] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -136,12 +136,12 @@ class LogReader(DataSourceReader):
             attribute = getattr(one, "attribute", ())
             if attribute == ("id",) and type(one) in _SIGNS:
                 self._bounds.append((_SIGNS[type(one)], int(one.value)))  # type: ignore[attr-defined]
-            elif attribute == ("stream",) and not self._slices._streams:
-                self._slices._streams = _exactly(one)
+            elif attribute == ("stream",) and not self._streams:
+                self._streams = _exactly(one)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        client, read = self._slices._client, self._read
+        client, read = self._client, self._read
         if read.cuts:  # planned before, and written down: not to be planned again
             return [Part(cut) for cut in read.cuts]
         newest = client.newest()
@@ -155,16 +155,12 @@ class LogReader(DataSourceReader):
             after = plan["upto"]
         return [Part(cut) for cut in cuts]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _rows(self._slices, partition)
 
-
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. The server settles once where a consumer begins; an offset carries its cuts."""
+class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read. The server decides once where a consumer begins; an offset carries its cuts."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._slices = _Slices(options, schema)
-        self._read, self._client = self._slices._options, self._slices._client
+        super().__init__(options, schema)
         self._end: int | None = None
         if not self._read.consumer:
             raise InputInvalid(
@@ -174,7 +170,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return offset_of(self._client.begin(self._read.consumer, start_of(self._read).wanted))
+        return offset_of(self._client.begin(self._read.consumer, start_of(self._read)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._read.max_rows is not None:
@@ -200,9 +196,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return [Part(cut) for cut in cuts_between(start, end)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _rows(self._slices, partition)
 
 
 def read_slice(
@@ -232,20 +225,10 @@ def _checked(reader: Any, part: Part) -> Iterator[pa.RecordBatch]:
         raise CutOff(f"the export of ({part.lo}, {part.hi}] gave {rows} rows of {metadata[b'rows'].decode()}")
 
 
-def _check_schema(schema: StructType, options: ReadOptions) -> None:
-    if schema.names != list(options.columns):
-        raise InputInvalid("schema", "is fixed; choose columns with the option columns")
-
-
 def _exactly(one: Filter) -> str:
     """Streams that a filter names one by one, as the server takes them."""
     names = [one.value] if isinstance(one, EqualTo) else list(one.value) if isinstance(one, In) else []
     return ",".join(names) if len(names) <= 64 and all(isinstance(name, str) for name in names) else ""
-
-
-def _rows(slices: _Slices, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    # A read without any part is given an empty one by Spark.
-    return slices.rows(partition) if isinstance(partition, Part) else iter(())
 
 
 def _given(**limits: int | None) -> dict[str, int]:
