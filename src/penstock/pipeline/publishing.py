@@ -26,12 +26,12 @@ class Event:
 
     @property
     def kin(self) -> tuple[str, str, str]:
-        """What it must share with its neighbours to travel in one request with them."""
+        """Events that go in one request must be equal in this."""
         return self.stream, self.type, self.attributes
 
     @property
     def is_line(self) -> bool:
-        """Whether it can travel as one line among others, and comes out as it was."""
+        """Whether it can be one line of a request with several, and is stored unchanged."""
         return bool(self.body) and b"\n" not in self.body and not self.body.endswith(b"\r")
 
 
@@ -68,7 +68,7 @@ def requests(events: Iterable[Event]) -> Iterator[Request]:
 
 
 PER_BATCH: Final = 2**20
-"""Numbers that one batch of a producer has. What needs more goes on under a further name of the producer."""
+"""Sequences that one batch of a producer has. Requests beyond them go under a further name of the producer."""
 
 
 def sequence_of(producer: str, batch: int, number: int) -> tuple[str, int]:

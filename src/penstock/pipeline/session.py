@@ -28,8 +28,8 @@ _ALWAYS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    # A driver that idles beside the server gives back what it does not need: 140 MB less than with the JVM's usual
-    # collector, which would keep them for being quicker with heaps that are far larger than this one.
+    # A driver that is idle gives memory back: 140 MB less than with the JVM's usual collector, which keeps it and is
+    # quicker only with far larger heaps.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:MinHeapFreeRatio=20 -XX:MaxHeapFreeRatio=40",
     "spark.cleaner.periodicGC.interval": "5min",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -67,7 +67,7 @@ def _submitted() -> dict[str, str]:
     """What was given to `spark-submit`; nothing when we were started otherwise."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
-    SparkContext._ensure_initialized()  # else nobody knows yet what was given
+    SparkContext._ensure_initialized()  # before this, SparkConf is empty
     return dict(SparkConf().getAll())
 
 

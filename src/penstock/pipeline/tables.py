@@ -94,7 +94,7 @@ class Lake:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.epoch = ""  # of the log that its files speak of; `lake_identity.bind` finds it out
+        self.epoch = ""  # of the log whose entries it holds; set by `lake_identity.bind`
 
     def files(self, table: str) -> list[LakeFile]:
         """Every published file of *table*, in order of ids."""
@@ -221,7 +221,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Exchange two folders in one step: nobody ever sees neither of them."""
+    """Exchange two folders in one step: at every moment both names are there."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         raise ExchangeMissing("this system has no renameat2")

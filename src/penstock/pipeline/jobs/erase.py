@@ -1,12 +1,11 @@
 """`erase`: what was erased in the log goes from `events`, too.
 
-`POST /v1/log/erase` leaves in the stream `/_erased` what it was asked for. A turn takes the requests among the ids
-that were archived since the last one. Whatever they speak of is older than they are, so it is in the lake by then. Each
-file that has any of it is written again without, under a name of its own (its next edition), and the days' folders are
-exchanged.
+`POST /v1/log/erase` writes each request into the stream `/_erased`. A turn takes the requests that were archived since
+the turn before. What they ask for is older than they are, so it is in the lake by then. Each file that has any of it
+is written again without it, under its next edition's name, and the day's folder is exchanged.
 
-The record `lake/erase` is that of every other table: a turn that was cut off is redone, and finds nothing to do in
-files that it has replaced before.
+The record `lake/erase` is like that of every table: a turn that was cut off is redone, and finds nothing to do in the
+files that it has replaced already.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ def _wanted(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _stage(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[Staged], int]:
-    """Files without what is gone, and how many rows that is."""
+    """New files without what was erased, and how many rows lost something."""
     what, rows = _requested(place, intent), 0
-    # Whatever a compaction has copied and not yet published may have it still. Also when there is nothing to replace
-    # any more: a turn that was cut off after its last exchange is redone like that.
+    # A compaction may have copied erased rows and not published them yet. Sweep also when no file is left to replace:
+    # a turn that was cut off after its last exchange is redone like that.
     sweep(place.lake, also_under_way=bool(what))
     staged: list[Staged] = []
     for file in place.lake.files("events") if what else ():
@@ -85,7 +84,7 @@ def _stage(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[Staged], 
 
 
 def _requested(place: Workplace, intent: Intent) -> Gone:
-    """What is asked for among the ids of this turn. Nearly always nothing, which the stream's head tells."""
+    """What the requests of this turn ask for. Nearly always there are none: the stream's head says so, unread."""
     if _last_request(place.client) <= intent.after:
         return gone(())
     after, upto = max(intent.after, place.begins_after()), intent.upto
