@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
 from penstock.pipeline.client import Client, ServerRefused
-from penstock.pipeline.publishing import Event, Request, publish, requests
+from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests
 from penstock.testing import RunningServer
 
 events = st.lists(
     st.builds(
-        Event,
+        NewEvent,
         st.sampled_from(["/a", "/b"]),
         st.binary(max_size=12) | st.just(b"x" * 900_000),
         st.sampled_from(["", "t"]),
@@ -23,17 +23,17 @@ events = st.lists(
 
 
 @given(events)
-def test_requests_hold_every_event_once_and_in_order(given: list[Event]) -> None:
+def test_requests_hold_every_event_once_and_in_order(given: list[NewEvent]) -> None:
     assert [event for request in requests(given) for event in request.events] == given
 
 
 @given(events)
-def test_the_same_events_give_the_same_requests(given: list[Event]) -> None:
+def test_the_same_events_give_the_same_requests(given: list[NewEvent]) -> None:
     assert [request.events for request in requests(given)] == [request.events for request in requests(iter(given))]
 
 
 @given(events)
-def test_what_travels_together_is_of_one_stream_and_within_the_limits(given: list[Event]) -> None:
+def test_what_travels_together_is_of_one_stream_and_within_the_limits(given: list[NewEvent]) -> None:
     for request in requests(given):
         assert len({event.kin for event in request.events}) == 1
         assert len(request.events) == 1 or all(event.is_line for event in request.events)
@@ -42,14 +42,14 @@ def test_what_travels_together_is_of_one_stream_and_within_the_limits(given: lis
 
 
 def test_a_thousand_lines_are_one_request_and_one_more_is_another() -> None:
-    assert [len(request.events) for request in requests([Event("/a", b"x")] * 1_001)] == [1_000, 1]
+    assert [len(request.events) for request in requests([NewEvent("/a", b"x")] * 1_001)] == [1_000, 1]
 
 
 def test_a_number_that_is_behind_adds_nothing_to_whatever_stream(shared_server: RunningServer) -> None:
     client, job = Client(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
 
     def send(stream: str, sequence: int) -> None:
-        publish(client, Request([Event(f"/{job}/{stream}", b"x")]), job, sequence)
+        publish(client, PublishRequest([NewEvent(f"/{job}/{stream}", b"x")]), job, sequence)
 
     send("a", 3)
     send("b", 7)
@@ -62,7 +62,7 @@ def test_a_number_that_is_behind_adds_nothing_to_whatever_stream(shared_server: 
 
 def test_a_number_that_another_request_has_used_is_an_error(shared_server: RunningServer) -> None:
     client, job = Client(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
-    publish(client, Request([Event(f"/{job}/a", b"x")]), job, 3)
+    publish(client, PublishRequest([NewEvent(f"/{job}/a", b"x")]), job, 3)
 
     with pytest.raises(ServerRefused, match="producer_sequence_reused"):
-        publish(client, Request([Event(f"/{job}/b", b"x")]), job, 3)
+        publish(client, PublishRequest([NewEvent(f"/{job}/b", b"x")]), job, 3)

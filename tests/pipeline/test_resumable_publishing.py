@@ -10,7 +10,7 @@ import pytest
 from penstock.pipeline import resumable_publishing
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.commit import Faults
-from penstock.pipeline.publishing import Event
+from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import JobRecord, Throttle, begin_or_resume, publish_numbered
 from penstock.testing import RunningServer
 from tests.api.client import ask
@@ -33,8 +33,8 @@ class KilledAfter(Faults):
             raise Killed
 
 
-def numbered(stream: str, erased: set[int], after: int) -> Iterator[tuple[int, Event]]:
-    return ((n, Event(stream, b"%d" % n)) for n in range(1, EVENTS + 1) if n > after and n not in erased)
+def numbered(stream: str, erased: set[int], after: int) -> Iterator[tuple[int, NewEvent]]:
+    return ((n, NewEvent(stream, b"%d" % n)) for n in range(1, EVENTS + 1) if n > after and n not in erased)
 
 
 def killed_then_erased(server: RunningServer, erased: set[int]) -> list[int]:

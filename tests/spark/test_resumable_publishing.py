@@ -18,7 +18,7 @@ from penstock.errors import InputInvalid
 from penstock.pipeline import resumable_publishing
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, campaign, ledger, replay, retention
-from penstock.pipeline.publishing import Event
+from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import JobRecord, OtherOptions, Throttle
 from penstock.pipeline.tables import ACTIVITY
 from penstock.testing import RunningServer, start_server
@@ -259,7 +259,12 @@ def test_the_pace_is_kept() -> None:
 
 
 def test_requests_carry_the_number_of_their_last_event() -> None:
-    numbered = [(3, Event("/a", b"x")), (5, Event("/a", b"y")), (8, Event("/b", b"z")), (9, Event("/b", b"1\n2"))]
+    numbered = [
+        (3, NewEvent("/a", b"x")),
+        (5, NewEvent("/a", b"y")),
+        (8, NewEvent("/b", b"z")),
+        (9, NewEvent("/b", b"1\n2")),
+    ]
 
     found = [(len(request.events), last) for request, last in resumable_publishing._requests(iter(numbered))]
 

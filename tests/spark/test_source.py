@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from penstock.pipeline.client import Client
 from penstock.pipeline.offsets import Cut
-from penstock.pipeline.publishing import Request
+from penstock.pipeline.publishing import PublishRequest
 from penstock.pipeline.sink import StagedFile, WriterTaken, _Sink
 from penstock.pipeline.source import CutOff, Part, PenstockSource, _checked
 from penstock.testing import RunningServer
@@ -239,7 +239,7 @@ class Sink(_Sink):
         staged = self.stage(iter([pa.record_batch([pa.array(bodies, pa.binary())], schema)]))
         return StagedFile(staged.path, staged.rows, query)
 
-    def _send(self, request: Request, producer: str, sequence: int) -> None:
+    def _send(self, request: PublishRequest, producer: str, sequence: int) -> None:
         if not self._left:
             raise KeyboardInterrupt
         self._left -= 1

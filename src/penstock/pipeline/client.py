@@ -46,7 +46,7 @@ class RecordChanged(PenstockError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredRecord:
     """A record that the server keeps. Version 0 is one that is not there."""
 
     version: int
@@ -96,12 +96,12 @@ class Client:
 
     # ── records ───────────────────────────────────────────────────────────────────────────────
 
-    def get(self, key: str) -> Kept:
+    def get(self, key: str) -> StoredRecord:
         """The record under *key*; one that is not there has version 0 and no value."""
         answer = self.call("GET", "/v1/pipeline/records/" + quote(key))
-        return Kept(answer["version"], answer["value"])
+        return StoredRecord(answer["version"], answer["value"])
 
-    def put(self, key: str, value: Mapping[str, Any], *, expect: int) -> Kept:
+    def put(self, key: str, value: Mapping[str, Any], *, expect: int) -> StoredRecord:
         """Store *value* if the record's version is *expect* still (0: if there is none); else `RecordChanged`."""
         path = "/v1/pipeline/records/" + quote(key)
         body = json.dumps(value, separators=(",", ":")).encode()
@@ -112,16 +112,16 @@ class Client:
             if error.code == RecordChanged.code:
                 raise RecordChanged(str(error)) from None
             raise
-        return Kept(answer["version"], dict(value))
+        return StoredRecord(answer["version"], dict(value))
 
     def delete(self, key: str) -> None:
         """Remove a record."""
         self.call("DELETE", "/v1/pipeline/records/" + quote(key))
 
-    def list(self, prefix: str) -> dict[str, Kept]:
+    def list(self, prefix: str) -> dict[str, StoredRecord]:
         """The records whose keys begin with *prefix*."""
         answer = self.call("GET", "/v1/pipeline/records", {"prefix": prefix})
-        return {one["key"]: Kept(one["version"], one["value"]) for one in answer["records"]}
+        return {one["key"]: StoredRecord(one["version"], one["value"]) for one in answer["records"]}
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.errors import ConfigInvalid
-from penstock.pipeline.client import Client, Kept
+from penstock.pipeline.client import Client, StoredRecord
 from penstock.pipeline.jobs import BEGIN
 from penstock.pipeline.tables import Lake, write_durably
 from penstock.wire.lake import is_own_epoch
@@ -59,7 +59,7 @@ def bind(client: Client, lake: Lake) -> None:
     lake.epoch = epoch.epoch
 
 
-def _may_begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> bool:
+def _may_begin(client: Client, lake: Lake, record: StoredRecord, epoch: LogEpoch) -> bool:
     """Whether an empty folder may become the lake."""
     if not record.version:
         return True
@@ -69,7 +69,7 @@ def _may_begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> boo
     return bool(record.value["path"] == str(lake.root) and not client.get("lake/events").value.get("done", 0))
 
 
-def _begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> None:
+def _begin(client: Client, lake: Lake, record: StoredRecord, epoch: LogEpoch) -> None:
     id = record.value.get("id") if epoch.is_own(record.value.get("epoch", "")) else None
     if record.version and id is None:  # a lake of another history: its watermarks say nothing of this one
         for key in (*(f"lake/{name}" for name in (*RECORDS, "erase")), BEGIN):
@@ -79,7 +79,7 @@ def _begin(client: Client, lake: Lake, record: Kept, epoch: LogEpoch) -> None:
     _write_mark(lake, value["id"], epoch.epoch)
 
 
-def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: Kept, epoch: LogEpoch) -> None:
+def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: StoredRecord, epoch: LogEpoch) -> None:
     """Refuse a lake with ids that this log has not given, or has given to other entries."""
     for name, tables in RECORDS.items():
         known = client.get(f"lake/{name}").value
@@ -92,7 +92,7 @@ def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: Kep
         _write_mark(lake, mark["id"], epoch.epoch)
 
 
-def _another(lake: Lake, record: Kept) -> LakeMismatch:
+def _another(lake: Lake, record: StoredRecord) -> LakeMismatch:
     remedy = "It belongs to another server: give an empty folder."
     if record.version:
         remedy = f"Give the lake at {record.value['path']}, or an empty folder to a server that has none."

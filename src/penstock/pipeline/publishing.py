@@ -16,7 +16,7 @@ from penstock.pipeline.client import Client, ServerRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class NewEvent:
     """One event to be published."""
 
     stream: str
@@ -36,13 +36,13 @@ class Event:
 
 
 @dataclass(slots=True)
-class Request:
+class PublishRequest:
     """Events that travel together: lines of one stream, or a single event of any form."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[NewEvent] = field(default_factory=list)
     size: int = 0
 
-    def takes(self, event: Event) -> bool:
+    def takes(self, event: NewEvent) -> bool:
         """Whether *event* may still be added."""
         if not self.events:
             return True
@@ -50,18 +50,18 @@ class Request:
         fits = len(self.events) < BATCH_ENTRIES and self.size + len(event.body) <= BATCH_BYTES
         return fits and last.is_line and event.is_line and last.kin == event.kin
 
-    def add(self, event: Event) -> None:
+    def add(self, event: NewEvent) -> None:
         self.events.append(event)
         self.size += len(event.body)
 
 
-def requests(events: Iterable[Event]) -> Iterator[Request]:
+def requests(events: Iterable[NewEvent]) -> Iterator[PublishRequest]:
     """Cut *events*, in their order, into requests. The same events give the same requests."""
-    current = Request()
+    current = PublishRequest()
     for event in events:
         if not current.takes(event):
             yield current
-            current = Request()
+            current = PublishRequest()
         current.add(event)
     if current.events:
         yield current
@@ -77,7 +77,7 @@ def sequence_of(producer: str, batch: int, number: int) -> tuple[str, int]:
     return f"{producer}~{further}" if further else producer, batch * PER_BATCH + place
 
 
-def publish(client: Client, request: Request, producer: str, sequence: int) -> None:
+def publish(client: Client, request: PublishRequest, producer: str, sequence: int) -> None:
     """Publish one request under *producer*/*sequence*. Repeating it, whenever, adds nothing."""
     first = request.events[0]
     headers = {"Producer": f"{producer}/{sequence}"}

@@ -18,7 +18,7 @@ from typing import Any, Final
 from penstock.errors import Conflict, InputInvalid
 from penstock.pipeline.client import Client, RecordChanged
 from penstock.pipeline.commit import Faults
-from penstock.pipeline.publishing import Event, Request, publish, requests
+from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests
 
 AFTER_REQUEST: Final = "after a request"
 TURN_SECONDS: Final = 10.0
@@ -126,7 +126,7 @@ def positive(options: Mapping[str, str], name: str, default: float) -> float:
 def publish_numbered(
     job: JobRecord,
     producer: str,
-    numbered: Iterable[tuple[int, Event]],
+    numbered: Iterable[tuple[int, NewEvent]],
     throttle: Throttle,
     faults: Faults,
     seconds: float = float("inf"),
@@ -149,13 +149,13 @@ def publish_numbered(
     return True
 
 
-def _plans(numbered: Iterable[tuple[int, Event]], cuts: list[int]) -> Iterator[list[tuple[Request, int]]]:
+def _plans(numbered: Iterable[tuple[int, NewEvent]], cuts: list[int]) -> Iterator[list[tuple[PublishRequest, int]]]:
     """Requests, each with the number of its last event, in groups: first those whose *cuts* are written down."""
     rest = iter(numbered)
-    planned: list[tuple[Request, int]] = []
-    held: tuple[int, Event] | None = next(rest, None)
+    planned: list[tuple[PublishRequest, int]] = []
+    held: tuple[int, NewEvent] | None = next(rest, None)
     for cut in cuts:
-        request = Request()
+        request = PublishRequest()
         while held is not None and held[0] <= cut:
             request.add(held[1])
             held = next(rest, None)
@@ -174,11 +174,11 @@ def _plans(numbered: Iterable[tuple[int, Event]], cuts: list[int]) -> Iterator[l
         yield planned
 
 
-def _requests(numbered: Iterable[tuple[int, Event]]) -> Iterator[tuple[Request, int]]:
+def _requests(numbered: Iterable[tuple[int, NewEvent]]) -> Iterator[tuple[PublishRequest, int]]:
     """Requests, each with the number of its last event."""
     numbers: list[int] = []
 
-    def events() -> Iterator[Event]:
+    def events() -> Iterator[NewEvent]:
         for number, event in numbered:
             numbers.append(number)
             yield event

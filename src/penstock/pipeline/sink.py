@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import Conflict, InputInvalid
 from penstock.pipeline.client import Client
 from penstock.pipeline.offsets import known_options, number_of, required
-from penstock.pipeline.publishing import Event, Request, publish, requests, sequence_of
+from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests, sequence_of
 from penstock.pipeline.tables import sync, write_durably
 
 Messages: TypeAlias = Sequence[WriterCommitMessage | None]
@@ -158,7 +158,7 @@ class _Sink:
         for number, request in enumerate(requests(events)):
             self._send(request, *sequence_of(producer, batch, number))
 
-    def _send(self, request: Request, producer: str, sequence: int) -> None:
+    def _send(self, request: PublishRequest, producer: str, sequence: int) -> None:
         publish(self._sink.client, request, producer, sequence)
 
 
@@ -200,14 +200,14 @@ class BatchSink(DataSourceArrowWriter):
         """Remove nothing, as for a stream."""
 
 
-def _events(file: StagedFile, stream: str) -> Iterator[Event]:
+def _events(file: StagedFile, stream: str) -> Iterator[NewEvent]:
     with pa.OSFile(file.path) as source:
         for batch in pa.ipc.open_stream(source):
             names = batch.schema.names
             columns = {name: batch.column(name).to_pylist() for name in names}
             for row in range(batch.num_rows):
                 body = columns["body"][row]
-                yield Event(
+                yield NewEvent(
                     columns["stream"][row] if "stream" in columns else stream,
                     body.encode() if isinstance(body, str) else bytes(body or b""),
                     (columns["type"][row] or "") if "type" in columns else "",

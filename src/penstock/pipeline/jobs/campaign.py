@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, StringType
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.publishing import Event
+from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import (
     TURN_SECONDS,
     Throttle,
@@ -142,11 +142,11 @@ def _check_keys(frame: DataFrame, key: str, to: str) -> None:
         check_name(to.replace("{key}", row["key"]))
 
 
-def _events(path: Path, after: int, to: str, type: str) -> Iterator[tuple[int, Event]]:
+def _events(path: Path, after: int, to: str, type: str) -> Iterator[tuple[int, NewEvent]]:
     """What is left to publish, in the list's order."""
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(1000):
             for row in batch.to_pylist():
                 if row["number"] > after:
                     body = row["body"].encode() if isinstance(row["body"], str) else row["body"]
-                    yield row["number"], Event(to.replace("{key}", row["key"]), body, type)
+                    yield row["number"], NewEvent(to.replace("{key}", row["key"]), body, type)

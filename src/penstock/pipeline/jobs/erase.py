@@ -84,7 +84,7 @@ def _stage(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[Staged], 
 
 
 def _requested(place: Workplace, intent: Intent) -> Gone:
-    """What the requests of this turn ask for. Nearly always there are none: the stream's head says so, unread."""
+    """What the requests of this turn ask for. Mostly there are none, which the stream's head tells without a file."""
     if _last_request(place.client) <= intent.after:
         return gone(())
     after, upto = max(intent.after, place.begins_after()), intent.upto

@@ -17,7 +17,7 @@ from penstock.core.names import check_name, check_pattern, is_system, matches
 from penstock.errors import InputInvalid
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.publishing import Event
+from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import TURN_SECONDS, Throttle, begin_or_resume, positive, publish_numbered
 
 OPTIONS: Mapping[str, str] = {
@@ -54,7 +54,9 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     after, upto = max(int(job.value["after"]), job.done), int(job.value["upto"])
     begun = datetime.fromtimestamp(job.value.get("at_ms", 0) / 1000, UTC)
     rows = ReplayRows(place, after, upto, patterns, begun)
-    numbered = ((row.id, Event(target, bytes(row.body or b""), row.type or "", _attributes(row, name))) for row in rows)
+    numbered = (
+        (row.id, NewEvent(target, bytes(row.body or b""), row.type or "", _attributes(row, name))) for row in rows
+    )
     if not publish_numbered(job, f"replay~{name}", numbered, throttle, place.faults, TURN_SECONDS):
         said = f"replay {name}: {job.sent:,} events so far, up to id {job.done:,} of {upto:,}"
         return JobOutcome(said, {"sent": job.sent, "done": job.done, "more": True}, more=True)
