@@ -13,16 +13,14 @@ from penstock.wire.pusher import (
     AnswerInvalid,
     Conversation,
     Flow,
-    Pace,
     Sent,
     SubscriptionChanged,
-    backoff,
     read_answer,
     read_subscription_id,
 )
 
 SUB = "/_sub/app"
-PACE = Pace(first_retry=1, longest_retry=60, repeat=5, slots=4)
+SLOTS = 4
 
 
 def at(stream: str, offset: int) -> Cursor:
@@ -67,7 +65,7 @@ def idle(talk: Conversation, now: float = 0) -> None:
 
 
 def test_it_begins_with_the_subscriptions_own_stream_and_asks_where_the_app_is() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
 
     flow = take(talk)
 
@@ -80,7 +78,7 @@ def test_it_begins_with_the_subscriptions_own_stream_and_asks_where_the_app_is()
 
 
 def test_streams_that_the_app_is_behind_in_are_run_and_the_subscription_waits_for_them() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     learn(talk, take(talk), 0)
     told = [at("/a", 100), at("/b", 200)]
     push(talk, take(talk), 0, 300, success(SUB, 65, "/a:0:0:?", "/b:0:50:x"), *told)
@@ -95,7 +93,7 @@ def test_streams_that_the_app_is_behind_in_are_run_and_the_subscription_waits_fo
 
 
 def test_a_known_idle_stream_runs_when_the_app_says_it_is_behind() -> None:  # dossier, defect iv
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     learn(talk, take(talk), 0)
@@ -110,7 +108,7 @@ def test_a_known_idle_stream_runs_when_the_app_says_it_is_behind() -> None:  # d
 
 
 def test_a_wake_up_during_a_step_is_not_lost() -> None:  # dossier, defect iii
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     learn(talk, take(talk), 10)
@@ -123,7 +121,7 @@ def test_a_wake_up_during_a_step_is_not_lost() -> None:  # dossier, defect iii
 
 
 def test_a_wake_up_during_a_push_is_not_lost() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     learn(talk, take(talk), 0)
@@ -136,7 +134,7 @@ def test_a_wake_up_during_a_push_is_not_lost() -> None:
 
 
 def test_a_wake_up_for_an_idle_stream_whose_end_is_unknown_runs_it() -> None:  # dossier, defect v
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a")
     learn(talk, take(talk), 10)
@@ -148,7 +146,7 @@ def test_a_wake_up_for_an_idle_stream_whose_end_is_unknown_runs_it() -> None:  #
 
 
 def test_a_wake_up_for_what_the_app_has_already_does_nothing() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     learn(talk, take(talk), 0)
@@ -160,7 +158,7 @@ def test_a_wake_up_for_what_the_app_has_already_does_nothing() -> None:
 
 
 def test_two_streams_that_move_at_once_are_both_woken() -> None:  # dossier, defect ii
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     talk.wake("/b", at("/b", 10))
@@ -169,7 +167,7 @@ def test_two_streams_that_move_at_once_are_both_woken() -> None:  # dossier, def
 
 
 def test_the_subscription_is_looked_at_again_without_any_hint() -> None:  # dossier, defect i
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
 
     assert talk.take(4.9) is None
@@ -178,7 +176,7 @@ def test_the_subscription_is_looked_at_again_without_any_hint() -> None:  # doss
 
 
 def test_an_app_that_does_not_move_gets_the_same_again_after_a_while() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     learn(talk, take(talk), 0)
@@ -190,19 +188,19 @@ def test_an_app_that_does_not_move_gets_the_same_again_after_a_while() -> None:
 
 
 def test_there_is_never_more_than_one_step_of_a_stream_and_never_more_than_the_slots() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     for number in range(20):
         talk.wake(f"/s{number}", at(f"/s{number}", 1))
         talk.wake(f"/s{number}", at(f"/s{number}", 2))
 
-    running = [take(talk) for _ in range(PACE.slots)]
+    running = [take(talk) for _ in range(SLOTS)]
 
     assert talk.take(0) is None
-    assert len({flow.stream for flow in running}) == PACE.slots
+    assert len({flow.stream for flow in running}) == SLOTS
 
 
 def test_streams_that_fail_do_not_starve_the_others() -> None:  # dossier, defect vi
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     for number in range(10):
         talk.wake(f"/bad{number}", at(f"/bad{number}", 9))
@@ -216,12 +214,12 @@ def test_streams_that_fail_do_not_starve_the_others() -> None:  # dossier, defec
     while flow := talk.take(1):
         taken.append(flow)
     talk.wake("/better", at("/better", 9))
-    assert len(taken) == PACE.slots // 2
+    assert len(taken) == SLOTS // 2
     assert take(talk, 1).stream == "/better"
 
 
 def test_a_wake_up_does_not_shorten_the_wait_after_a_failure() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     talk.failed(take(talk), due=3)
@@ -233,7 +231,7 @@ def test_a_wake_up_does_not_shorten_the_wait_after_a_failure() -> None:
 
 
 def test_an_app_out_of_reach_is_felt_for_by_one_push_at_a_time() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     for name in ("/a", "/b", "/c"):
         talk.wake(name, at(name, 1))
     talk.app_failed(take(talk), due=2)
@@ -248,7 +246,7 @@ def test_an_app_out_of_reach_is_felt_for_by_one_push_at_a_time() -> None:
 
 
 def test_the_app_is_right_also_when_it_goes_back() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     learn(talk, take(talk), 0)
@@ -261,7 +259,7 @@ def test_the_app_is_right_also_when_it_goes_back() -> None:
 
 
 def test_a_page_that_is_not_the_last_is_followed_by_the_next_at_once() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a")
     learn(talk, take(talk), 0)
@@ -272,7 +270,7 @@ def test_a_page_that_is_not_the_last_is_followed_by_the_next_at_once() -> None:
 
 
 def test_another_subscription_id_ends_the_conversation() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     answer = PushAnswer("incorrect_subscription_id", correct_subscription_id="/_sub/other")
     with pytest.raises(SubscriptionChanged) as changed:
         talk.check(take(talk), Sent(parse_cursor(f"{SUB}:-1:-1")), answer)
@@ -294,7 +292,7 @@ def test_another_subscription_id_ends_the_conversation() -> None:
     ],
 )
 def test_an_answer_without_sense_is_refused(answer: PushAnswer) -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
     idle(talk)
     talk.wake("/a", at("/a", 10))
     flow = take(talk)
@@ -304,7 +302,7 @@ def test_an_answer_without_sense_is_refused(answer: PushAnswer) -> None:
 
 
 def test_a_question_must_not_be_taken_for_a_push() -> None:
-    talk = Conversation(SUB, PACE)
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
 
     with pytest.raises(AnswerInvalid):
         talk.check(take(talk), Sent(parse_cursor(f"{SUB}:-1:-1")), success(SUB, 0))
@@ -331,15 +329,6 @@ def test_the_answers_of_the_protocol_are_read_with_and_without_their_empty_field
         read_subscription_id(PushAnswer("success", "/a:0:0"))
 
 
-@given(st.integers(1, 10_000), st.floats(0, 1))
-def test_retries_come_later_and_later_up_to_a_limit(failures: int, chance: float) -> None:
-    delay = backoff(PACE, failures, chance)
-
-    assert 0.5 <= delay <= 60
-    assert delay <= backoff(PACE, failures, 1)
-    assert backoff(PACE, failures, chance) <= 2 * backoff(PACE, failures + 1, chance)
-
-
 # ── the whole of it against a model: an app, a log, and anything that can go wrong ─────────────
 
 events = st.lists(
@@ -356,7 +345,7 @@ class World:
         self.activity: list[tuple[int, list[Cursor]]] = []
         self.app: dict[str, int] = {}
         self.now = 0.0
-        self.talk = Conversation(SUB, PACE)
+        self.talk = Conversation(SUB, repeat=5, slots=SLOTS)
 
     def append(self, stream: str, *, hint: bool) -> None:
         self.log[stream] += 10
@@ -429,7 +418,7 @@ def test_whatever_happens_the_app_gets_everything_in_the_end(steps: list[tuple[s
             case "time":
                 world.now += number
             case "restart":
-                world.talk = Conversation(SUB, PACE)
+                world.talk = Conversation(SUB, repeat=5, slots=SLOTS)
     world.announce()
     world.settle()
 

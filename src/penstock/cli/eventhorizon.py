@@ -202,17 +202,17 @@ def pusher(
     from penstock.cli.remote import RemoteSource
     from penstock.doors.eventhorizon.pusher import Pusher
     from penstock.http.outgoing import Target, parse_url
-    from penstock.wire.pusher import Pace
+    from penstock.wire.retrying import RetryPolicy
     from penstock.wire.webhooks import parse_secret
 
     logs.set_up()
     key = parse_secret(secret) if secret else None
     app = Target(parse_url(target), allow_private=True, timeout=timeout)
-    pace = Pace(first_retry=retry, longest_retry=max(retry, retry_longest), repeat=repeat)
+    policy = RetryPolicy(retry, max(retry, retry_longest))
 
     async def push() -> int:
         async with RemoteSource(server_url(server), token_of(token)) as source:
-            return await _run_until_told(Pusher(app, source, pace, secret=key), stop_on_eof)
+            return await _run_until_told(Pusher(app, source, policy, repeat=repeat, secret=key), stop_on_eof)
 
     return asyncio.run(push())
 

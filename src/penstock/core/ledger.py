@@ -34,8 +34,8 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.names import is_system
-from penstock.core.pace import Pace
 from penstock.core.registry import NEW, Registry
+from penstock.core.throughput import Throughput
 from penstock.errors import CallerError, NotRecorded, PenstockError
 from penstock.limits import (
     LEDGER_BATCH_BYTES,
@@ -141,9 +141,9 @@ class Ledger:
 
     def __init__(
         self, target: Log, clock: Clock, *, node: str, flush_ms: int = 200, enabled: bool = True,
-        pace: Pace | None = None,
+        throughput: Throughput | None = None,
     ) -> None:  # fmt: skip
-        self._log, self._clock, self._node, self._pace = target, clock, node, pace
+        self._log, self._clock, self._node, self._throughput = target, clock, node, throughput
         self.flush_ms = flush_ms
         self.enabled = enabled
         self._epoch, self._sequence = 0, 0
@@ -331,8 +331,8 @@ class Ledger:
             self._timer = None
         rows, self._rows, self._row, self._buffered = self._rows, [], _NO_ROW, 0
         items, self._items = self._items, []
-        if self._pace is not None and rows:
-            self._pace.sealed(rows)
+        if self._throughput is not None and rows:
+            self._throughput.sealed(rows)
         if rows:
             self._seal_rows(rows)
         if items:

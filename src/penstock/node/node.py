@@ -37,8 +37,8 @@ from penstock.core.lookout import Changes, Lookout
 from penstock.core.mailbox import Mailbox
 from penstock.core.members import Alone, Members
 from penstock.core.metering import Sample
-from penstock.core.pace import Pace
 from penstock.core.registry import Registry, made_once
+from penstock.core.throughput import Throughput
 from penstock.doors.eventhorizon import EventHorizon
 from penstock.doors.msgstream import MessageStream
 from penstock.doors.sps import Sps
@@ -200,8 +200,8 @@ class Node:
         source = ColdLog(engine.log, self._lake, clock) if self._lake else engine.log
         self._folded = Deliveries(self._lake, engine.registry) if self._lake else None
         self._trimming = Trimming(engine.log, engine.registry, self._lake)
-        self._pace = Pace(clock)
-        engine.log.follow(self._pace.follow)
+        self._rates = Throughput(clock)
+        engine.log.follow(self._rates.follow)
         hub = settings.hub
         self._hub = await enter(Hub(source, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail))
         self._ledger = Ledger(
@@ -210,7 +210,7 @@ class Node:
             node=engine.bus.node,
             flush_ms=int(settings.ledger.flush_ms),
             enabled=settings.ledger.enabled,
-            pace=self._pace,
+            throughput=self._rates,
         )
         await self._ledger.open(engine.registry)
         await open_epoch(engine.registry, secrets.token_hex(8))
@@ -307,7 +307,7 @@ class Node:
         histograms = {
             "publish_seconds": ("From a publish of one event to its answer; one in 16 is timed.", publisher.seconds),
             "publish_lines_seconds": ("From a publish of many lines to its answer.", publisher.lines_seconds),
-            "delivery_seconds": ("From an append to the reader's socket; a sample of entries.", self._pace.seconds),
+            "delivery_seconds": ("From an append to the reader's socket; a sample of entries.", self._rates.seconds),
         }
         metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
         exporter, document = Exporter(context, self._engine.export), Document(lambda: self.routes)
@@ -358,8 +358,8 @@ class Node:
         yield "gauge", "bodies_bytes", "Bytes of larger request bodies that are held.", self._listener.body_bytes, {}
         yield "counter", "received_bytes", "Bytes that came.", counters.bytes_in, {}
         yield "counter", "sent_bytes", "Bytes that went out.", self._listener.bytes_out, {}
-        yield "counter", "appended", "Entries that came into the log.", self._pace.appended, {}
-        yield "counter", "deliveries", "Entries of a stream handed to one reader's socket.", self._pace.delivered, {}
+        yield "counter", "appended", "Entries that came into the log.", self._rates.appended, {}
+        yield "counter", "deliveries", "Entries of a stream handed to one reader's socket.", self._rates.delivered, {}
         yield "counter", "ledger_records", "Records that the ledger has stored.", self._ledger.recorded, {}
         yield "counter", "behind", "Times that a feed fell behind.", hub.went_behind, {}
         yield "gauge", "feeds", "Feeds that are open.", len(hub.feeds), {}

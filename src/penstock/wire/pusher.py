@@ -56,16 +56,6 @@ class SubscriptionChanged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How hard an app is pushed. All in seconds."""
-
-    first_retry: float = 1.0
-    longest_retry: float = 60.0
-    repeat: float = 5.0  # until the subscription stream is looked at, or pushed, again without a reason
-    slots: int = 8  # pushes at once
-
-
-@dataclass(frozen=True, slots=True)
 class Sent:
     """What the app was asked, or given: the lines of a stream from *begin* to *end*."""
 
@@ -109,12 +99,6 @@ class Flow:
             self.goal = cursor
 
 
-def backoff(pace: Pace, failures: int, chance: float) -> float:
-    """Seconds until the next try after so many failures in a row; *chance* from 0 to 1 spreads them."""
-    longest = min(pace.longest_retry, pace.first_retry * 2.0 ** min(failures - 1, 40))
-    return longest * (0.5 + 0.5 * chance)
-
-
 def read_answer(body: bytes) -> PushAnswer:
     """What the app said; *AnswerInvalid* if that is no answer of this protocol."""
     try:
@@ -139,8 +123,9 @@ def read_subscription_id(answer: PushAnswer) -> str:
 class Conversation:
     """With one app, under one subscription id."""
 
-    def __init__(self, subscription: str, pace: Pace) -> None:
-        self.subscription, self._pace = subscription, pace
+    def __init__(self, subscription: str, *, repeat: float, slots: int) -> None:
+        """*repeat* seconds until an app that did not move is tried again; *slots* pushes at once."""
+        self.subscription, self._repeat, self._slots = subscription, repeat, slots
         self.flows: dict[str, Flow] = {}
         self._ready: deque[Flow] = deque()
         self._failing: deque[Flow] = deque()  # ready, too, but they failed last time
@@ -168,11 +153,11 @@ class Conversation:
     def take(self, now: float) -> Flow | None:
         """The next flow to run, if there is one and a slot for it."""
         self._pull_due(now)
-        slots = 1 if self.app_failures else self._pace.slots  # an app that was out of reach is felt for first
+        slots = 1 if self.app_failures else self._slots  # an app that was out of reach is felt for first
         if now < self._held_until or self._running >= slots:
             return None
         # One that failed last time has its turn, too, but more of them only when nobody else waits.
-        share = 1 if self._ready else max(1, self._pace.slots // 2)
+        share = 1 if self._ready else max(1, self._slots // 2)
         if self._failing and self._running_failing < share:
             return self._start(self._failing)
         return self._start(self._ready) if self._ready else None
@@ -228,7 +213,7 @@ class Conversation:
             flow.aim_at(sent.end)
         self._follow(flow, behind, sent.told)
         if flow.waits_for or accepted.same_place(sent.begin):
-            self._postpone(flow, now + self._pace.repeat)
+            self._postpone(flow, now + self._repeat)
         elif flow.behind or sent.more or (flow.again and flow.goal is None):
             self._enqueue(flow)
         else:
@@ -315,7 +300,7 @@ class Conversation:
     def _rest(self, flow: Flow, now: float) -> None:
         """Nothing to do. The subscription's stream is looked at now and then, whatever became of the hints."""
         if flow.stream == self.subscription:
-            self._postpone(flow, now + self._pace.repeat)
+            self._postpone(flow, now + self._repeat)
         else:
             flow.where = Where.IDLE
 

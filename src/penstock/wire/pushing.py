@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.errors import InputInvalid
 from penstock.values import Entry
+from penstock.wire.retrying import parse_retry_after
 from penstock.wire.webcrypto import AUTH_BYTES, KeyInvalid, decode64, load_public
 
 URGENCIES = ("very-low", "low", "normal", "high")
@@ -137,7 +138,7 @@ def judge(status: int, headers: dict[str, str], body: bytes = b"") -> Verdict:
         return Verdict(Outcome.GONE, said)
     if status >= 500 or status in _PASSING:
         everybody = (status >= 500 and status != _FULL) or status == 429
-        return Verdict(Outcome.LATER, said, _seconds(headers.get("retry-after", "")), everybody)
+        return Verdict(Outcome.LATER, said, parse_retry_after(headers.get("retry-after", "")), everybody)
     if 300 <= status < 400:
         return Verdict(Outcome.LATER, f"{said}; redirects are not followed")
     return Verdict(Outcome.REFUSED, said)
@@ -146,8 +147,3 @@ def judge(status: int, headers: dict[str, str], body: bytes = b"") -> Verdict:
 def _said(status: int, body: bytes) -> str:
     shown = " ".join(body[:160].decode(errors="replace").split())
     return f"{status} {shown}" if shown.isprintable() and shown else str(status)
-
-
-def _seconds(text: str) -> float | None:
-    """A `Retry-After` in seconds; a date is passed over, the own back-off is as good."""
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 8 else None

@@ -33,17 +33,14 @@ from penstock.wire.pusher import (
     AnswerInvalid,
     Conversation,
     Flow,
-    Pace,
     Sent,
     SubscriptionChanged,
-    backoff,
     read_answer,
     read_subscription_id,
 )
+from penstock.wire.retrying import RetryPolicy, parse_retry_after
 
 log = logging.getLogger("penstock.eventhorizon")
-
-_LONGEST_RETRY_AFTER = 3600.0
 
 
 class Source(Protocol):
@@ -66,7 +63,7 @@ class Refused(Exception):
         shown = answer.body[:200].decode(errors="replace").strip()
         super().__init__(f"the app answered {answer.status}" + (f": {shown}" if shown else ""))
         self.status = answer.status
-        self.retry_after = _seconds(answer.headers.get("retry-after", ""))
+        self.retry_after = parse_retry_after(answer.headers.get("retry-after", ""))
 
 
 @dataclass(slots=True)
@@ -95,8 +92,18 @@ class _Page:
 class Pusher:
     """One app. `run` it as a task; `status` tells how it goes."""
 
-    def __init__(self, target: Target, source: Source, pace: Pace, *, secret: bytes | None = None) -> None:
-        self._target, self._source, self._pace, self._secret = target, source, pace, secret
+    def __init__(
+        self,
+        target: Target,
+        source: Source,
+        retry: RetryPolicy,
+        *,
+        repeat: float = 5.0,
+        slots: int = 8,
+        secret: bytes | None = None,
+    ) -> None:
+        self._target, self._source, self._retry, self._secret = target, source, retry, secret
+        self._repeat, self._slots = repeat, slots
         self._changed = asyncio.Event()
         self._talk: Conversation | None = None
         self._steps: asyncio.TaskGroup | None = None
@@ -130,7 +137,7 @@ class Pusher:
                 await asyncio.sleep(self._delay(failures, error))
 
     async def _converse(self, id: str) -> None:
-        talk = self._talk = Conversation(id, self._pace)
+        talk = self._talk = Conversation(id, repeat=self._repeat, slots=self._slots)
         self.status.subscription, self.status.state = id, "pushing"
         self._ahead.clear()
         self._over = None
@@ -284,10 +291,8 @@ class Pusher:
         talk.failed(flow, _now() + self._delay(flow.failures + 1, error))
 
     def _delay(self, failures: int, error: Exception) -> float:
-        asked = getattr(error, "retry_after", None)
-        if isinstance(asked, (int, float)):
-            return min(float(asked), _LONGEST_RETRY_AFTER)
-        return backoff(self._pace, failures, random.random())  # noqa: S311 - spreads retries, guards nothing
+        chance = random.random()  # noqa: S311 - spreads retries, guards nothing
+        return self._retry.delay(failures, chance, getattr(error, "retry_after", None))
 
     def _note(self, error: Exception) -> None:
         expected = isinstance(error, (PenstockError, OutgoingError, Refused, AnswerInvalid))
@@ -316,11 +321,6 @@ def _covered(page: _Page, accepted: Cursor) -> int:
     if page.end is not None and accepted.same_place(page.end):
         return len(page.found.lines)
     return sum(not parse_cursor(line.ptr_after).ahead_of(accepted) for line in page.found.lines)
-
-
-def _seconds(text: str) -> float | None:
-    """A `Retry-After` in seconds; a date is passed over, the own back-off is as good."""
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 8 else None
 
 
 def _now() -> float:

@@ -42,7 +42,7 @@ from penstock.limits import (
 from penstock.settings import EventHorizonSettings
 from penstock.values import Record
 from penstock.wire.eventhorizon import Cursor, timestamp
-from penstock.wire.pusher import Pace
+from penstock.wire.retrying import RetryPolicy
 from penstock.wire.webhooks import parse_secret
 
 log = logging.getLogger("penstock.eventhorizon")
@@ -143,7 +143,7 @@ class Pushers:
         self._registry, self._clock, self._members = context.registry, context.clock, context.members
         self._duties = duties
         self._all: dict[str, Managed] = {}
-        self._pace = Pace(settings.push_retry, settings.push_retry_longest, settings.push_repeat, settings.push_slots)
+        self._retry = RetryPolicy(settings.push_retry, settings.push_retry_longest)
         self._look = asyncio.Event()
         self._looking: Loop | None = None
         self._turn = asyncio.Lock()  # one look at a time
@@ -350,7 +350,14 @@ class Pushers:
         managed.target = target
         source = LocalSource(self._context, self._subscriptions, kept.caller())
         secret = parse_secret(kept.secret) if kept.secret else None
-        managed.pusher = Pusher(managed.target, source, self._pace, secret=secret)
+        managed.pusher = Pusher(
+            managed.target,
+            source,
+            self._retry,
+            repeat=self._settings.push_repeat,
+            slots=self._settings.push_slots,
+            secret=secret,
+        )
         managed.task = asyncio.create_task(self._live(managed, managed.pusher))
 
     async def _live(self, managed: Managed, pusher: Pusher) -> None:

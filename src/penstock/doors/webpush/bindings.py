@@ -26,13 +26,12 @@ from penstock.doors.webpush.services import Service
 from penstock.errors import Forbidden, PenstockError
 from penstock.http.wheel import Timed
 from penstock.values import Entry, Kind
-from penstock.wire.pusher import Pace, backoff
 from penstock.wire.pushing import Outcome, PushSubscription, Receiver, Verdict, Wish, check_subscription, deadline_ms
+from penstock.wire.retrying import RetryPolicy
 
 log = logging.getLogger("penstock.webpush")
 
 POSITIONS = "webpush/positions/"
-_LONGEST_RETRY_AFTER = 3600.0
 _FENCED_SECONDS = 1.0
 _HELD = 16
 """Entries that a binding holds. A page of the log has a thousand: ten thousand bindings that wait for a service
@@ -82,7 +81,7 @@ class Means:
     context: Context
     courier: Courier
     proofs: Proofs
-    pace: Pace
+    retry: RetryPolicy
     unbind: Callable[[Binding], Awaitable[None]]  # called when the push service says that nobody is there
     may: Callable[[str], bool]  # whether this node has the duty to send for the binding of this id
 
@@ -288,10 +287,8 @@ class Binding(Timed):
             self._context.wheel.arm(self, seconds)
 
     def _delay(self, asked: float | None, failures: int = 0) -> float:
-        if asked is not None:
-            return min(asked, _LONGEST_RETRY_AFTER)
         chance = random.random()  # noqa: S311 - spreads retries, guards nothing
-        return backoff(self._means.pace, failures or self.status.failures, chance)
+        return self._means.retry.delay(failures or self.status.failures, chance, asked)
 
     def _note(self, error: str) -> None:
         status = self.status

@@ -30,7 +30,7 @@ from penstock.http.outgoing import Target, parse_url
 from penstock.limits import PAGE_ENTRIES
 from penstock.settings import WebPushSettings
 from penstock.values import Record
-from penstock.wire.pusher import Pace
+from penstock.wire.retrying import RetryPolicy
 
 log = logging.getLogger("penstock.webpush")
 
@@ -53,7 +53,7 @@ class Roster:
         self.running: dict[str, Binding] = {}
         self._services: dict[tuple[str, bool], Service] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pace = Pace(settings.send_retry, settings.send_retry_longest, slots=settings.send_slots)
+        self._retry = RetryPolicy(settings.send_retry, settings.send_retry_longest)
         self._look = asyncio.Event()
         self._looking: Loop | None = None
         self._changing = asyncio.Lock()  # to bind and to unbind take two steps each, which must not mix
@@ -66,7 +66,7 @@ class Roster:
     async def start(self, courier: Courier, shard_of: Callable[[str], int | None]) -> None:
         """Go on with what the registry holds. *shard_of* knows the receipt subscriptions of this service."""
         self._proofs.shard_of = shard_of
-        self._means = Means(self._context, courier, self._proofs, self._pace, self._gone, self._may)
+        self._means = Means(self._context, courier, self._proofs, self._retry, self._gone, self._may)
         await self.look()
         if not self._members.alone:
             self._members.on_change.append(self._look.set)

@@ -1,19 +1,19 @@
-"""What the pace says of a log and its ledger."""
+"""What the throughput says of a log and its ledger."""
 
 from __future__ import annotations
 
 from penstock.core.clock import ManualClock
 from penstock.core.ledger import Ledger, recipient
-from penstock.core.pace import WATCHED_MS, Pace
+from penstock.core.throughput import WATCHED_MS, Throughput
 from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
 
 people = [recipient("v1", name) for name in ("alice", "bob", "carol")]
 
 
-def seen(pace: Pace) -> dict[str, float]:
+def seen(throughput: Throughput) -> dict[str, float]:
     """How many deliveries took at most so long, where that number grows."""
-    buckets = pace.seconds.cumulative()
+    buckets = throughput.seconds.cumulative()
     before = [0.0, *(count for _, count in buckets)]
     return {bound: count for (bound, count), less in zip(buckets, before, strict=False) if count != less}
 
@@ -21,9 +21,9 @@ def seen(pace: Pace) -> dict[str, float]:
 async def test_a_delivery_is_timed_from_its_append_to_its_flush() -> None:
     clock = ManualClock()
     async with MemoryEngine(clock=clock) as engine:
-        pace = Pace(clock)
-        engine.log.follow(pace.follow)
-        ledger = Ledger(engine.log, clock, node="n1", pace=pace)
+        throughput = Throughput(clock)
+        engine.log.follow(throughput.follow)
+        ledger = Ledger(engine.log, clock, node="n1", throughput=throughput)
         # Given two who get an entry after 10 ms, and one who gets it half a second later
         id = (await engine.log.append(Batch((Draft("/a", b"x"),)))).last.id
         clock.advance(0.01)
@@ -36,9 +36,9 @@ async def test_a_delivery_is_timed_from_its_append_to_its_flush() -> None:
         ledger.sent(people[2], "/b", id, id)
         await ledger.flush()
         # Then all three are in the histogram, and what is no delivery of it is not
-        assert seen(pace) == {"0.01": 2, "0.5": 3}
-        assert round(pace.seconds.total, 3) == 0.520
-        assert pace.delivered == 4
+        assert seen(throughput) == {"0.01": 2, "0.5": 3}
+        assert round(throughput.seconds.total, 3) == 0.520
+        assert throughput.delivered == 4
         # When it is forgotten, a replay does not count as a late delivery
         clock.advance(WATCHED_MS / 1000)
         await ledger.flush()
@@ -46,19 +46,19 @@ async def test_a_delivery_is_timed_from_its_append_to_its_flush() -> None:
         await ledger.flush()
         ledger.sent(people[0], "/a", id, id)
         await ledger.flush()
-        assert pace.seconds.cumulative()[-1] == ("+Inf", 3)
+        assert throughput.seconds.cumulative()[-1] == ("+Inf", 3)
 
 
 async def test_entries_are_counted_and_few_are_noted() -> None:
     clock = ManualClock()
     async with MemoryEngine(clock=clock) as engine:
-        pace = Pace(clock)
-        engine.log.follow(pace.follow)
-        ledger = Ledger(engine.log, clock, node="n1", pace=pace)
+        throughput = Throughput(clock)
+        engine.log.follow(throughput.follow)
+        ledger = Ledger(engine.log, clock, node="n1", throughput=throughput)
         ids = [(await engine.log.append(Batch((Draft("/a", b"x"),)))).last.id for _ in range(100)]
 
         ledger.sent(people[0], "/a", ids[0], ids[-1])
         await ledger.flush()
 
-        assert pace.appended >= 100
-        assert pace.seconds.cumulative()[-1] == ("+Inf", 1)  # the one that was noted at the beginning
+        assert throughput.appended >= 100
+        assert throughput.seconds.cumulative()[-1] == ("+Inf", 1)  # the one that was noted at the beginning

@@ -35,7 +35,7 @@ class Row(Protocol):
     def who(self) -> Sized: ...
 
 
-class Pace:
+class Throughput:
     """Counts entries and deliveries, and times a sample of the latter."""
 
     def __init__(self, clock: Clock) -> None:
