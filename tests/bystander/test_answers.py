@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.testing import RunningServer, wait_until
-from penstock.wire import http_answers
+from penstock.wire import http_client
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 from tests.doors.eventhorizon_client import Model, add_pusher, append, create, pusher, scripted, subscribe
@@ -104,13 +104,13 @@ def push_to_all(server: RunningServer, apps: dict[str, HostileApp]) -> None:
 
 def answers_without_limits() -> None:
     """An answer may be as long as it likes."""
-    http_answers.ANSWER_HEAD_BYTES = 1 << 40
-    honest = http_answers.AnswerReader.__init__
+    http_client.ANSWER_HEAD_BYTES = 1 << 40
+    honest = http_client.AnswerReader.__init__
 
-    def endless(self: http_answers.AnswerReader, limit_bytes: int) -> None:
-        honest(self, 1 << 40)
+    def endless(self: http_client.AnswerReader, limit_bytes: int | None) -> None:
+        honest(self, None)
 
-    http_answers.AnswerReader.__init__ = endless
+    http_client.AnswerReader.__init__ = endless
 
 
 def attack(data: Path, sabotage: Callable[[], None] | None, *names: str) -> None:

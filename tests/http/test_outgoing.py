@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InputInvalid
+from penstock.errors import InputInvalid, PeerError
 from penstock.http.outgoing import (
     AnswerBroken,
     Target,
@@ -19,6 +19,7 @@ from penstock.http.outgoing import (
     is_public,
     parse_url,
 )
+from penstock.wire.http_client import AnswerReader
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -215,3 +216,28 @@ async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
     target = Target(parse_url("http://rebinding.example/"))
 
     assert await target._resolve(Names("1.1.1.1")) == "1.1.1.1"  # type: ignore[arg-type]
+
+
+async def test_an_answer_without_a_limit_is_taken_as_it_comes() -> None:
+    pieces = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (b"one", b"two" * 1000)]
+    peer, _ = says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *pieces, b"0\r\n\r\n")
+    taken: list[bytes] = []
+
+    answer = await talk(
+        peer,
+        lambda target: target.post(b"", on_piece=lambda reader: taken.append(reader.take())),
+        timeout=None,
+        limit_bytes=None,
+    )
+
+    assert (b"".join(taken), answer.status, answer.body) == (b"one" + b"two" * 1000, 200, b"")
+
+
+async def test_whoever_takes_an_answer_may_break_it_off() -> None:
+    peer, _ = says(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok")
+
+    def refuse(reader: AnswerReader) -> None:
+        raise PeerError(502, f"{reader.take()!r} is not what was asked for")
+
+    with pytest.raises(AnswerBroken, match="b'ok' is not"):
+        await talk(peer, lambda target: target.post(b"", on_piece=refuse))

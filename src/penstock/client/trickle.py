@@ -27,7 +27,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from penstock.client.api import Unreachable
-from penstock.client.trickle_http import Answer, Peer, Upload
+from penstock.client.trickle_http import Peer, StreamedAnswer, Upload
 from penstock.errors import PenstockError
 from penstock.wire import trickle
 
@@ -84,7 +84,7 @@ class Incoming(Protocol):
     async def read(self) -> bytes: ...
 
 
-async def _problem(answer: Answer) -> TrickleError:
+async def _problem(answer: StreamedAnswer) -> TrickleError:
     body = await answer.read()
     try:
         error = msgspec.json.decode(body)["error"]
@@ -208,7 +208,7 @@ class Publisher:
             await asyncio.sleep(_pause(attempt))
         raise Unreachable(self._peer.url, f"segment {seq} was not taken in {self._retries + 1} attempts")
 
-    async def _is_taken(self, answer: Answer, seq: int, size: int, *, again: bool) -> bool:
+    async def _is_taken(self, answer: StreamedAnswer, seq: int, size: int, *, again: bool) -> bool:
         """The segment is the server's; False if it is to be sent once more."""
         if answer.status == 200 and trickle.CLOSED.lower() not in answer.headers:
             await answer.read()
@@ -248,7 +248,7 @@ class Publisher:
         answer = await self._peer.ask(method, (self._channel, *levels), headers, query)
         await self._check(answer)
 
-    async def _check(self, answer: Answer) -> None:
+    async def _check(self, answer: StreamedAnswer) -> None:
         if answer.status != 200:
             raise await _problem(answer)
         await answer.read()
@@ -262,7 +262,7 @@ class Publisher:
 class SegmentReader:
     """One segment on its way in. A connection that breaks off is replaced, and every byte comes once."""
 
-    def __init__(self, source: Subscriber, answer: Answer, seq: int) -> None:
+    def __init__(self, source: Subscriber, answer: StreamedAnswer, seq: int) -> None:
         self._source, self._answer, self.seq = source, answer, seq
         latest, size = answer.number(trickle.LATEST), answer.number(trickle.SIZE)
         self.latest = seq if latest is None else latest
@@ -314,7 +314,7 @@ class Subscriber:
         self._peer, self._channel = Peer(url, token, context=context), channel
         self._position, self._missing, self.retries = start, missing, retries
         self._query = urlencode({"consumer": consumer}) if consumer else ""
-        self._ahead: asyncio.Task[Answer] | None = None
+        self._ahead: asyncio.Task[StreamedAnswer] | None = None
         self._begun = False  # the channel was there
         self.skipped = 0  # segments that were passed over
 
@@ -330,7 +330,7 @@ class Subscriber:
         if ahead is not None:
             ahead.cancel()
             for answer in await asyncio.gather(ahead, return_exceptions=True):
-                if isinstance(answer, Answer):
+                if isinstance(answer, StreamedAnswer):
                     answer.close()
         self._peer.close()
 
@@ -366,7 +366,7 @@ class Subscriber:
             self._ahead.cancel()
             self._ahead = None
 
-    def _take(self, answer: Answer) -> SegmentReader | None:
+    def _take(self, answer: StreamedAnswer) -> SegmentReader | None:
         self._begun = True
         if trickle.CLOSED.lower() in answer.headers:
             answer.close()
@@ -378,7 +378,7 @@ class Subscriber:
         self._ahead = asyncio.create_task(self._get(self._position))
         return SegmentReader(self, answer, seq)
 
-    async def _bear(self, answer: Answer) -> bool:
+    async def _bear(self, answer: StreamedAnswer) -> bool:
         """Decide what to do without a segment: True to ask again, perhaps for another one."""
         if answer.status == 404 and self._begun:
             await answer.read()
@@ -401,7 +401,7 @@ class Subscriber:
             self._position = wanted
         return True
 
-    async def _response(self) -> Answer:
+    async def _response(self) -> StreamedAnswer:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return await self._get(self._position)
@@ -411,7 +411,7 @@ class Subscriber:
             ahead.cancel()
             raise
 
-    async def again(self, seq: int) -> Answer:
+    async def again(self, seq: int) -> StreamedAnswer:
         """Ask for a segment that was read in part."""
         answer = await self._get(seq)
         if answer.status == trickle.MISSING:
@@ -421,5 +421,5 @@ class Subscriber:
             raise await _problem(answer)
         return answer
 
-    async def _get(self, seq: int) -> Answer:
+    async def _get(self, seq: int) -> StreamedAnswer:
         return await self._peer.ask("GET", (self._channel, str(seq)), {"Lp-Trickle-Wait": _WAIT}, self._query)

@@ -8,39 +8,25 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Final, Self
 from urllib.parse import quote, urlsplit
 
 from penstock.client.api import Unreachable
-from penstock.errors import InputInvalid
+from penstock.errors import InputInvalid, PeerError
 from penstock.wire.http import LAST_CHUNK, chunk
+from penstock.wire.http_client import AnswerReader, request_head
 
 _IDLE_KEPT: Final = 4
-_HEAD_BYTES: Final = 64 * 1024
-_BROKEN: Final = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, IndexError)
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The beginning of an answer. Names of headers are lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-
-    def number(self, name: str) -> int | None:
-        """A header that is a whole number."""
-        text = self.headers.get(name.lower(), "")
-        return int(text) if text.removeprefix("-").isdigit() else None
+_PIECE_BYTES: Final = 65_536
+_BROKEN: Final = (OSError, asyncio.IncompleteReadError, PeerError)
 
 
 class Wire:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self._writer = reader, writer
-        self._left: int | None = 0  # bytes of the body still to come; None: chunked; -1: up to the end
-        self.keep = True
+        self._reader, self._writer = reader, writer
+        self._answer = AnswerReader(None)
 
     def close(self) -> None:
         """Let it go at once."""
@@ -49,60 +35,50 @@ class Wire:
     @property
     def usable(self) -> bool:
         """It can take another request."""
-        return self.keep and not self._writer.transport.is_closing() and not self.reader.at_eof()
+        return self._answer.keep_alive and not self._writer.transport.is_closing() and not self._reader.at_eof()
 
     async def send(self, data: bytes) -> None:
         """Send, and wait while the peer does not take it."""
         self._writer.write(data)
         await self._writer.drain()
 
-    async def head(self) -> Head:
-        """The next answer that is no interim one."""
-        while True:
-            raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            fields = (line.partition(":") for line in raw[1:] if line)
-            head = Head(int(raw[0].split(" ")[1]), {name.lower(): value.strip() for name, _, value in fields})
-            if head.status >= 200:
-                self._begin_body(head)
-                return head
-
-    def _begin_body(self, head: Head) -> None:
-        if head.headers.get("transfer-encoding") == "chunked":
-            self._left = None
-        else:
-            self._left = int(head.headers.get("content-length", -1))
-        if self._left == -1 or head.headers.get("connection", "").lower() == "close":
-            self.keep = False
+    async def head(self) -> AnswerReader:
+        """The next answer, as soon as its head is there."""
+        self._answer = AnswerReader(None)
+        while not self._answer.begun:
+            await self._read_more()
+        return self._answer
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body, as it comes. Raises what `_BROKEN` lists when it breaks off."""
-        if self._left is None:
-            while size := int((await self.reader.readuntil(b"\r\n"))[:-2].partition(b";")[0], 16):
-                while size:
-                    piece = await self.reader.read(min(size, 65_536))
-                    if not piece:
-                        raise asyncio.IncompleteReadError(b"", size)
-                    size -= len(piece)
-                    yield piece
-                await self.reader.readexactly(2)
-            await self.reader.readuntil(b"\r\n")
-            self._left = 0
-        while self._left:
-            piece = await self.reader.read(65_536 if self._left < 0 else min(self._left, 65_536))
-            if not piece:
-                if self._left > 0:
-                    raise asyncio.IncompleteReadError(b"", self._left)
+        while True:
+            if piece := self._answer.take():
+                yield piece
+            if self._answer.complete:
                 return
-            self._left -= len(piece) if self._left > 0 else 0
-            yield piece
+            await self._read_more()
+
+    async def _read_more(self) -> None:
+        data = await self._reader.read(_PIECE_BYTES)
+        if data:
+            self._answer.feed(data)
+            return
+        self._answer.end()
+        if not self._answer.complete:
+            raise asyncio.IncompleteReadError(b"", None)
 
 
-class Answer:
-    """An answer whose body has not been read yet."""
+class StreamedAnswer:
+    """An answer whose body has not been read yet. Names of headers are lower case."""
 
-    def __init__(self, peer: Peer, wire: Wire, head: Head) -> None:
+    def __init__(self, peer: Peer, wire: Wire, head: AnswerReader) -> None:
         self._peer, self._wire = peer, wire
-        self.status, self.headers, self.number = head.status, head.headers, head.number
+        self.status, self.headers = head.status, head.headers
+
+    def number(self, name: str) -> int | None:
+        """A header that is a whole number."""
+        text = self.headers.get(name.lower(), "")
+        return int(text) if text.removeprefix("-").isdigit() else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
@@ -152,7 +128,7 @@ class Upload:
                 if self._listening.exception() is not None:
                     raise Unreachable(self._peer.url, str(error)) from error
 
-    async def finish(self) -> Answer:
+    async def finish(self) -> StreamedAnswer:
         """End the body and wait for the answer."""
         try:
             if not self.answered:
@@ -161,14 +137,14 @@ class Upload:
             pass  # perhaps it answered first
         return await self.answer()
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> StreamedAnswer:
         """The answer, when it comes."""
         try:
             head = await asyncio.shield(self._listening)
         except _BROKEN as error:
             raise Unreachable(self._peer.url, f"the connection broke off: {error}") from error
         self._handed_over = True
-        return Answer(self._peer, self._wire, head)
+        return StreamedAnswer(self._peer, self._wire, head)
 
     def close(self) -> None:
         """Give it up; what was sent stays with the server."""
@@ -212,7 +188,7 @@ class Peer:
 
     async def ask(
         self, method: str, levels: tuple[str, ...], headers: Mapping[str, str] | None = None, query: str = ""
-    ) -> Answer:
+    ) -> StreamedAnswer:
         """Send a request without a body; the answer's body is still to be read. Safe to repeat, so it is repeated."""
         while self._idle:
             wire = self._idle.pop()
@@ -232,9 +208,9 @@ class Peer:
 
     async def _exchange(
         self, wire: Wire, method: str, levels: tuple[str, ...], headers: Mapping[str, str] | None, query: str
-    ) -> Answer:
+    ) -> StreamedAnswer:
         await wire.send(self._request(method, levels, {"Content-Length": "0", **(headers or {})}, query))
-        return Answer(self, wire, await wire.head())
+        return StreamedAnswer(self, wire, await wire.head())
 
     async def upload(self, levels: tuple[str, ...], headers: Mapping[str, str]) -> Upload:
         """Begin a POST on a connection of its own."""
@@ -248,16 +224,13 @@ class Peer:
 
     def _request(self, method: str, levels: tuple[str, ...], headers: Mapping[str, str], query: str = "") -> bytes:
         path = self._base + "/".join(quote(level, safe="~") for level in levels)
-        fields = {"Host": f"{self._host}:{self._port}", **headers}
-        if self._token:
-            fields["Authorization"] = f"Bearer {self._token}"
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        return f"{method} {path}{'?' + query if query else ''} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+        fields = {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
+        return request_head(method, f"{path}?{query}" if query else path, f"{self._host}:{self._port}", fields.items())
 
     async def _connect(self) -> Wire:
         try:
             async with asyncio.timeout(10):
-                streams = await asyncio.open_connection(self._host, self._port, ssl=self._context, limit=_HEAD_BYTES)
+                streams = await asyncio.open_connection(self._host, self._port, ssl=self._context)
         except (OSError, TimeoutError) as error:
             raise Unreachable(self.url, str(error) or type(error).__name__) from error
         wire = Wire(*streams)

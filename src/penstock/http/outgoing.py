@@ -1,8 +1,8 @@
-"""Requests that this server sends: to apps that somebody else named, so with care.
+"""The asynchronous HTTP client: requests that this server sends, to apps that somebody else named, so with care.
 
 A target's name is resolved for every new connection, every address it has is checked, and the connection
 goes to a checked address: a name that answers differently the next moment leads nowhere else. Redirects are
-answers like any other; nothing follows them.
+answers like any other; nothing follows them. docs/decisions/0015-outgoing-http.md says why it is our own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import ipaddress
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 from penstock.errors import InputInvalid, PeerError
 from penstock.limits import ANSWER_BODY_BYTES
-from penstock.wire.http_answers import AnswerReader
+from penstock.wire.http_client import AnswerReader, request_head
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 _IDLE_KEPT = 16
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -64,10 +67,14 @@ class Url:
     target: str
 
     @property
+    def authority(self) -> str:
+        """As the Host header has it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
     def origin(self) -> str:
         """Without path and query, which may hold a secret."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.secure else 'http'}://{host}:{self.port}"
+        return f"{'https' if self.secure else 'http'}://{self.authority}"
 
 
 _PORT = "(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -111,10 +118,11 @@ class Target:
         url: Url,
         *,
         allow_private: bool = False,
-        timeout: float = 30.0,
+        timeout: float | None = 30.0,
         connect_timeout: float = 10.0,
-        limit_bytes: int = ANSWER_BODY_BYTES,
+        limit_bytes: int | None = ANSWER_BODY_BYTES,
     ) -> None:
+        """Without *limit_bytes* a body has no limit, and has to be taken as it comes."""
         self.url = url
         self._allow_private, self._timeout, self._connect_timeout = allow_private, timeout, connect_timeout
         self._limit_bytes = limit_bytes
@@ -135,32 +143,30 @@ class Target:
         path: str = "",
         content_type: str = "application/json",
         method: str = "POST",
+        on_piece: Callable[[AnswerReader], None] | None = None,
     ) -> Answer:
         """Send *body* and return the answer, whatever its status. Raises an `OutgoingError` without one.
 
-        *path* is another target at the same origin than the URL's. A kept connection that turns out to be
+        *path* is another target at the same origin than the URL's. *on_piece* is called whenever more of the answer
+        has come, and may take it; a `PeerError` of it breaks the answer off. A kept connection that turns out to be
         closed is replaced, and the request sent again: post only what may come twice.
         """
-        request = self._head(method, path or self.url.target, len(body), content_type, headers) + body
+        about = ("Content-Length", str(len(body))), ("Content-Type", content_type), ("User-Agent", "penstock")
+        head = request_head(method, path or self.url.target, self.url.authority, (*about, *headers))
         while self._idle:
             try:
-                return await self._exchange(self._idle.pop(), request)
+                return await self._exchange(self._idle.pop(), head + body, on_piece)
             except Unreachable:
                 continue
-        return await self._exchange(await self._connect(), request)
+        connection = await self.connect(lambda: _Connection(self._limit_bytes))
+        return await self._exchange(connection, head + body, on_piece)
 
-    def _head(
-        self, method: str, path: str, length: int, content_type: str, headers: tuple[tuple[str, str], ...]
-    ) -> bytes:
-        host = self.url.origin.partition("//")[2]
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {length}"]
-        lines += [f"Content-Type: {content_type}", "User-Agent: penstock", *(f"{k}: {v}" for k, v in headers)]
-        return ("\r\n".join(lines) + "\r\n\r\n").encode()
-
-    async def _exchange(self, connection: _Connection, request: bytes) -> Answer:
+    async def _exchange(
+        self, connection: _Connection, request: bytes, on_piece: Callable[[AnswerReader], None] | None
+    ) -> Answer:
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await connection.exchange(request)
+                answer = await connection.exchange(request, on_piece)
         except TimeoutError:
             raise TimedOut(f"no answer within {self._timeout:g} s") from None
         finally:
@@ -172,18 +178,15 @@ class Target:
             connection.abort()
         return answer
 
-    async def _connect(self) -> _Connection:
+    async def connect(self, protocol: Callable[[], P]) -> P:
+        """A new connection to a checked address, for a *protocol* that talks by itself."""
         loop = asyncio.get_running_loop()
         name = self.url.host if self._context else None
         try:
             async with asyncio.timeout(self._connect_timeout):
                 address = await self._resolve(loop)
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self._limit_bytes),
-                    address,
-                    self.url.port,
-                    ssl=self._context,
-                    server_hostname=name,
+                    protocol, address, self.url.port, ssl=self._context, server_hostname=name
                 )
         except TimeoutError:
             raise Unreachable(f"no connection to {self.url.origin} within {self._connect_timeout:g} s") from None
@@ -205,16 +208,17 @@ class Target:
 class _Connection(asyncio.Protocol):
     """One connection: a request, its answer, the next request."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._waiting: asyncio.Future[Answer] | None = None
+        self._on_piece: Callable[[AnswerReader], None] | None = None
         self._lost = False
         self.reusable = False
 
-    async def exchange(self, request: bytes) -> Answer:
+    async def exchange(self, request: bytes, on_piece: Callable[[AnswerReader], None] | None) -> Answer:
         if self._lost:
             raise Unreachable("the connection was closed")
-        self.reusable = False
+        self.reusable, self._on_piece = False, on_piece
         self._reader = AnswerReader(self._limit_bytes)
         self._waiting = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -235,6 +239,8 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._reader.feed(data)
+            if self._on_piece is not None:
+                self._on_piece(self._reader)
         except PeerError as error:
             self._fail(AnswerBroken(error.detail))
             return

@@ -7,19 +7,17 @@ no task is needed. The other node checks the rights itself, from the same header
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import Final, cast
 
-import httptools
-
 from penstock.doors.trickle.cluster import ChannelRecord
-from penstock.errors import Busy, PenstockError
+from penstock.errors import Busy, PeerError, PenstockError
 from penstock.http.exchange import Headers, Held, Request, Response
 from penstock.http.flush import Outlet
-from penstock.http.outgoing import parse_url
+from penstock.http.outgoing import OutgoingError, Target, parse_url
 from penstock.http.problems import error_response
 from penstock.limits import BODY_BUFFER_BYTES
 from penstock.wire.http import LAST_CHUNK, chunk
+from penstock.wire.http_client import AnswerReader, request_head
 
 FORWARDED: Final = b"lp-trickle-forwarded"
 CONNECT_SECONDS: Final = 3.0
@@ -43,23 +41,23 @@ async def forward(request: Request, record: ChannelRecord, *, body: bool = False
     """Have the channel's owner answer; *body* says that the request's own is to be sent on."""
     if request.header(FORWARDED) is not None or not record.address:
         return error_response(Elsewhere(record.owner))
-    url = parse_url(record.address)
-    forwarding = Forwarding(request, _head(request, url.origin.partition("//")[2], body), body)
-    secure = ssl.create_default_context() if url.secure else None
+    owner = Target(parse_url(record.address), allow_private=True, connect_timeout=CONNECT_SECONDS)
+    head = _head(request, owner.url.authority, body)
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await asyncio.get_running_loop().create_connection(lambda: forwarding, url.host, url.port, ssl=secure)
-    except (OSError, TimeoutError):
+        return await owner.connect(lambda: Forwarding(request, head, body))
+    except OutgoingError:
         return error_response(Elsewhere(record.owner))
-    return forwarding
 
 
 def _head(request: Request, host: str, body: bool) -> bytes:
     target = request.raw_path + (f"?{request.query}" if request.query else "")
-    framing = b"Transfer-Encoding: chunked" if body else b"Content-Length: 0"
-    kept = [b"%b: %b" % field for field in request.headers if field[0].startswith(_TAKEN)]
-    first = f"{request.method} {target} HTTP/1.1\r\nHost: {host}".encode()
-    return b"\r\n".join((first, framing, FORWARDED + b": 1", *kept, b"", b""))
+    framing = ("Transfer-Encoding", "chunked") if body else ("Content-Length", "0")
+    kept = (
+        (name.decode(), value.decode(errors="surrogateescape"))
+        for name, value in request.headers
+        if name.startswith(_TAKEN)
+    )
+    return request_head(request.method, target, host, (framing, (FORWARDED.decode(), "1"), *kept))
 
 
 class Forwarding(asyncio.Protocol, Held):
@@ -68,10 +66,9 @@ class Forwarding(asyncio.Protocol, Held):
     def __init__(self, request: Request, head: bytes, body: bool) -> None:
         self._request: Request | None = request  # until it is answered
         self._head, self._body = head, body
-        self._parser = httptools.HttpResponseParser(self)
+        self._reader = AnswerReader(None, bodiless=request.method == "HEAD")
+        self._interims = 0  # that were passed on
         self._transport = cast("asyncio.Transport", None)
-        self._fields: list[tuple[str, str]] = []
-        self._pieces: list[bytes] = []
         self._outlet: Outlet | None = None
         self._stuck = False
 
@@ -109,67 +106,57 @@ class Forwarding(asyncio.Protocol, Held):
     # ── the answer ────────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
+        reader, request = self._reader, self._request
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
+            reader.feed(data)
+        except PeerError:
             self._transport.abort()
+            return
+        while request is not None and self._interims < reader.interims:
+            self._interims += 1
+            request.interim()
+        if request is not None and reader.headers.get("transfer-encoding") == "chunked" and not reader.bodiless:
+            self._open(request)
+        if self._outlet is not None:
+            self._pass_on(self._outlet, reader.take())
+        if reader.complete:
+            self._complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._outlet is not None:
             self._outlet.abort()  # in the middle: it must not look like the segment's end
         self._answer(error_response(Elsewhere("that broke off")), close=True)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+    def _open(self, request: Request) -> None:
+        """Begin an answer whose body follows as it comes."""
+        self._request = None
+        content_type = (("Content-Type", self._field("content-type")),)
+        try:
+            self._outlet = request.open(self._reader.status, content_type + self._headers(), owner=self)
+        except PenstockError as error:  # its token has ended, or has too many open
+            request.answer(error_response(error))
+            self._transport.abort()
 
-    def on_headers_complete(self) -> None:
-        request, status = self._request, self._parser.get_status_code()
-        if request is None or status < 200:
-            return
-        if ("transfer-encoding", "chunked") in self._fields:
-            self._request = None
-            content_type = (("Content-Type", self._field("content-type")),)
-            try:
-                self._outlet = request.open(status, content_type + self._headers(), owner=self)
-            except PenstockError as error:  # its token has ended, or has too many open
-                request.answer(error_response(error))
-                self._transport.abort()
-        elif request.method == "HEAD":
-            self._complete()
-
-    def on_body(self, body: bytes) -> None:
-        outlet = self._outlet
-        if outlet is None:
-            self._pieces.append(body)
-            return
-        outlet.send(chunk(body) if outlet.chunked else body)
+    def _pass_on(self, outlet: Outlet, piece: bytes) -> None:
+        if piece:
+            outlet.send(chunk(piece) if outlet.chunked else piece)
         if outlet.full:
             self._transport.pause_reading()
-
-    def on_message_complete(self) -> None:
-        if self._parser.get_status_code() < 200:
-            self._fields.clear()
-            if self._request is not None:
-                self._request.interim()
-        else:
-            self._complete()
 
     def _complete(self) -> None:
         outlet, self._outlet = self._outlet, None
         if outlet is not None:
             outlet.close()
-        close = self._field("connection") == "close"
-        response = Response(
-            self._parser.get_status_code(), b"".join(self._pieces), self._field("content-type"), self._headers()
-        )
-        self._answer(response, close=close)
+        body = self._reader.take()
+        response = Response(self._reader.status, body, self._field("content-type"), self._headers())
+        self._answer(response, close=self._field("connection") == "close")
         self._transport.close()
 
     def _field(self, name: str) -> str:
-        return next((value for key, value in self._fields if key == name), "")
+        return self._reader.headers.get(name, "")
 
     def _headers(self) -> Headers:
-        return tuple((name.title(), value) for name, value in self._fields if not name.startswith(_OWN))
+        return tuple((name.title(), value) for name, value in self._reader.headers.items() if not name.startswith(_OWN))
 
     def _answer(self, response: Response, *, close: bool) -> None:
         request, self._request = self._request, None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import PeerError
 from penstock.limits import ANSWER_HEAD_BYTES
 from penstock.wire.http import LAST_CHUNK, chunk
-from penstock.wire.http_answers import AnswerReader
+from penstock.wire.http_client import AnswerReader, request_head
 
 LIMIT = 4096
 INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\n"
@@ -94,6 +94,34 @@ def test_what_never_ends_is_refused_within_its_limit(what: str) -> None:
 )
 def test_a_head_that_cannot_be_meant_is_refused(head: bytes) -> None:
     assert outcome(head) == 502
+
+
+def test_what_is_taken_as_it_comes_has_no_limit() -> None:
+    reader = AnswerReader(None)
+    reader.feed(INTERIM + CHUNKED)
+    taken = 0
+    for _ in range(20_000):  # more framing, and more body, than an answer with a limit may have
+        reader.feed(b"1;y\r\nx\r\n")
+        taken += len(reader.take())
+
+    assert (taken, bytes(reader.body), reader.interims, reader.complete) == (20_000, b"", 1, False)
+    reader.feed(LAST_CHUNK)
+    assert reader.complete
+
+
+def test_the_answer_to_a_head_request_ends_with_its_head() -> None:
+    reader = AnswerReader(LIMIT, bodiless=True)
+    reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n")
+
+    assert (reader.complete, reader.keep_alive, reader.headers["content-length"]) == (True, True, "9000")
+
+
+def test_a_request_is_written_as_it_is_given_byte_for_byte() -> None:
+    value = b"caf\xe9 \xc3\xa9".decode(errors="surrogateescape")
+
+    head = request_head("GET", "/a?b", "h:1", (("X", value), ("Y", "é")))
+
+    assert head == b"GET /a?b HTTP/1.1\r\nHost: h:1\r\nX: caf\xe9 \xc3\xa9\r\nY: \xc3\xa9\r\n\r\n"
 
 
 def test_a_trailer_changes_no_field() -> None:

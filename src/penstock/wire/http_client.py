@@ -1,12 +1,15 @@
-"""Answers to requests that we send, as bytes: each is bounded in size, and read in time that grows with its size.
+"""The client's side of HTTP/1.1 without the socket: heads of requests, and answers that are bounded in size.
 
-A head is looked at only when it is complete, and then by llhttp; interim answers (1xx) are passed over. What follows
-is taken by its length, by chunks, or up to the end of the connection.
+An answer is read in time that grows with its size. A head is looked at only when it is complete, and then by llhttp;
+interim answers (1xx) are counted and passed over. What follows is taken by its length, by chunks, or up to the end of
+the connection.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable
 from typing import Final
 
 import httptools
@@ -20,17 +23,29 @@ _BODILESS: Final = (204, 304)
 _SWITCHED: Final = 101
 
 
-class AnswerReader:
-    """Reads one answer. What is wrong with it is a `PeerError` of status 502."""
+def request_head(method: str, target: str, host: str, fields: Iterable[tuple[str, str]]) -> bytes:
+    """A request up to its body. None of its parts may hold a line's end: whoever takes them from others has checked."""
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", *(f"{name}: {value}" for name, value in fields)]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode(errors="surrogateescape")
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+
+class AnswerReader:
+    """Reads one answer. What is wrong with it is a `PeerError` of status 502.
+
+    With *limit_bytes* the body may be so long, and is in `body` when the answer is `complete`. Without, it has no
+    limit, and whoever reads it takes what there is each time (`take`). *bodiless*: the request was a HEAD.
+    """
+
+    def __init__(self, limit_bytes: int | None, *, bodiless: bool = False) -> None:
+        self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
+        self._framing_bytes = sys.maxsize if limit_bytes is None else ANSWER_HEAD_BYTES
+        self.bodiless = bodiless
         self._head = bytearray()
         self._looked = 0
         self._room = ANSWER_HEAD_BYTES  # for what is not body
         self._chunks: ChunkDecoder | None = None
         self._left: int | None = None  # bytes of the body to come; None up to the end of the connection
-        self.status = 0
+        self.status = self.interims = 0
         self.headers: dict[str, str] = {}
         self.body = bytearray()
         self.complete = False
@@ -52,6 +67,12 @@ class AnswerReader:
         """The connection has ended; so has the answer, if nothing else says where it ends."""
         if self.begun and self._left is None and self._chunks is None:
             self.complete = True
+
+    def take(self) -> bytes:
+        """What has come of the body and was not taken before."""
+        taken = bytes(self.body)
+        self.body.clear()
+        return taken
 
     # ── heads ─────────────────────────────────────────────────────────────────────────────────
 
@@ -85,7 +106,8 @@ class AnswerReader:
         if status == _SWITCHED or status < 100:
             raise PeerError(502, f"the answer has the status {status}, which nobody asked for")
         if status < 200:
-            return  # an interim answer: the real one follows
+            self.interims += 1
+            return  # the real one follows
         self.status, self.headers = status, found.headers
         options = [option.strip() for option in self.headers.get("connection", "").lower().split(",")]
         self.keep_alive = "close" not in options and (parser.get_http_version() != "1.0" or "keep-alive" in options)
@@ -93,10 +115,10 @@ class AnswerReader:
 
     def _begin_body(self) -> None:
         coding, length = self.headers.get("transfer-encoding", ""), self.headers.get("content-length")
-        if self.status in _BODILESS:
+        if self.bodiless or self.status in _BODILESS:
             self._left, self.complete = 0, True
         elif coding.lower().rpartition(",")[2].strip() == "chunked":
-            self._chunks = ChunkDecoder(ANSWER_HEAD_BYTES)
+            self._chunks = ChunkDecoder(self._framing_bytes)
         elif coding or length is None:
             self.keep_alive = False
         elif not _DIGITS.fullmatch(length):
