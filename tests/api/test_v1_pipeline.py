@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.api.auth import open_keys
-from penstock.pipeline.client import Client, RecordChanged, ServerRefused
+from penstock.client.http import ApiError
+from penstock.pipeline.client import Client, RecordChanged
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import Reply, ask, publish
 
@@ -192,7 +193,7 @@ def test_the_client_tells_refusals_from_lost_races(shared_server: RunningServer)
     assert list(client.list("pipeline/mine/")) == ["pipeline/mine/one"]
     with pytest.raises(RecordChanged):
         client.put("pipeline/mine/one", {"a": 2}, expect=0)
-    with pytest.raises(ServerRefused, match="400"):
+    with pytest.raises(ApiError, match="400"):
         client.get("elsewhere/one")
     client.delete("pipeline/mine/one")
     assert client.get("pipeline/mine/one").version == 0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.api import ApiError, Client, Unreachable
+from penstock.client.api import ApiError, Client, ServerUnreachable
 from penstock.testing import RunningServer, start_server, wait_until
 
 pytestmark = pytest.mark.doors
@@ -256,7 +256,7 @@ def answers(url: str) -> bool:
     try:
         with Client(url) as client:
             client.health()
-    except Unreachable:
+    except ServerUnreachable:
         return False
     return True
 

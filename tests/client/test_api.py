@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.api import ApiError, Client, Event, Unreachable, pieces
+from penstock.client.api import ApiError, Client, Event, ServerUnreachable, pieces
 from penstock.errors import InputInvalid
 from penstock.testing import RunningServer, start_server
 
@@ -124,7 +124,7 @@ def test_a_server_that_restarts_is_reached_again(tmp_path: Path) -> None:
         server.restart()
         assert client.publish("/a", b"2", key="k").index == 1
         server.restart()
-        with pytest.raises(Unreachable):
+        with pytest.raises(ServerUnreachable):
             client.publish("/a", b"3")  # without a key nobody knows whether it was stored
 
 
@@ -157,7 +157,7 @@ def test_an_answer_that_is_not_ours_is_told() -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut"])
 def test_an_answer_that_is_cut_or_no_http_is_unreachable(answer: bytes) -> None:
-    with stranger(answer) as url, Client(url) as client, pytest.raises(Unreachable):
+    with stranger(answer) as url, Client(url) as client, pytest.raises(ServerUnreachable):
         client.health()
 
 

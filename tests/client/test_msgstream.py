@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.api import ApiError
+from penstock.client.http import ApiError
 from penstock.client.msgstream import MessageStream, SessionEnded
 from penstock.errors import InputInvalid
 from penstock.testing import RunningServer, wait_until

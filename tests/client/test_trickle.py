@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.api import Unreachable
+from penstock.client.http import ServerUnreachable
 from penstock.client.trickle import FAIL, OLDEST, ChannelMissing, Publisher, SegmentMissing, Subscriber, TrickleError
 from penstock.client.trickle_local import LocalChannels
 from penstock.testing import RunningServer, start_server, wait_until_async
@@ -258,7 +258,7 @@ async def test_a_subscriber_whose_connection_breaks_gets_every_byte_once(server:
 async def test_without_a_server_it_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(Unreachable):
+    with pytest.raises(ServerUnreachable):
         await bodies(Subscriber(f"http://127.0.0.1:{port}/trickle", "x", retries=0))
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.client.http import ApiError
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
-from penstock.pipeline.client import Client, ServerRefused
+from penstock.pipeline.client import Client
 from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests
 from penstock.testing import RunningServer
 
@@ -64,5 +65,5 @@ def test_a_number_that_another_request_has_used_is_an_error(shared_server: Runni
     client, job = Client(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
     publish(client, PublishRequest([NewEvent(f"/{job}/a", b"x")]), job, 3)
 
-    with pytest.raises(ServerRefused, match="producer_sequence_reused"):
+    with pytest.raises(ApiError, match="producer_sequence_reused"):
         publish(client, PublishRequest([NewEvent(f"/{job}/b", b"x")]), job, 3)

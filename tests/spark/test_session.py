@@ -42,11 +42,14 @@ def test_the_session_is_set_as_the_lake_needs_it(spark: SparkSession) -> None:
 
 
 ALONE = """
+import importlib
 import sys
+import zipfile
 sys.path[:0] = sys.argv[1:]
 import pyspark_penstock
-from penstock.pipeline import sink
-from penstock.pipeline.jobs import archive, compact, ledger, rollup
+for name in zipfile.ZipFile(sys.argv[1]).namelist():
+    importlib.import_module(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+from penstock.pipeline.jobs import archive
 ours = sorted({"msgspec", "uvloop", "httptools", "typer", "cryptography"} & set(sys.modules))
 print(pyspark_penstock.DefaultSource.name(), ours, "penstock-spark.zip" in archive.__file__)
 """

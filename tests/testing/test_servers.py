@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.api import Client, Unreachable
+from penstock.client.api import Client, ServerUnreachable
 from penstock.testing import RunningServer, ServerFailed, start_server
 
 
@@ -17,7 +17,7 @@ def test_it_is_ready_when_the_block_begins_and_gone_when_it_ends(tmp_path: Path)
         connection.close()
 
     assert server.process.returncode == 0
-    with pytest.raises(Unreachable):
+    with pytest.raises(ServerUnreachable):
         Client(server.url).health()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import socket
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.cli.findings import Check, Finding
+from penstock.client.http import ApiError, HttpClient, ServerUnreachable
 from penstock.settings import Settings
 from penstock.units import parse_address
 from penstock.wire.vapid import parse_origin
@@ -74,21 +74,15 @@ def _probe(origin: str, settings: Settings) -> Finding:
 
 def _public_key(origin: str) -> tuple[str, str]:
     """The sender's public key that is shown at *origin*, or why there is none."""
-    parts = urlsplit(origin)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=_PROBE_SECONDS)
     try:
-        connection.request("GET", "/v1/webpush/key")
-        answer = connection.getresponse()
-        if answer.status != 200:
-            return "", f"it answered {answer.status}"
-        return msgspec.json.decode(answer.read(65_536), type=_Key).public_key, ""
+        with HttpClient(origin, timeout=_PROBE_SECONDS).open("/v1/webpush/key", timeout=_PROBE_SECONDS) as answer:
+            return msgspec.json.decode(answer.read(65_536), type=_Key).public_key, ""
     except msgspec.MsgspecError:
         return "", "its answer is another server's"
-    except (OSError, http.client.HTTPException) as error:
-        return "", getattr(error, "strerror", None) or str(error) or type(error).__name__
-    finally:
-        connection.close()
+    except ApiError as error:
+        return "", f"it answered {error.status}"
+    except ServerUnreachable as error:
+        return "", error.why
 
 
 def check_push_keys(data: Path, settings: Settings) -> Iterator[Finding]:

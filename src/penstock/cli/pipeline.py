@@ -29,12 +29,15 @@ PACKAGED: Final = (
     "penstock/__init__.py",
     "penstock/errors.py",
     "penstock/limits.py",
-    "penstock/measures.py",
+    "penstock/units.py",
+    "penstock/client/__init__.py",
+    "penstock/client/http.py",
     "penstock/core/__init__.py",
     "penstock/core/names.py",
     "penstock/wire/__init__.py",
     "penstock/wire/lake.py",
     "penstock/wire/ledger.py",
+    "penstock/wire/retrying.py",
     "penstock/pipeline/**/*.py",
 )
 """What Spark's workers need."""

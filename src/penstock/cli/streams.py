@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -15,11 +16,12 @@ import typer
 from penstock.cli.options import Json, Token, Url, connect
 from penstock.cli.terminal import say
 from penstock.errors import InputInvalid
+from penstock.wire.retrying import RetryPolicy
 
 if TYPE_CHECKING:
     from penstock.client.api import Client, Event, Gap, Many
 
-LONGEST_PAUSE = 15.0  # seconds between two attempts to reach the server again
+RETRY = RetryPolicy(first=0.5, longest=15.0)
 
 
 def publish(
@@ -105,21 +107,21 @@ def tail(
 
 def _follow(client: Client, pattern: str, after: int | None) -> Iterator[Event | Gap]:
     """Events without an end. Only a first attempt that fails is an error."""
-    from penstock.client.api import ApiError, Event, Unreachable
+    from penstock.client.api import ApiError, Event, ServerUnreachable
 
-    reached, pause = False, 0.5
+    reached, failures = False, 0
     while True:
         try:
             for event in client.tail(pattern, after=after):
-                reached, pause = True, 0.5
+                reached, failures = True, 0
                 yield event
                 after = event.id if isinstance(event, Event) else event.gap.last
-        except (ApiError, Unreachable) as error:
+        except (ApiError, ServerUnreachable) as error:
             if not reached or 400 <= getattr(error, "status", 0) < 500:
                 raise
             print(f"penstock: {error.code}: {error} — trying again", file=sys.stderr, flush=True)
-        time.sleep(pause)
-        pause = min(pause * 2, LONGEST_PAUSE)
+        failures += 1
+        time.sleep(RETRY.delay(failures, random.random()))  # noqa: S311 - spreads retries, guards nothing
 
 
 def _line(event: Event | Gap, as_json: bool) -> str:

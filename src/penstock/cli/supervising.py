@@ -20,9 +20,10 @@ from typing import Final, Self
 
 from penstock.cli import java
 from penstock.errors import PenstockError
+from penstock.wire.retrying import RetryPolicy
 
 ROOT: Final = Path(__file__).parents[3]
-LONGEST_PAUSE: Final = 60.0
+RETRY: Final = RetryPolicy(first=1.0, longest=60.0)
 STEADY_SECONDS: Final = 300.0
 """A driver that ran for so long failed for a new reason: the next pause is a short one again."""
 
@@ -58,18 +59,19 @@ class Supervisor:
             self._tell("missing", problem)
             _say(f"{problem}; the server runs without it — {java.REMEDY}, or give --no-pipeline")
             return
-        pause = 1.0
+        failures = 0
         while not self._ending.is_set():
             began = time.monotonic()
             code = self._drive()
             if self._ending.is_set():
                 return
             if time.monotonic() - began > STEADY_SECONDS:
-                pause = 1.0
+                failures = 0
+            failures += 1
             self._restarts += 1
+            pause = RETRY.delay(failures, 1)
             self._tell("restarting", f"the driver ended with {code}; the next one comes in {pause:g} s")
             self._ending.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _prepare(self) -> str:
         """See to pyspark and Java; returns what is missing."""

@@ -16,14 +16,12 @@ A client that breaks off in the middle of a pack has not confirmed it: the next 
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote
 
-from penstock.client.api import ApiError, Unreachable
+from penstock.client.http import ApiError, HttpClient, ServerUnreachable, parse_server_url
 from penstock.errors import InputInvalid, PenstockError
 from penstock.wire.msgstream import LONG, SHORT, WEBSOCKET, Inbox, Received, read
 
@@ -51,7 +49,7 @@ class Transport(Protocol):
     def receive(self, confirm: Sequence[int]) -> bytes | str | None:
         """Hand over the ids of packs that were handled, and wait for a delivery; None if there is none now.
 
-        Raises `Unreachable` or `ApiError`; then nothing was handed over for certain.
+        Raises `ServerUnreachable` or `ApiError`; then nothing was handed over for certain.
         """
         ...
 
@@ -76,8 +74,8 @@ class MessageStream:
         """*interval* is between two short polls; *retry* is how long to wait when the server cannot be reached."""
         if transport not in (SHORT, LONG, WEBSOCKET):
             raise InputInvalid("transport", f"{transport!r} is none of {SHORT}, {LONG}, {WEBSOCKET}")
-        address = _Address(url, session_key)
-        self._transport: Transport = _Socket(address) if transport == WEBSOCKET else _Polls(address, transport)
+        socket = transport == WEBSOCKET
+        self._transport: Transport = _Socket(url, session_key) if socket else _Polls(url, session_key, transport)
         self._interval, self._retry, self._sleep = interval if transport == SHORT else 0.0, retry, sleep
         self._inbox = Inbox()
         self._listeners: dict[str, list[Listener]] = {}
@@ -111,7 +109,7 @@ class MessageStream:
             confirm = tuple(self._confirm)
             try:
                 text = self._transport.receive(confirm)
-            except (Unreachable, ApiError) as error:
+            except (ServerUnreachable, ApiError) as error:
                 if isinstance(error, ApiError) and 400 <= error.status < 500:
                     raise
                 self._transport.close()
@@ -130,66 +128,28 @@ class MessageStream:
             raise SessionEnded(taken.unset)
 
 
-class _Address:
-    """Where the stream is."""
-
-    def __init__(self, url: str, session_key: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputInvalid("url", f"{url!r} is not http://HOST:PORT")
-        self.url, self.secure = url.rstrip("/"), parts.scheme == "https"
-        self.host, self.port = parts.hostname, parts.port
-        self._path, self._key = parts.path.rstrip("/") + "/msgstream", session_key
-
-    def target(self, **params: str) -> str:
-        """Path and query of a request."""
-        return f"{self._path}?{urlencode({'sessionKey': self._key, **params}, quote_via=quote)}"
-
-    def websocket_url(self) -> str:
-        """The same as the address of a WebSocket."""
-        origin = urlsplit(self.url)
-        return f"{'wss' if self.secure else 'ws'}://{origin.netloc}{self.target()}"
-
-
 class _Polls:
     """Short or long polls, on one connection that is kept."""
 
-    def __init__(self, address: _Address, transport: str) -> None:
-        self._address, self._transport = address, transport
-        self._connection: http.client.HTTPConnection | None = None
+    def __init__(self, url: str, session_key: str, transport: str) -> None:
+        self._http = HttpClient(url, timeout=ANSWER_SECONDS)
+        self._query = {"sessionKey": session_key, "transport": transport}
 
     def receive(self, confirm: Sequence[int]) -> bytes | None:
         ids = {"confirmIds": ",".join(map(str, confirm))} if confirm else {}
-        try:
-            connection = self._connection = self._connection or self._open()
-            connection.request("GET", self._address.target(transport=self._transport, **ids))
-            answer = connection.getresponse()
-            body = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(self._address.url, str(error) or type(error).__name__) from error
-        if answer.status not in (200, 204):
-            said = body.decode(errors="replace")[:200] or answer.reason
-            raise ApiError(answer.status, f"http_{answer.status}", said, "Look at the address and the session key.")
-        return body if answer.status == 200 else None
+        return self._http.send("GET", "/msgstream", self._query | ids) or None
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _open(self) -> http.client.HTTPConnection:
-        address = self._address
-        if not address.secure:
-            return http.client.HTTPConnection(address.host, address.port, timeout=ANSWER_SECONDS)
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(address.host, address.port, timeout=ANSWER_SECONDS, context=context)
+        self._http.close()
 
 
 class _Socket:
     """A WebSocket: opened when it is needed, and again when it was closed."""
 
-    def __init__(self, address: _Address) -> None:
-        self._address = address
+    def __init__(self, url: str, session_key: str) -> None:
+        place, self._url = parse_server_url(url), url
+        scheme = "wss" if place.secure else "ws"
+        self._address = f"{scheme}://{place.authority}{place.path}/msgstream?sessionKey={quote(session_key)}"
         self._opened: Any = None  # a ClientConnection; websockets' client is imported when it is used
         self._context: Any = None
 
@@ -203,7 +163,7 @@ class _Socket:
                 self._opened.send(",".join(map(str, confirm)))
             text: bytes | str = self._opened.recv()
         except (OSError, EOFError, WebSocketException) as error:
-            raise Unreachable(self._address.url, str(error) or type(error).__name__) from error
+            raise ServerUnreachable(self._url, error) from error
         return text
 
     def close(self) -> None:
@@ -214,5 +174,5 @@ class _Socket:
     def _open(self) -> None:
         from websockets.sync.client import connect
 
-        self._context = connect(self._address.websocket_url(), max_size=None)
+        self._context = connect(self._address, max_size=None)
         self._opened = self._context.__enter__()

@@ -17,6 +17,7 @@ for channels in memory.
 from __future__ import annotations
 
 import asyncio
+import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -26,16 +27,17 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from penstock.client.api import Unreachable
+from penstock.client.http import ServerUnreachable
 from penstock.client.trickle_http import Peer, StreamedAnswer, Upload
 from penstock.errors import PenstockError
 from penstock.wire import trickle
+from penstock.wire.retrying import RetryPolicy
 
 LIVE, OLDEST, FAIL = "live", "oldest", "fail"
 """What a subscriber does when its segment is not there any more: skip to the live edge, go on with the oldest that
 is left, or raise `SegmentMissing`."""
 
-_PAUSE: Final = 0.25  # seconds before a retry; doubled for each further one, up to eight times as long
+_RETRY: Final = RetryPolicy(first=0.25, longest=2.0)
 _WAIT: Final = "30"  # seconds after which a reader asks anew: a connection that died silently is noticed
 
 
@@ -96,8 +98,8 @@ async def _problem(answer: StreamedAnswer) -> TrickleError:
     return (ChannelMissing if answer.status == 404 else TrickleError)(answer.status, code, message, remedy)
 
 
-def _pause(attempt: int) -> float:
-    return _PAUSE * (1, 2, 4, 8)[min(attempt, 3)]
+async def _pause(failures: int) -> None:
+    await asyncio.sleep(_RETRY.delay(failures, random.random()))  # noqa: S311 - spreads retries, guards nothing
 
 
 class Outgoing:
@@ -176,12 +178,12 @@ class Publisher:
         for attempt in range(3):
             try:
                 await self._ask("DELETE", str(seq))
-            except Unreachable:
+            except ServerUnreachable:
                 return
             except TrickleError as error:
                 if error.status != 400:
                     return  # we may not, and its readers wait until the server gives it up
-                await asyncio.sleep(_pause(attempt))  # its first byte may still be on the way, on its own connection
+                await _pause(attempt + 1)  # its first byte may still be on the way, on its own connection
             else:
                 return
 
@@ -201,12 +203,12 @@ class Publisher:
                     answer = await upload.finish()
                     if await self._is_taken(answer, seq, len(data), again=attempt > 0):
                         return seq
-            except Unreachable:
+            except ServerUnreachable:
                 if attempt == self._retries:
                     raise
             upload = None
-            await asyncio.sleep(_pause(attempt))
-        raise Unreachable(self._peer.url, f"segment {seq} was not taken in {self._retries + 1} attempts")
+            await _pause(attempt + 1)
+        raise ServerUnreachable(self._peer.url, f"segment {seq} was not taken in {self._retries + 1} attempts")
 
     async def _is_taken(self, answer: StreamedAnswer, seq: int, size: int, *, again: bool) -> bool:
         """The segment is the server's; False if it is to be sent once more."""
@@ -231,7 +233,7 @@ class Publisher:
         upload = upload or await self._connect(seq, again=False)
         self.seq += 1
         self._reset = False
-        with suppress(Unreachable):
+        with suppress(ServerUnreachable):
             self._next = await self._connect(self.seq, again=False)
         return upload, seq
 
@@ -277,10 +279,10 @@ class SegmentReader:
                     self._got += len(piece)
                     yield piece
                 return
-            except Unreachable:
+            except ServerUnreachable:
                 if attempt == self._source.retries:
                     raise
-                await asyncio.sleep(_pause(attempt))
+                await _pause(attempt + 1)
                 self._answer = await self._source.again(self.seq)
 
     async def _rest(self) -> AsyncIterator[bytes]:
@@ -352,12 +354,12 @@ class Subscriber:
                 if not await self._bear(answer):
                     return None
                 attempt = attempt if answer.status == 503 else 0
-            except Unreachable:
+            except ServerUnreachable:
                 if attempt >= self.retries:
                     raise
             attempt += 1
             if attempt > 1:
-                await asyncio.sleep(_pause(attempt))
+                await _pause(attempt)
 
     def seek(self, seq: int) -> None:
         """Go on with another segment."""
@@ -393,7 +395,7 @@ class Subscriber:
         if self._missing == FAIL:
             raise SegmentMissing(self._position, latest, oldest)
         if self._position > latest:
-            await asyncio.sleep(_PAUSE)  # ahead of the publisher, or it began anew: see which
+            await _pause(1)  # ahead of the publisher, or it began anew: see which
             self._position = latest if self._begun else self._position
         else:
             wanted = latest if self._missing == LIVE else oldest

@@ -9,10 +9,10 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Final, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from penstock.client.api import Unreachable
-from penstock.errors import InputInvalid, PeerError
+from penstock.client.http import ServerUnreachable, parse_server_url
+from penstock.errors import PeerError
 from penstock.wire.http import LAST_CHUNK, chunk
 from penstock.wire.http_client import AnswerReader, request_head
 
@@ -86,7 +86,7 @@ class StreamedAnswer:
                 yield piece
         except _BROKEN as error:
             self.close()
-            raise Unreachable(self._peer.url, f"the answer broke off: {error}") from error
+            raise ServerUnreachable(self._peer.url, f"the answer broke off: {error}") from error
         self._peer.give_back(self._wire)
 
     async def read(self) -> bytes:
@@ -126,7 +126,7 @@ class Upload:
             except OSError as error:
                 await asyncio.wait([self._listening])
                 if self._listening.exception() is not None:
-                    raise Unreachable(self._peer.url, str(error)) from error
+                    raise ServerUnreachable(self._peer.url, error) from error
 
     async def finish(self) -> StreamedAnswer:
         """End the body and wait for the answer."""
@@ -142,7 +142,7 @@ class Upload:
         try:
             head = await asyncio.shield(self._listening)
         except _BROKEN as error:
-            raise Unreachable(self._peer.url, f"the connection broke off: {error}") from error
+            raise ServerUnreachable(self._peer.url, f"the connection broke off: {error}") from error
         self._handed_over = True
         return StreamedAnswer(self._peer, self._wire, head)
 
@@ -157,13 +157,8 @@ class Peer:
     """A server, and the connections that are kept to it."""
 
     def __init__(self, url: str, token: str = "", *, context: ssl.SSLContext | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputInvalid("url", f"{url!r} is not http://HOST:PORT/BASE")
-        self.url, self._base = url, parts.path.rstrip("/") + "/"
-        self._host, self._token = parts.hostname, token
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._context = (context or ssl.create_default_context()) if parts.scheme == "https" else None
+        self.url, self._place, self._token = url, parse_server_url(url), token
+        self._context = (context or ssl.create_default_context()) if self._place.secure else None
         self._idle: list[Wire] = []
         self._wires: set[Wire] = set()
 
@@ -201,7 +196,7 @@ class Peer:
             return await self._exchange(wire, method, levels, headers, query)
         except _BROKEN as error:
             self.drop(wire)
-            raise Unreachable(self.url, str(error) or type(error).__name__) from error
+            raise ServerUnreachable(self.url, error) from error
         except BaseException:
             self.drop(wire)
             raise
@@ -219,20 +214,20 @@ class Peer:
             await wire.send(self._request("POST", levels, {"Transfer-Encoding": "chunked", **headers}))
         except OSError as error:
             self.drop(wire)
-            raise Unreachable(self.url, str(error)) from error
+            raise ServerUnreachable(self.url, error) from error
         return Upload(self, wire)
 
     def _request(self, method: str, levels: tuple[str, ...], headers: Mapping[str, str], query: str = "") -> bytes:
-        path = self._base + "/".join(quote(level, safe="~") for level in levels)
+        path = "/".join((self._place.path, *(quote(level, safe="~") for level in levels)))
         fields = {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
-        return request_head(method, f"{path}?{query}" if query else path, f"{self._host}:{self._port}", fields.items())
+        return request_head(method, f"{path}?{query}" if query else path, self._place.authority, fields.items())
 
     async def _connect(self) -> Wire:
         try:
             async with asyncio.timeout(10):
-                streams = await asyncio.open_connection(self._host, self._port, ssl=self._context)
+                streams = await asyncio.open_connection(self._place.host, self._place.port, ssl=self._context)
         except (OSError, TimeoutError) as error:
-            raise Unreachable(self.url, str(error) or type(error).__name__) from error
+            raise ServerUnreachable(self.url, error) from error
         wire = Wire(*streams)
         self._wires.add(wire)
         return wire

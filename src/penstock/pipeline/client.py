@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote
 
+from penstock.client.http import ApiError, HttpClient, Query, ServerUnreachable
 from penstock.errors import PenstockError
+from penstock.wire.retrying import RetryPolicy
 
 T = TypeVar("T")
 
@@ -20,22 +22,7 @@ TIMEOUT_SECONDS: Final = 60.0
 PATIENCE_SECONDS: Final = 30.0
 """For how long a server that is busy, restarting or unreachable is asked again before a job gives up."""
 
-_LONGEST_PAUSE: Final = 2.0
-
-
-class ServerRefused(PenstockError):
-    """The server answered with an error that asking again does not mend."""
-
-    def __init__(self, status: int, code: str, message: str, remedy: str) -> None:
-        super().__init__(f"the server answered {status} {code}: {message}")
-        self.status, self.code, self.remedy = status, code, remedy
-
-
-class ServerUnreachable(PenstockError):
-    """The server did not answer, or was too busy to, for as long as we were willing to wait."""
-
-    code = "unreachable"
-    remedy = "Look at the server; the job goes on where it was when it is started again."
+_RETRY: Final = RetryPolicy(first=0.05, longest=2.0)
 
 
 class RecordChanged(PenstockError):
@@ -57,7 +44,8 @@ class Client:
     """One server, one token. Every call is a connection of its own: it may be pickled, and used from threads."""
 
     def __init__(self, url: str, token: str, *, patience: float = PATIENCE_SECONDS) -> None:
-        self.url, self.token, self.patience = url.rstrip("/"), token, patience
+        self._http = HttpClient(url, token, timeout=TIMEOUT_SECONDS, keep=False)
+        self.url, self.token, self.patience = self._http.url, token, patience
 
     # ── the log ───────────────────────────────────────────────────────────────────────────────
 
@@ -81,18 +69,12 @@ class Client:
         return int(self.call("GET", "/v1/pipeline/position", {"time": time})["after"])
 
     @contextmanager
-    def open(self, path: str, parameters: Mapping[str, object]) -> Iterator[http.client.HTTPResponse]:
+    def open(self, path: str, parameters: Query) -> Iterator[http.client.HTTPResponse]:
         """An answer to be read as it comes. Once it has begun nothing is asked again: whoever reads it decides."""
         with ExitStack() as stack:
-            yield self._patiently(lambda: self._begin(path, parameters, stack), self.patience)
-
-    def _begin(self, path: str, parameters: Mapping[str, object], stack: ExitStack) -> http.client.HTTPResponse:
-        connection = self._connection(TIMEOUT_SECONDS)
-        stack.callback(connection.close)
-        answer = self._ask(connection, "GET", path, parameters, None, {})
-        if answer.status != 200:
-            raise _refusal(answer.status, answer.read())
-        return answer
+            yield self._patiently(
+                lambda: stack.enter_context(self._http.open(path, parameters, timeout=TIMEOUT_SECONDS)), self.patience
+            )
 
     # ── records ───────────────────────────────────────────────────────────────────────────────
 
@@ -108,7 +90,7 @@ class Client:
         try:
             # Asked once: an answer that was lost leaves us not knowing, and the caller must look.
             answer = self.call("PUT", path, {"expect": expect}, body, patience=0)
-        except ServerRefused as error:
+        except ApiError as error:
             if error.code == RecordChanged.code:
                 raise RecordChanged(str(error)) from None
             raise
@@ -129,80 +111,37 @@ class Client:
         self,
         method: str,
         path: str,
-        parameters: Mapping[str, object] | None = None,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
+        parameters: Query | None = None,
+        body: bytes = b"",
+        headers: Query | None = None,
         *,
         timeout: float = TIMEOUT_SECONDS,
         patience: float | None = None,
     ) -> dict[str, Any]:
         """The JSON answer. A server that is busy or away is asked again, for as long as *patience*."""
-        return self._patiently(
-            lambda: self._once(method, path, parameters or {}, body, headers or {}, timeout),
+        content = self._patiently(
+            lambda: self._http.send(method, path, parameters, body, headers, timeout=timeout),
             self.patience if patience is None else patience,
         )
-
-    def _patiently(self, ask: Callable[[], T], patience: float) -> T:
-        deadline = time.monotonic() + patience
-        pause = 0.05
-        while True:
-            try:
-                return ask()
-            except (OSError, http.client.HTTPException) as error:
-                said: PenstockError = ServerUnreachable(f"no answer from {self.url}: {error}")
-            except ServerRefused as error:
-                if error.status not in (429, 503):
-                    raise
-                said = error
-            if time.monotonic() + pause > deadline:
-                raise said
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _once(
-        self,
-        method: str,
-        path: str,
-        parameters: Mapping[str, object],
-        body: bytes | None,
-        headers: Mapping[str, str],
-        timeout: float,
-    ) -> dict[str, Any]:
-        connection = self._connection(timeout)
-        try:
-            answer = self._ask(connection, method, path, parameters, body, headers)
-            content = answer.read()
-        finally:
-            connection.close()
-        if answer.status >= 300:
-            raise _refusal(answer.status, content)
         decoded: dict[str, Any] = json.loads(content) if content else {}
         return decoded
 
-    def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        place = urlsplit(self.url)
-        if place.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(place.netloc, timeout=timeout, context=context)
-        return http.client.HTTPConnection(place.netloc, timeout=timeout)
-
-    def _ask(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        parameters: Mapping[str, object],
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> http.client.HTTPResponse:
-        target = urlsplit(self.url).path + path + ("?" + urlencode(parameters) if parameters else "")
-        connection.request(method, target, body, {"Authorization": f"Bearer {self.token}", **headers})
-        return connection.getresponse()
-
-
-def _refusal(status: int, content: bytes) -> ServerRefused:
-    try:
-        error = json.loads(content)["error"]
-        return ServerRefused(status, error["code"], error["message"], error["remedy"])
-    except (ValueError, KeyError, TypeError):
-        return ServerRefused(status, "unexpected", content[:200].decode(errors="replace"), "Is this a Penstock server?")
+    def _patiently(self, ask: Callable[[], T], patience: float) -> T:
+        deadline = time.monotonic() + patience
+        failures = 0
+        while True:
+            try:
+                return ask()
+            except ServerUnreachable as error:
+                said: PenstockError = error
+                error.remedy = "Look at the server; the job goes on where it was when it is started again."
+            except ApiError as error:
+                if error.status not in (429, 503):
+                    raise
+                said = error
+            failures += 1
+            asked = getattr(said, "retry_after", None)
+            pause = _RETRY.delay(failures, random.random(), asked)  # noqa: S311 - spreads retries, guards nothing
+            if time.monotonic() + pause > deadline:
+                raise said
+            time.sleep(pause)

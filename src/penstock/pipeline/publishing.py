@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.client.http import ApiError
 from penstock.errors import SequencePassed
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
-from penstock.pipeline.client import Client, ServerRefused
+from penstock.pipeline.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def publish(client: Client, request: PublishRequest, producer: str, sequence: in
         body = first.body
     try:
         client.call("POST", "/v1/publish", {"stream": first.stream}, body, headers)
-    except ServerRefused as error:
+    except ApiError as error:
         # After a day the server no longer knows which of our streams a number went to, only that it came.
         if error.code != SequencePassed.code:
             raise

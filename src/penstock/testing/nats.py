@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import msgspec
 
+from penstock.client.http import HttpClient
+from penstock.errors import PenstockError
 from penstock.testing.programs import find_program
 from penstock.testing.waiting import TooLate, wait_until
 
@@ -107,9 +107,8 @@ class NatsServer:
     def ask(self, path: str) -> Any:
         """What the monitoring port says; None when it says nothing."""
         try:
-            with urlopen(self.monitor + path, timeout=2) as answer:  # noqa: S310 (always http on loopback)
-                return msgspec.json.decode(answer.read())
-        except (URLError, OSError, msgspec.DecodeError):
+            return msgspec.json.decode(HttpClient(self.monitor, timeout=2, keep=False).send("GET", path))
+        except (PenstockError, msgspec.DecodeError):
             return None
 
     def log_text(self) -> str:
