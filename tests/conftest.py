@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from penstock.cli.suite import BY_NAME, TESTS
+from penstock.cli.test_runner import BY_NAME, TESTS
 from penstock.testing import RunningServer, start_server
 from tests.limits import LOG_TAIL, Ending, Limits
 

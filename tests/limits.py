@@ -25,7 +25,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from xdist.scheduler import LoadFileScheduling
 
-from penstock.cli.marking import VARIABLE, end_marked, new_mark, with_mark
+from penstock.cli.processes import VARIABLE, end_marked, new_mark, with_mark
 
 LIMIT_SECONDS = 120.0
 """For one test with its fixtures: the slowest takes 40 s on a quiet machine. The marker `limit(seconds)` gives more."""

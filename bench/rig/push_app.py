@@ -20,8 +20,8 @@ import uvloop
 
 from bench.rig.child import reply
 from bench.rig.requests import MARK, STAMP_DIGITS
+from penstock.client.asgi_server import serve
 from penstock.client.receiver import Line, Receiver, Reply
-from penstock.client.serving import serve
 
 _STAMP = re.compile(MARK.decode() + rf"(\d{{{STAMP_DIGITS}}})")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import doctor
-from penstock.cli.findings import Finding
+from penstock.cli.doctor_machine import DoctorFinding
 from penstock.settings_reading import load
 from penstock.testing import RunningServer, start_server
 
@@ -15,7 +15,7 @@ OUTSIDE = ("server.listen=0.0.0.0:0", "server.insecure=true")
 KEY = base64.urlsafe_b64encode(bytes(32)).decode()
 
 
-def findings(check: str, *given: str) -> list[Finding]:
+def findings(check: str, *given: str) -> list[DoctorFinding]:
     settings = load(given=[LOOPBACK, *given])
     return [one for one in doctor.examine(Path("/nonexistent-data"), settings) if one.check == check]
 

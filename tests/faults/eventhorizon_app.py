@@ -14,8 +14,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from penstock.client.asgi_server import serve
 from penstock.client.receiver import Line, Receiver
-from penstock.client.serving import serve
 
 FAULTS = {
     "refuse": 0.06,  # 500

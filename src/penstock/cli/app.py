@@ -10,8 +10,20 @@ from collections.abc import Sequence
 import typer
 
 from penstock import __version__
-from penstock.cli import cluster, eventhorizon, msgstream, operations, pipeline, serving, streams, tables, webpush
-from penstock.cli.terminal import say
+from penstock.cli import (
+    backup,
+    cluster,
+    development,
+    doctor,
+    eventhorizon,
+    msgstream,
+    pipeline,
+    serve,
+    streams,
+    tokens,
+    webpush,
+)
+from penstock.cli.output import say
 from penstock.errors import CallerError, ConfigInvalid, PenstockError
 
 MISTAKE, FAILURE, INTERRUPTED = 2, 1, 130
@@ -28,8 +40,26 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (serving, streams, eventhorizon, operations, tables, webpush, pipeline, cluster, msgstream):
-    commands.add_to(app)
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+for command in (
+    *(serve.up, serve.serve),
+    *(streams.publish, streams.tail, streams.streams, streams.why),
+    eventhorizon.pusher,
+    *(tokens.token, tokens.keys),
+    *(backup.backup, backup.restore),
+    doctor.doctor,
+):
+    app.command()(command)
+app.command(context_settings=PASS_ON)(development.bench)
+app.command("test", context_settings=PASS_ON)(development.run_tests)
+app.command()(webpush.tables)
+app.command()(pipeline.audit)
+app.command(context_settings=PASS_ON)(pipeline.pipeline)
+app.command()(msgstream.session)
+app.command()(msgstream.emit)
+app.add_typer(eventhorizon.stream, name="stream")
+app.add_typer(webpush.webpush, name="webpush")
+app.add_typer(cluster.cluster, name="cluster")
 
 
 @app.callback(invoke_without_command=True)

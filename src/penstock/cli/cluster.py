@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.serve import demo_lines
 from penstock.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from penstock.testing import NatsCluster, RunningServer
 
 NODES = 3
-DEMO = "/demo"
-DEMO_SECONDS = 24 * 3600
 
 cluster = typer.Typer(no_args_is_help=True, help="Run several nodes on NATS JetStream.")
 
@@ -94,21 +93,10 @@ def _folder(data: Path | None) -> Iterator[Path]:
 
 
 def _show(nats: NatsCluster, nodes: list[RunningServer]) -> None:
-    from penstock.api.auth import open_keys
-
     for server in nats.servers:
         print(f"nats   {server.url}  pid {server.process.pid}")
     for node in nodes:
         print(f"node   {node.url}  pid {node.process.pid}  durability={node.durability}")
-    token = open_keys(nodes[0].data).issue("demo", publish=(DEMO,), subscribe=(DEMO,), ttl=DEMO_SECONDS)
-    bearer = f"-H 'Authorization: Bearer {token}'"
-    print("\nListen on one node, in another terminal:")
-    print(f"  curl -N '{nodes[0].url}/v1/tail?streams={DEMO}' {bearer}")
-    print("Publish on another, in a third:")
-    print(f"  curl -X POST '{nodes[1].url}/v1/publish?stream={DEMO}' {bearer} -d 'hello'")
+    listen, publish = demo_lines(nodes[0].data, nodes[0].url, nodes[1].url)
+    print(f"\nListen on one node, in another terminal:\n  {listen}\nPublish on another, in a third:\n  {publish}")
     print("\nCtrl-C ends all of them.", flush=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    app.add_typer(cluster, name="cluster")

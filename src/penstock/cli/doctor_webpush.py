@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.cli.findings import Check, Finding
+from penstock.cli.doctor_machine import Check, DoctorFinding
 from penstock.client.http import ApiError, HttpClient, ServerUnreachable
 from penstock.settings import Settings
 from penstock.units import parse_address
@@ -30,7 +30,7 @@ class _Key(msgspec.Struct):
     public_key: str
 
 
-def check_origin(data: Path, settings: Settings) -> Iterator[Finding]:
+def check_origin(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     """Endpoints carry an origin that senders reach, and that VAPID's `aud` is compared with."""
     origin = settings.webpush.origin
     if not origin:
@@ -40,36 +40,36 @@ def check_origin(data: Path, settings: Settings) -> Iterator[Finding]:
         right = parse_origin(origin)
     except ValueError:
         remedy = "Set it to scheme, host and port alone, like https://push.example.net."
-        yield Finding("push origin", "fail", f"webpush.origin {origin!r} is no origin", remedy)
+        yield DoctorFinding("push origin", "fail", f"webpush.origin {origin!r} is no origin", remedy)
         return
     parts = urlsplit(right)
     if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
         remedy = "Put TLS in front, and set webpush.origin to the https:// address."
-        yield Finding("push origin", "warn", f"{origin} is plain HTTP: browsers and senders expect https", remedy)
+        yield DoctorFinding("push origin", "warn", f"{origin} is plain HTTP: browsers and senders expect https", remedy)
     yield _probe(right, settings)
 
 
-def _without_origin(settings: Settings) -> Finding:
+def _without_origin(settings: Settings) -> DoctorFinding:
     listen = parse_address(settings.server.listen)[0]
     if _is_loopback(listen) and not settings.server.trusted_proxies:
-        return Finding("push origin", "ok", "webpush.origin is empty: endpoints say what the Host header says")
+        return DoctorFinding("push origin", "ok", "webpush.origin is empty: endpoints say what the Host header says")
     remedy = "Set webpush.origin to what browsers and senders use, like https://push.example.net."
     message = "webpush.origin is empty: behind a proxy endpoints may get a wrong host, and VAPID's aud will not match"
-    return Finding("push origin", "warn", message, remedy)
+    return DoctorFinding("push origin", "warn", message, remedy)
 
 
-def _probe(origin: str, settings: Settings) -> Finding:
+def _probe(origin: str, settings: Settings) -> DoctorFinding:
     """Whether the server that answers at the origin is the one that listens here."""
     there, why = _public_key(origin)
     if not there:
         remedy = "Check DNS, the proxy and its certificate: senders must reach this address."
-        return Finding("push origin", "warn", f"{origin} does not answer as this service ({why})", remedy)
+        return DoctorFinding("push origin", "warn", f"{origin} does not answer as this service ({why})", remedy)
     host, port = parse_address(settings.server.listen)
     here, _ = _public_key(f"http://{_reachable(host)}:{port}") if port else ("", "")
     if here and here != there:
         message = f"another service than this one answers at {origin}: every aud would mismatch"
-        return Finding("push origin", "fail", message, "Correct webpush.origin, or the proxy's upstream.")
-    return Finding("push origin", "ok", f"{origin} answers" + (", and is this server" if here else ""))
+        return DoctorFinding("push origin", "fail", message, "Correct webpush.origin, or the proxy's upstream.")
+    return DoctorFinding("push origin", "ok", f"{origin} answers" + (", and is this server" if here else ""))
 
 
 def _public_key(origin: str) -> tuple[str, str]:
@@ -85,7 +85,7 @@ def _public_key(origin: str) -> tuple[str, str]:
         return "", error.why
 
 
-def check_push_keys(data: Path, settings: Settings) -> Iterator[Finding]:
+def check_push_keys(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     """Keys that were given can be used: a wrong one makes every endpoint dead."""
     from penstock.doors.webpush.vapid_keys import open_given
     from penstock.errors import ConfigInvalid
@@ -94,24 +94,24 @@ def check_push_keys(data: Path, settings: Settings) -> Iterator[Finding]:
     for number, key in enumerate(given.token_keys, 1):
         if trouble := _trouble(key):
             remedy = "Write the bare keys, with commas between them: no quotes, no brackets, none empty."
-            yield Finding("push keys", "fail", f"webpush.token_keys: key {number} {trouble}", remedy)
+            yield DoctorFinding("push keys", "fail", f"webpush.token_keys: key {number} {trouble}", remedy)
             return
     try:
         if given.vapid_key:
             open_given(given.vapid_key)
     except ConfigInvalid as error:
-        yield Finding("push keys", "fail", str(error), error.remedy)
+        yield DoctorFinding("push keys", "fail", str(error), error.remedy)
         return
     if given.contact and not given.contact.startswith(("mailto:", "https:")):
-        yield Finding("push keys", "fail", "webpush.contact is neither mailto:… nor https:…", "Correct it.")
+        yield DoctorFinding("push keys", "fail", "webpush.contact is neither mailto:… nor https:…", "Correct it.")
         return
     if any(_readable(path) for path in data.glob("penstock.db*")) and _readable(data):
         message = f"others can read {data / 'penstock.db'}, where keys are kept"
-        yield Finding("push keys", "fail", message, f"chmod 700 {data}")
+        yield DoctorFinding("push keys", "fail", message, f"chmod 700 {data}")
         return
     told = "given" if given.token_keys else "made at the first start, and kept with the data"
     wish = "" if given.contact else "; webpush.contact is empty, and some push services want one"
-    yield Finding("push keys", "ok", f"keys of endpoints are {told}{wish}")
+    yield DoctorFinding("push keys", "ok", f"keys of endpoints are {told}{wish}")
 
 
 def _readable(path: Path) -> bool:
@@ -133,49 +133,51 @@ def _trouble(key: str) -> str:
     return ""
 
 
-def check_nodes(data: Path, settings: Settings) -> Iterator[Finding]:
+def check_nodes(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     """Other nodes can reach this one at the address that it writes into the router table."""
     server = settings.server
     if not server.internal_listen:
-        yield Finding("push nodes", "ok", "no internal listener; nodes talk over the bus")
+        yield DoctorFinding("push nodes", "ok", "no internal listener; nodes talk over the bus")
         return
     listen = parse_address(server.internal_listen)[0]
     address = server.internal_address
     host = (urlsplit(address).hostname or "") if address else listen
     if address and urlsplit(address).scheme not in ("http", "https"):
         remedy = "Write it like http://10.0.0.5:8801."
-        yield Finding("push nodes", "fail", f"server.internal_address {address!r} is no URL", remedy)
+        yield DoctorFinding("push nodes", "fail", f"server.internal_address {address!r} is no URL", remedy)
     elif host in ("0.0.0.0", "::", ""):  # noqa: S104 (this is looked for, not listened on)
         remedy = "Set server.internal_address to this machine's address, like http://10.0.0.5:8801."
-        yield Finding("push nodes", "fail", "other nodes would be told to connect to 0.0.0.0", remedy)
+        yield DoctorFinding("push nodes", "fail", "other nodes would be told to connect to 0.0.0.0", remedy)
     else:
         yield _resolvable(host, listen)
 
 
-def _resolvable(host: str, listen: str) -> Finding:
+def _resolvable(host: str, listen: str) -> DoctorFinding:
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
         remedy = "Use a name or an address that other nodes know."
-        return Finding("push nodes", "fail", f"{host} cannot be resolved: {error.strerror}", remedy)
+        return DoctorFinding("push nodes", "fail", f"{host} cannot be resolved: {error.strerror}", remedy)
     if all(_is_loopback(address) for address in found) and not _is_loopback(listen):
         remedy = "Set server.internal_address to an address that other machines reach."
-        return Finding("push nodes", "warn", f"other machines would be told {host}, which is their own", remedy)
-    return Finding("push nodes", "ok", f"other nodes reach this one at {host}")
+        return DoctorFinding("push nodes", "warn", f"other machines would be told {host}, which is their own", remedy)
+    return DoctorFinding("push nodes", "ok", f"other nodes reach this one at {host}")
 
 
-def check_proxy(data: Path, settings: Settings) -> Iterator[Finding]:
+def check_proxy(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     """The server pings before a proxy in front believes that a connection is dead."""
     interval, behind = settings.webpush.ping_interval, bool(settings.server.trusted_proxies)
     if not interval:
         remedy = f"Set webpush.ping_interval below the proxy's idle limit, which is {PROXY_SECONDS} s for most."
-        yield Finding("push proxy", "warn", "user agents are never pinged: dead connections are not noticed", remedy)
+        yield DoctorFinding(
+            "push proxy", "warn", "user agents are never pinged: dead connections are not noticed", remedy
+        )
     elif behind and interval >= PROXY_SECONDS:
         remedy = f"In nginx: proxy_read_timeout {2 * interval:.0f}s; or set webpush.ping_interval to 45."
         message = f"pings come every {interval:g} s; most proxies cut after {PROXY_SECONDS} s of silence"
-        yield Finding("push proxy", "warn", message, f"{remedy} And let WebSockets through: {_NGINX}")
+        yield DoctorFinding("push proxy", "warn", message, f"{remedy} And let WebSockets through: {_NGINX}")
     else:
-        yield Finding("push proxy", "ok", f"user agents are pinged after {interval:g} s of silence")
+        yield DoctorFinding("push proxy", "ok", f"user agents are pinged after {interval:g} s of silence")
 
 
 def _is_loopback(host: str) -> bool:
@@ -196,7 +198,7 @@ def _reachable(host: str) -> str:
 def _if_open(check: Check) -> Check:
     """*check*, where the door is open at all."""
 
-    def checked(data: Path, settings: Settings) -> Iterator[Finding]:
+    def checked(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
         if {"all", "webpush"} & set(settings.server.doors):
             yield from check(data, settings)
 

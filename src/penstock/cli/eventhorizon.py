@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from penstock.cli.options import Json, Token, Url, connect, server_url, token_of
+from penstock.cli.output import read_lines, show
 from penstock.errors import InputInvalid
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def append_from_file(
     """
     count, offset = 0, ""
     with connect(url, token) as client:
-        for lines in _batches(_lines_with_progress(file)):
+        for lines in _batches(_text(number, line) for number, line in enumerate(read_lines(file), 1)):
             body = msgspec.json.encode({"Stream": stream, "Lines": lines})
             offset = client.call("POST", "/writer/append", body=body)["Offset"]
             count += len(lines)
@@ -115,7 +116,7 @@ def read(
     at = cursor if ":" in cursor else f"{cursor}:0:0:?"
     with connect(url, token) as client:
         for line in _read(client, at, lines):
-            print(msgspec.json.encode(line).decode() if json else _shown(line))
+            show(line, _shown(line), json)
 
 
 def _read(client: Any, cursor: str, left: int) -> Iterator[dict[str, Any]]:
@@ -153,21 +154,6 @@ def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _lines_with_progress(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        if not sys.stderr.isatty():
-            yield from (_text(number, raw) for number, raw in enumerate(file, 1))
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(path.name, total=path.stat().st_size)
-            for number, raw in enumerate(file, 1):
-                progress.advance(task, len(raw))
-                yield _text(number, raw)
-
-
 def _text(number: int, raw: bytes) -> str:
     try:
         return raw.removesuffix(b"\n").removesuffix(b"\r").decode()
@@ -199,7 +185,7 @@ def pusher(
     ./penstock pusher 'http://127.0.0.1:9000/_eventhorizon_push?auth=8c382056' --server http://127.0.0.1:8800
     """
     from penstock import logs
-    from penstock.cli.remote import RemoteSource
+    from penstock.cli.pusher_source import RemoteSource
     from penstock.doors.eventhorizon.pusher import Pusher
     from penstock.http.outgoing import Target, parse_url
     from penstock.wire.retrying import RetryPolicy
@@ -244,9 +230,3 @@ def _stop_when_told(running: asyncio.Future[None], stop_on_eof: bool) -> None:
             loop.call_soon_threadsafe(running.cancel)
 
         threading.Thread(target=wait_for_the_end, daemon=True).start()
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    app.add_typer(stream, name="stream")
-    app.command()(pusher)

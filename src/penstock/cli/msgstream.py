@@ -9,10 +9,8 @@ import msgspec
 import typer
 
 from penstock.cli.options import Json, Token, Url, connect, server_url
-from penstock.cli.terminal import say
+from penstock.cli.output import as_line, say, show
 from penstock.errors import InputInvalid
-
-_encode = msgspec.json.Encoder().encode
 
 
 def session(
@@ -36,11 +34,11 @@ def session(
     with connect(url, token) as client:
         if end:
             client.send("DELETE", f"/v1/sessions/{quote(actor, safe='')}", {"reason": end})
-            print(_encode({"ended": actor}).decode() if json else f"ended the session of {actor}")
+            show({"ended": actor}, f"ended the session of {actor}", json)
             return
         wanted = {"actorId": actor, "follow": follow or []} | ({"ttl": ttl} if ttl else {})
-        made = client.call("POST", "/v1/sessions", body=_encode(wanted))
-    print(_encode(made).decode() if json else made["sessionKey"], flush=True)
+        made = client.call("POST", "/v1/sessions", body=msgspec.json.encode(wanted))
+    show(made, made["sessionKey"], json)
     if listen:
         _listen(server_url(url), made["sessionKey"], json)
 
@@ -49,8 +47,8 @@ def _listen(url: str, key: str, as_json: bool) -> None:
     from penstock.client.msgstream import MessageStream
 
     for message in MessageStream(url, key, transport="websocket").messages():
-        data = _encode(message.data).decode() if message.has_data else ""
-        say(_encode(message).decode() if as_json else f"{message.type} {data}".strip())
+        data = as_line(message.data) if message.has_data else ""
+        say(as_line(message) if as_json else f"{message.type} {data}".strip())
 
 
 def emit(
@@ -75,8 +73,8 @@ def emit(
     wanted: dict[str, object] = {"messages": [message], "broadcast": broadcast}
     wanted |= {name: names for name, names in (("actors", to), ("streams", stream)) if names}
     with connect(url, token) as client:
-        answer = client.call("POST", "/v1/emit", body=_encode(wanted))
-    print(_encode(answer).decode() if json else _words(answer))
+        answer = client.call("POST", "/v1/emit", body=msgspec.json.encode(wanted))
+    show(answer, _words(answer), json)
 
 
 def _as_json(data: str) -> msgspec.Raw:
@@ -100,9 +98,3 @@ def _words(answer: dict[str, object]) -> str:
     if "last" in answer:
         told.append(f"stored as ids {answer['first']} to {answer['last']}")
     return "\n".join(told)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    for command in (session, emit):
-        app.command()(command)

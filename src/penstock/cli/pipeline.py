@@ -64,6 +64,10 @@ class SparkMissing(OperatorError):
 
     code = "spark_missing"
 
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
 
 def pipeline(
     context: typer.Context,
@@ -237,16 +241,6 @@ def see_to_spark() -> None:
     from penstock.cli import java
 
     if importlib.util.find_spec("pyspark") is None:
-        error = SparkMissing("pyspark is not installed")
-        error.remedy = "Run './penstock install pipeline'."
-        raise error
+        raise SparkMissing("pyspark is not installed", "Run './penstock install pipeline'.")
     if problem := java.see_to():
-        error = SparkMissing(problem)
-        error.remedy = java.REMEDY
-        raise error
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    app.command()(audit)
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(pipeline)
+        raise SparkMissing(problem, java.REMEDY)

@@ -6,15 +6,14 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from penstock.cli.options import Json, Token, Url, connect
-from penstock.cli.terminal import say
+from penstock.cli.output import as_line, read_lines, say, show
 from penstock.errors import InputInvalid
 from penstock.wire.retrying import RetryPolicy
 
@@ -50,35 +49,16 @@ def publish(
     with connect(url, token) as client:
         if ndjson:
             many = _publish_file(client, stream, ndjson, type, key)
-            _show(many, f"published {many.count:,} events to {stream}, ids {many.first.id} to {many.last.id}", json)
+            show(many, f"published {many.count:,} events to {stream}, ids {many.first.id} to {many.last.id}", json)
             return
         content = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
         place = client.publish(stream, content, type=type, key=key)
-        _show(place, f"published {place.stream} index {place.index}, id {place.id}", json)
+        show(place, f"published {place.stream} index {place.index}, id {place.id}", json)
 
 
 def _publish_file(client: Client, stream: str, file: str, type: str, key: str) -> Many:
-    lines = _lines(sys.stdin.buffer) if file == "-" else _lines_with_progress(Path(file))
-    return client.publish_many(stream, lines, type=type, key=key)
-
-
-def _lines(file: Iterable[bytes]) -> Iterator[bytes]:
-    return (stripped for line in file if (stripped := line.rstrip(b"\r\n")))
-
-
-def _lines_with_progress(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        if not sys.stderr.isatty():
-            yield from _lines(file)
-            return
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(path.name, total=path.stat().st_size)
-            for line in file:
-                progress.advance(task, len(line))
-                yield from _lines((line,))
+    lines = sys.stdin.buffer if file == "-" else read_lines(Path(file))
+    return client.publish_many(stream, filter(None, (line.rstrip(b"\r\n") for line in lines)), type=type, key=key)
 
 
 def tail(
@@ -126,7 +106,7 @@ def _follow(client: Client, pattern: str, after: int | None) -> Iterator[Event |
 
 def _line(event: Event | Gap, as_json: bool) -> str:
     if as_json:
-        return msgspec.json.encode(event).decode()
+        return as_line(event)
     from penstock.client.api import Gap
 
     if isinstance(event, Gap):
@@ -149,7 +129,7 @@ def streams(
     with connect(url, token) as client:
         if json:
             for stream in client.streams(pattern):
-                print(msgspec.json.encode(stream).decode())
+                print(as_line(stream))
             return
         found = list(client.streams(pattern))
         print(f"{'events':>10}  {'last id':>10}  {'last event':<28}  stream")
@@ -173,14 +153,4 @@ def why(
     """
     with connect(url, token) as client:
         answer = client.why(entry, recipient)
-    _show(answer, f"{answer['verdict']}: {answer['words']}", json)
-
-
-def _show(value: object, sentence: str, as_json: bool) -> None:
-    print(msgspec.json.encode(value).decode() if as_json else sentence)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    for command in (publish, tail, streams, why):
-        app.command()(command)
+    show(answer, f"{answer['verdict']}: {answer['words']}", json)

@@ -1,4 +1,4 @@
-"""`webpush …`: the sender's commands."""
+"""`webpush …`, the sender's commands, and `tables`, the months of the push service's storage."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from penstock.cli.options import Json, Token, Url, connect
+from penstock.cli.output import show
 from penstock.errors import InputInvalid
 
 Subscription = Annotated[
@@ -48,7 +49,7 @@ def keys(
     else:
         with connect(url, token) as client:
             pair = client.call("GET", "/v1/webpush/key")
-    print(msgspec.json.encode(pair).decode() if json else "\n".join(_named(pair) if new else pair.values()))
+    show(pair, "\n".join(_named(pair) if new else pair.values()), json)
 
 
 @webpush.command()
@@ -70,7 +71,7 @@ def send(
     """
     answer = _post(url, token, subscription, message=message, ttl=ttl, urgency=urgency, topic=topic,
                    allow_private=allow_private)  # fmt: skip
-    print(msgspec.json.encode(answer).decode() if json else f"sent {answer['location']}".rstrip())
+    show(answer, f"sent {answer['location']}".rstrip(), json)
 
 
 @webpush.command()
@@ -96,7 +97,7 @@ def bind(
     """
     answer = _post(url, token, subscription, stream=stream, after=after, ttl=ttl, urgency=urgency, topic=topic,
                    receipts=receipts, allow_private=allow_private)  # fmt: skip
-    print(msgspec.json.encode(answer).decode() if json else f"bound {answer['stream']} as {answer['id']}")
+    show(answer, f"bound {answer['stream']} as {answer['id']}", json)
 
 
 @webpush.command("list")
@@ -111,7 +112,7 @@ def list_bindings(url: Url = "", token: Token = "", json: Json = False) -> None:
         while more:
             page = client.call("GET", "/v1/webpush", {"after": after})
             for one in page["bindings"]:
-                print(msgspec.json.encode(one).decode() if json else _line(one))
+                show(one, _line(one), json)
                 after = one["id"]
             more = page["more"]
 
@@ -172,6 +173,27 @@ def _line(one: dict[str, Any]) -> str:
     return f"{one['id']}  {one['stream']}  {one['service']}  {one['state']}  {one['sent']:,} sent{trouble}"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    app.add_typer(webpush, name="webpush")
+def tables(
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; without it only say what is to be done.")] = False,
+    url: Url = "",
+    token: Token = "",
+    json: Json = False,
+) -> None:
+    """Make the tables of this month and the next, and drop those that nobody is on any more.
+
+    A running server does this once a day by itself.
+
+    \b
+    ./penstock tables
+    ./penstock tables --apply
+    """
+    with connect(url, token) as client:
+        plan = client.call("POST" if apply else "GET", "/v1/tables")
+    make, drop = ("made", "dropped") if apply else ("to make", "to drop")
+    lines = [
+        f"this month: {plan['month']}",
+        f"{make}: {', '.join(plan['make']) or 'none'}",
+        f"{drop}: {', '.join(plan['drop']) or 'none'}",
+        *([f"kept, as somebody is still on them: {', '.join(plan['kept'])}"] if plan["kept"] else []),
+    ]
+    show(plan, "\n".join(lines), json)

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.client.offsets import Connection, DatabaseFailed, Offsets, Refusal
+from penstock.client.receiver_offsets import Connection, DatabaseFailed, Offsets, Refusal
 from penstock.errors import InputInvalid
 from penstock.limits import NAME_BYTES
 from penstock.wire import webhooks

@@ -22,7 +22,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from penstock import debian
-from penstock.cli.marking import VARIABLE, end_marked, new_mark, with_mark
+from penstock.cli.processes import VARIABLE, end_marked, new_mark, with_mark
 from penstock.errors import NotFound
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ BYTECODE = ROOT / ".pytest_cache" / "bytecode"  # where Python may not keep it b
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TestGroup:
     """Tests that run together, with a budget for two slow cores."""
 
     name: str
@@ -46,19 +46,19 @@ class Group:
 
 
 GROUPS = (
-    Group("fast", 2, processes=2),
-    Group("doors", 6, processes=2),
-    Group("bystander", 4),
-    Group("faults", 6, (("strace", "strace"), ("nginx", "nginx"))),
-    Group("cluster", 4),
-    Group("spark", 8, (("java", "openjdk-17-jre-headless"),)),
-    Group("browser", 3, (("chromium", "chromium"), ("firefox-esr", "firefox-esr"))),
+    TestGroup("fast", 2, processes=2),
+    TestGroup("doors", 6, processes=2),
+    TestGroup("bystander", 4),
+    TestGroup("faults", 6, (("strace", "strace"), ("nginx", "nginx"))),
+    TestGroup("cluster", 4),
+    TestGroup("spark", 8, (("java", "openjdk-17-jre-headless"),)),
+    TestGroup("browser", 3, (("chromium", "chromium"), ("firefox-esr", "firefox-esr"))),
 )
 BY_NAME = {group.name: group for group in GROUPS}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GroupOutcome:
     """How a group went."""
 
     name: str
@@ -115,14 +115,14 @@ def _check_rest(rest: Sequence[str]) -> None:
         )
 
 
-def has_tests(group: Group, tests: Path) -> bool:
+def has_tests(group: TestGroup, tests: Path) -> bool:
     """Whether some file under *tests* is in the group's directory or names its marker."""
     if group.name == "fast" or any((tests / group.name).rglob("test_*.py")):
         return True
     return any(f"mark.{group.name}" in file.read_text() for file in tests.rglob("test_*.py"))
 
 
-def _check() -> Outcome:
+def _check() -> GroupOutcome:
     """Lint and types: each command counts as one test."""
     python = [sys.executable, "-m"]
     commands = (
@@ -136,16 +136,16 @@ def _check() -> Outcome:
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             print(f"failed: {' '.join(command[2:])}", flush=True)
             failed += 1
-    return Outcome("check", time.monotonic() - begun, 60, len(commands) - failed, failed, 0)
+    return GroupOutcome("check", time.monotonic() - begun, 60, len(commands) - failed, failed, 0)
 
 
-def run_groups(groups: Sequence[Group], arguments: Sequence[str]) -> list[Outcome]:
+def run_groups(groups: Sequence[TestGroup], arguments: Sequence[str]) -> list[GroupOutcome]:
     """Run *groups*, as many at a time as there are lanes, the longest first; what became of each that has tests."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     lanes = LANES if len(groups) > 1 else 1
     waiting = sorted(groups, key=lambda group: group.minutes, reverse=True)
     running: list[Running] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[GroupOutcome] = []
     try:
         while waiting or running:
             while waiting and len(running) < lanes:
@@ -176,7 +176,7 @@ def compiled_once(environment: Mapping[str, str]) -> dict[str, str]:
 class Running:
     """A group whose tests run. Beside others it is quiet until it is over: its output comes in one piece."""
 
-    def __init__(self, group: Group, arguments: Sequence[str], *, alone: bool) -> None:
+    def __init__(self, group: TestGroup, arguments: Sequence[str], *, alone: bool) -> None:
         self._group, self._begun, self._mark = group, time.monotonic(), new_mark()
         self._folder = tempfile.TemporaryDirectory()
         self._report = Path(self._folder.name, "report.xml")
@@ -228,7 +228,7 @@ class Running:
             self._tests.wait()
         end_marked(self._mark)
 
-    def finish(self) -> list[Outcome]:
+    def finish(self) -> list[GroupOutcome]:
         """Show what was said, and what became of it; nothing when no test was selected."""
         left = end_marked(self._mark)
         if self._output is not None and self._tests.returncode != NO_TESTS:
@@ -246,7 +246,7 @@ class Running:
         if (self._tests.returncode or self._ended) and not failed:
             failed = 1  # it ended before it could report
         seconds = time.monotonic() - self._begun
-        return [Outcome(self._group.name, seconds, 60 * self._group.minutes, passed, failed, skipped)]
+        return [GroupOutcome(self._group.name, seconds, 60 * self._group.minutes, passed, failed, skipped)]
 
 
 def count(report: Path) -> tuple[int, int, int]:
@@ -262,7 +262,7 @@ def count(report: Path) -> tuple[int, int, int]:
     return max(total - failed - skipped, 0), failed, skipped
 
 
-def _see_to_programs(group: Group) -> None:
+def _see_to_programs(group: TestGroup) -> None:
     from penstock.testing.programs import find_program
 
     missing = [package for program, package in group.programs if not find_program(program)]
@@ -274,7 +274,7 @@ def _see_to_programs(group: Group) -> None:
         debian.install(missing)
 
 
-def _print_table(outcomes: Sequence[Outcome]) -> None:
+def _print_table(outcomes: Sequence[GroupOutcome]) -> None:
     print(f"\n{'group':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'took':>9}{'budget':>9}")
     for one in outcomes:
         late = "  over" if one.seconds > one.budget else ""

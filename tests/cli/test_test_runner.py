@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import suite
+from penstock.cli import test_runner
 from penstock.cli.app import run
 from penstock.testing import wait_until
 
@@ -27,7 +27,7 @@ from penstock.testing import wait_until
 def test_leading_names_are_groups_and_the_rest_is_for_pytest(
     arguments: list[str], names: list[str], rest: list[str]
 ) -> None:
-    assert suite.split(arguments) == (names, rest)
+    assert test_runner.split(arguments) == (names, rest)
 
 
 def test_a_group_is_there_when_its_directory_or_its_marker_is(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_group_is_there_when_its_directory_or_its_marker_is(tmp_path: Path) ->
     (tmp_path / "test_other.py").write_text("@pytest.mark.cluster\ndef test(): ...")
     (tmp_path / "browser").mkdir()
 
-    found = {group.name for group in suite.GROUPS if suite.has_tests(group, tmp_path)}
+    found = {group.name for group in test_runner.GROUPS if test_runner.has_tests(group, tmp_path)}
 
     assert found == {"fast", "faults", "cluster"}
 
@@ -44,16 +44,16 @@ def test_a_group_is_there_when_its_directory_or_its_marker_is(tmp_path: Path) ->
 def test_bytecode_is_kept_away_from_the_source_where_none_may_be_kept_beside_it() -> None:
     free = {"PATH": "/bin", "PYTHONPYCACHEPREFIX": "/mine"}
 
-    assert suite.compiled_once(free) == free
-    assert suite.compiled_once({"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}) == {
+    assert test_runner.compiled_once(free) == free
+    assert test_runner.compiled_once({"PATH": "/bin", "PYTHONDONTWRITEBYTECODE": "1"}) == {
         "PATH": "/bin",
-        "PYTHONPYCACHEPREFIX": str(suite.BYTECODE),
+        "PYTHONPYCACHEPREFIX": str(test_runner.BYTECODE),
     }
 
 
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": str(suite.ROOT),
+    "PYTHONPATH": str(test_runner.ROOT),
     "PENSTOCK_NO_SYSTEM": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
@@ -245,10 +245,10 @@ def test_the_same_check_finds_a_run_without_a_limit(tmp_path: Path) -> None:
 
 BESIDE = """
 import sys
-from penstock.cli import suite
-suite.CLEARING_SECONDS = 1
-groups = [suite.Group("fast", 2), suite.Group("cluster", 0.05)]
-for outcome in suite.run_groups(groups, ["-p", "tests.conftest", sys.argv[1]]):
+from penstock.cli import test_runner
+test_runner.CLEARING_SECONDS = 1
+groups = [test_runner.TestGroup("fast", 2), test_runner.TestGroup("cluster", 0.05)]
+for outcome in test_runner.run_groups(groups, ["-p", "tests.conftest", sys.argv[1]]):
     print("outcome", outcome.name, outcome.passed, outcome.failed)
 """
 

@@ -1,4 +1,4 @@
-"""Finds the processes that somebody has started, however deep, and ends them: by a mark in their environment.
+"""Ends the processes that we have started: with us, as a group, or by a mark in their environment.
 
 What a process starts inherits its environment, also in a session of its own and also when its parent is gone. So a mark
 that is in nobody else's environment names exactly the processes below one that was ended and could not clear up.
@@ -6,16 +6,37 @@ that is in nobody else's environment names exactly the processes below one that 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "STARTED_BY_TESTS_OF"  # not PENSTOCK_…: those are settings, and a server refuses one that it does not know
+_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _TRIES, _PAUSE_SECONDS = 200, 0.02  # a killed process is gone soon, and one that it has just started is found then
+
+
+def end_with_parent() -> None:
+    """In a child before it becomes its program (`preexec_fn`): it gets SIGTERM when the thread that made it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
+
+
+def end_group(leader: subprocess.Popen[bytes], within: float) -> None:
+    """End the leader of a group of processes and all that it has started: politely, then not."""
+    if leader.poll() is None:
+        leader.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            leader.wait(within)
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
 
 
 def new_mark() -> str:

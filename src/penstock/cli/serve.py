@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import re
@@ -17,7 +16,8 @@ import typer
 
 from penstock import logs
 from penstock.cli.options import DATA, Config, Data, Set, settings_from
-from penstock.cli.supervising import Supervisor
+from penstock.cli.processes import end_with_parent
+from penstock.cli.supervisor import Supervisor
 
 log = logging.getLogger("penstock")
 
@@ -25,7 +25,6 @@ DEMO = "/demo"
 DEMO_SECONDS = 24 * 3600
 _READY = re.compile(r"penstock ready on (\S+)")
 OTHER_FILES = 200  # that a server has open besides its connections: the log, its readers, outgoing calls
-_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 
 
 def serve(
@@ -117,17 +116,16 @@ def up(
 def _start(arguments: list[str]) -> subprocess.Popen[str]:
     """The server as a child that gets our signals, and that ends when we do."""
     command = [sys.executable, "-m", "penstock", "serve", *arguments]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=_end_with_parent)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=_end_with_us)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     # A terminal sends Ctrl-C to the child as well; we only have to outlive it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return server
 
 
-def _end_with_parent() -> None:
+def _end_with_us() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
+    end_with_parent()
 
 
 def _wait_for_ready(server: subprocess.Popen[str]) -> str:
@@ -140,17 +138,17 @@ def _wait_for_ready(server: subprocess.Popen[str]) -> str:
 
 
 def _show_how_to_try(url: str, data: Path) -> None:
+    listen, publish = demo_lines(data, url, url)
+    print(f"\nListen, in another terminal:\n  {listen}\nPublish, in a third:\n  {publish}\n", flush=True)
+
+
+def demo_lines(data: Path, listen_url: str, publish_url: str) -> tuple[str, str]:
+    """Two commands to try a server with, one that listens and one that publishes, with a token that holds for a day."""
     from penstock.api.auth import open_keys
 
     token = open_keys(data).issue("demo", publish=(DEMO,), subscribe=(DEMO,), ttl=DEMO_SECONDS)
     bearer = f"-H 'Authorization: Bearer {token}'"
-    print("\nListen, in another terminal:")
-    print(f"  curl -N '{url}/v1/tail?streams={DEMO}' {bearer}")
-    print("Publish, in a third:")
-    print(f"  curl -X POST '{url}/v1/publish?stream={DEMO}' {bearer} -d 'hello'\n", flush=True)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add this module's commands."""
-    app.command()(up)
-    app.command()(serve)
+    return (
+        f"curl -N '{listen_url}/v1/tail?streams={DEMO}' {bearer}",
+        f"curl -X POST '{publish_url}/v1/publish?stream={DEMO}' {bearer} -d 'hello'",
+    )

@@ -24,7 +24,7 @@ _READ_BYTES: Final = 64 * 1024 * 1024
 _RETRY: Final = RetryPolicy(first=0.1, longest=5.0)
 
 
-class ServerFailed(OperatorError):
+class SourceFailed(OperatorError):
     """The server did not answer, or not with what was asked."""
 
     code = "server_failed"
@@ -59,7 +59,7 @@ class RemoteSource:
         try:
             return msgspec.json.decode(answer.body, type=ReadLines)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"the server's lines cannot be read: {error}") from None
+            raise SourceFailed(f"the server's lines cannot be read: {error}") from None
 
     async def record(self, id: str, stream: str, ids: list[int], *states: tuple[str, str]) -> None:
         if ids and not stream.startswith("/_"):
@@ -92,11 +92,11 @@ class RemoteSource:
         try:
             answer = await target.post(body, self._headers, **how)
         except OutgoingError as error:
-            raise ServerFailed(str(error)) from None
+            raise SourceFailed(str(error)) from None
         if answer.status == 200:
             return answer
         said = f"the server answered {answer.status}: {answer.body[:300].decode(errors='replace')}"
-        raise ServerFailed(said) if answer.status >= 500 else InputInvalid("request", said)
+        raise SourceFailed(said) if answer.status >= 500 else InputInvalid("request", said)
 
     def _target(self, path: str, **limits: Any) -> Target:
         return Target(parse_url(self._server + path), allow_private=True, **limits)

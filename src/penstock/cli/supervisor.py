@@ -5,20 +5,19 @@ The server is ready before anything of this begins, and goes on whatever becomes
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from penstock.cli import java
+from penstock.cli.output import say
+from penstock.cli.processes import end_group, end_with_parent
 from penstock.errors import PenstockError
 from penstock.wire.retrying import RetryPolicy
 
@@ -28,7 +27,6 @@ STEADY_SECONDS: Final = 300.0
 """A driver that ran for so long failed for a new reason: the next pause is a short one again."""
 
 STOP_SECONDS: Final = 10.0
-_PARENT_DEATH: Final = 1  # PR_SET_PDEATHSIG
 
 
 class Supervisor:
@@ -45,19 +43,17 @@ class Supervisor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending.set()
         if self._driver is not None:
-            end_group(self._driver)
+            end_group(self._driver, STOP_SECONDS)
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         """In a thread that lives as long as we do: the driver gets its signal when the thread that made it ends."""
         if problem := self._prepare():
             self._tell("missing", problem)
-            _say(f"{problem}; the server runs without it — {java.REMEDY}, or give --no-pipeline")
+            say(f"penstock: {problem}; the server runs without it — {java.REMEDY}, or give --no-pipeline", sys.stderr)
             return
         failures = 0
         while not self._ending.is_set():
@@ -103,10 +99,12 @@ class Supervisor:
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=end_with_parent,
             )
         code = self._driver.wait()
-        end_group(self._driver)  # the JVM outlives its driver for half a second: the next one must not meet it
+        end_group(
+            self._driver, STOP_SECONDS
+        )  # the JVM outlives its driver for half a second: the next one must not meet it
         return code
 
     def _tell(self, state: str, detail: str) -> None:
@@ -117,23 +115,3 @@ class Supervisor:
         told = {"state": state, "detail": detail, "restarts": self._restarts, "at_ms": int(time.time() * 1000)}
         with suppress(PenstockError):
             client.put("pipeline/supervisor", told, expect=client.get("pipeline/supervisor").version)
-
-
-def end_group(driver: subprocess.Popen[bytes]) -> None:
-    """End a driver and all that it has started: politely, then not."""
-    if driver.poll() is None:
-        driver.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            driver.wait(STOP_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
-
-
-def _say(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr, flush=True)
