@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
-from penstock.cli.cluster import start_nodes
 from penstock.http.loop import run_loop
-from penstock.testing import RunningServer
+from penstock.testing import RunningServer, start_nodes
 from penstock.testing.nats import start_nats
 
 WIRES = 1_000

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import debian
 from penstock.cli import java
-from penstock.cli.pipeline import SparkMissing, job_options, see_to_spark, with_whole_paths
+from penstock.cli.pipeline import SparkMissing, job_options, require_spark, with_whole_paths
 from penstock.errors import InputInvalid
 
 
@@ -44,7 +44,7 @@ def test_a_machine_without_java_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PENSTOCK_NO_SYSTEM", "1")
 
-    assert "there is no Java" in java.see_to()
+    assert "there is no Java" in java.ensure()
 
 
 # ── installing a Java, by an apt-get of our own: the system's must not be touched here ──────────
@@ -98,7 +98,7 @@ def test_a_java_is_installed_where_that_is_allowed(
 ) -> None:
     calls = add_apt(bare_machine, offers)
 
-    assert java.see_to() == ""
+    assert java.ensure() == ""
 
     called = calls.read_text().splitlines()
     assert called[0] == f"{INSTALL} openjdk-17-jre-headless"
@@ -111,7 +111,7 @@ def test_a_release_without_any_is_told_what_to_run(bare_machine: Path) -> None:
     add_apt(bare_machine, "another-package")
 
     with pytest.raises(debian.PackagesMissing, match="Unable to locate package") as refused:
-        java.see_to()
+        java.ensure()
 
     assert refused.value.remedy == "Run: apt-get update && apt-get install openjdk-21-jre-headless"
 
@@ -129,7 +129,7 @@ def test_nothing_is_installed_where_it_may_not_be(
         (bare_machine / "apt-get").unlink()
 
     with pytest.raises(SparkMissing, match="there is no Java") as refused:
-        see_to_spark()
+        require_spark()
 
     assert refused.value.remedy == "Run: apt-get install openjdk-17-jre-headless"
     assert not calls.exists()

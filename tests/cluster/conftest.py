@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.cluster import start_nodes
-from penstock.testing import NatsCluster, RunningServer, start_nats
+from penstock.testing import NatsCluster, RunningServer, start_nats, start_nodes
 from tests.cluster.homes import new_prefix
 
 

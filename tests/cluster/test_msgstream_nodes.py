@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from websockets.exceptions import ConnectionClosedOK
 
-from penstock.cli.cluster import start_nodes
-from penstock.testing import NatsCluster, RunningServer, wait_until
+from penstock.testing import NatsCluster, RunningServer, start_nodes, wait_until
 from tests.api.client import ask, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.msgstream_client import LongPoll, actor_of, emit, emit_raw, login, open_socket, packs, receive

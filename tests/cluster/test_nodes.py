@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.cluster import start_nodes
-from penstock.testing import NatsCluster, RunningServer, TooLate, wait_until
+from penstock.testing import NatsCluster, RunningServer, TooLate, start_nodes, wait_until
 from tests.api.client import Tail, ask, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.eventhorizon_client import Model, add_pusher, append, create, pusher, scripted, subscribe

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from penstock.cli.cluster import start_nodes
-from penstock.testing import NatsCluster, wait_until
+from penstock.testing import NatsCluster, start_nodes, wait_until
 from tests.cluster.homes import new_prefix
 from tests.doors.trickle_client import Get, Post, create, delete, get, made, post, readers
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from penstock.cli.cluster import start_nodes
-from penstock.testing import NatsCluster, RunningServer, wait_until
+from penstock.testing import NatsCluster, RunningServer, start_nodes, wait_until
 from tests.api.client import ask, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.push_service import Browser, bind, push_service

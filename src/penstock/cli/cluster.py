@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +17,6 @@ from penstock.errors import ConfigInvalid
 if TYPE_CHECKING:
     from penstock.testing import NatsCluster, RunningServer
 
-NODES = 3
 
 cluster = typer.Typer(no_args_is_help=True, help="Run several nodes on NATS JetStream.")
 
@@ -36,7 +32,8 @@ def demo(
     \b
     ./penstock cluster demo
     """
-    from penstock.testing.nats import NatsFailed, start_nats
+    from penstock.testing import start_nats, start_nodes
+    from penstock.testing.nats import NatsFailed
 
     signal.signal(signal.SIGTERM, _interrupt)
     with _folder(data) as folder, ExitStack() as stack:
@@ -51,31 +48,6 @@ def demo(
             signal.pause()
         except KeyboardInterrupt:
             print("\nending all of them", flush=True)
-
-
-def start_nodes(
-    stack: ExitStack, folder: Path, engine: str, count: int = NODES, **settings: object
-) -> list[RunningServer]:
-    """Nodes that share their admin token and the keys that their tokens are signed with."""
-    from penstock.api.auth import open_keys
-    from penstock.testing import start_server
-
-    places = [folder / f"node-{number}" for number in range(1, count + 1)]
-    for place in places:
-        place.mkdir(mode=0o700, exist_ok=True)
-    open_keys(places[0])
-    for place in places[1:]:
-        shutil.copy(places[0] / "keys.json", place / "keys.json")
-    environment = {"PENSTOCK_AUTH_ADMIN_TOKEN": secrets.token_hex(16)}
-    settings = {"server_internal_listen": "127.0.0.1:0", **settings}  # where nodes send on what is another's
-
-    def start(place: Path) -> RunningServer:
-        node = stack.enter_context(start_server(place, "--engine", engine, environment=environment, **settings))
-        node.admin_token = environment["PENSTOCK_AUTH_ADMIN_TOKEN"]
-        return node
-
-    with ThreadPoolExecutor(count) as together:
-        return list(together.map(start, places))
 
 
 def _interrupt(*_: object) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli.options import Json, Token, Url, connect, server_url, token_of
+from penstock.cli.options import Json, Token, Url, connect, find_token, server_url
 from penstock.cli.output import read_lines, show
 from penstock.errors import InputInvalid
 
@@ -197,7 +197,7 @@ def pusher(
     policy = RetryPolicy(retry, max(retry, retry_longest))
 
     async def push() -> int:
-        async with RemoteSource(server_url(server), token_of(token)) as source:
+        async with RemoteSource(server_url(server), find_token(token)) as source:
             return await _run_until_told(Pusher(app, source, policy, repeat=repeat, secret=key), stop_on_eof)
 
     return asyncio.run(push())

@@ -20,7 +20,7 @@ REMEDY: Final = f"Run: apt-get install {PACKAGES[0]}"
 _VERSION = re.compile(r'version "(?:1\.)?([0-9]+)')
 
 
-def see_to() -> str:
+def ensure() -> str:
     """Make sure of a Java that Spark can use; returns what is wrong, or nothing."""
     problem = what_is_wrong()
     if not problem or debian.why_not():

@@ -44,7 +44,7 @@ def connect(url: str, token: str) -> Client:
     """A client of the server that the options, or the environment, name."""
     from penstock.client.api import Client
 
-    return Client(server_url(url), token_of(token))
+    return Client(server_url(url), find_token(token))
 
 
 def server_url(given: str) -> str:
@@ -52,7 +52,7 @@ def server_url(given: str) -> str:
     return given or os.environ.get("PENSTOCK_URL", "") or URL
 
 
-def token_of(given: str) -> str:
+def find_token(given: str) -> str:
     """The token that the option, the environment, or a data directory here holds."""
     if given := given or os.environ.get("PENSTOCK_TOKEN", ""):
         return given

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli.options import Json, Token, Url, server_url, token_of
+from penstock.cli.options import Json, Token, Url, find_token, server_url
 from penstock.errors import InputInvalid, OperatorError
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ def pipeline(
     """
     if job == "package":
         return _package(Path(context.args[0] if context.args else "penstock-spark.zip"))
-    see_to_spark()
+    require_spark()
     from penstock.pipeline.client import Client
     from penstock.pipeline.jobs import check_options
 
     options = with_whole_paths(job_options(context.args))
     check_options(job, options)
-    client = Client(server_url(url), token_of(token))
+    client = Client(server_url(url), find_token(token))
     location = _location(client, lake)
     while (outcome := _run(client, job, options, location, master, own, once)).data.get("more"):
         print(outcome.words, file=sys.stderr)  # it has given way to others, and goes on
@@ -124,10 +124,10 @@ def audit(
     \b
     ./penstock audit --json
     """
-    see_to_spark()
+    require_spark()
     from penstock.pipeline.client import Client
 
-    client = Client(server_url(url), token_of(token))
+    client = Client(server_url(url), find_token(token))
     options = {"full": ""} if full else {}
     return _print(_run(client, "audit", options, _location(client, lake), master, False, True), json=json)
 
@@ -234,7 +234,7 @@ def make_package(file: Path) -> None:
                 package.write(path, path.relative_to(SOURCE))
 
 
-def see_to_spark() -> None:
+def require_spark() -> None:
     """Make sure of pyspark and of Java, installing the latter where that is allowed; else say what to do."""
     import importlib.util
 
@@ -242,5 +242,5 @@ def see_to_spark() -> None:
 
     if importlib.util.find_spec("pyspark") is None:
         raise SparkMissing("pyspark is not installed", "Run './penstock install pipeline'.")
-    if problem := java.see_to():
+    if problem := java.ensure():
         raise SparkMissing(problem, java.REMEDY)

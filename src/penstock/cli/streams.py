@@ -18,7 +18,7 @@ from penstock.errors import InputInvalid
 from penstock.wire.retrying import RetryPolicy
 
 if TYPE_CHECKING:
-    from penstock.client.api import Client, Event, Gap, Many
+    from penstock.client.api import Client, Event, Gap, PublishedMany
 
 RETRY = RetryPolicy(first=0.5, longest=15.0)
 
@@ -56,7 +56,7 @@ def publish(
         show(place, f"published {place.stream} index {place.index}, id {place.id}", json)
 
 
-def _publish_file(client: Client, stream: str, file: str, type: str, key: str) -> Many:
+def _publish_file(client: Client, stream: str, file: str, type: str, key: str) -> PublishedMany:
     lines = sys.stdin.buffer if file == "-" else read_lines(Path(file))
     return client.publish_many(stream, filter(None, (line.rstrip(b"\r\n") for line in lines)), type=type, key=key)
 

@@ -74,7 +74,7 @@ class Supervisor:
         if importlib.util.find_spec("pyspark") is None and not self._install():
             return "pyspark could not be installed, which the pipeline needs"
         try:
-            return java.see_to()
+            return java.ensure()
         except PenstockError as error:
             return str(error)
 

@@ -158,7 +158,7 @@ def run_groups(groups: Sequence[TestGroup], arguments: Sequence[str]) -> list[Gr
         for one in running:
             one.interrupt()
         for one in running:
-            one.see_off()
+            one.end()
     return sorted(outcomes, key=lambda outcome: list(BY_NAME).index(outcome.name))
 
 
@@ -183,7 +183,7 @@ class Running:
         self._output = None if alone else Path(self._folder.name, "output").open("wb")  # noqa: SIM115 (for its life)
         self._seconds = 60 * group.minutes * (LONG_PATIENCE if "--long" in arguments else PATIENCE)
         self._ended = False
-        _see_to_programs(group)
+        _install_programs(group)
         seed = secrets.randbelow(2**32)
         self._headline = (
             f"\n── {group.name}, budget {group.minutes} min ──\n"
@@ -211,7 +211,7 @@ class Running:
             return False
         self._ended = True
         self.interrupt()
-        self.see_off()
+        self.end()
         return True
 
     def interrupt(self) -> None:
@@ -219,7 +219,7 @@ class Running:
         if self._tests.poll() is None:
             self._tests.send_signal(signal.SIGINT)
 
-    def see_off(self) -> None:
+    def end(self) -> None:
         """Let pytest end what its tests have started, but not for ever; then end what is left."""
         try:
             self._tests.wait(CLEARING_SECONDS)
@@ -262,7 +262,7 @@ def count(report: Path) -> tuple[int, int, int]:
     return max(total - failed - skipped, 0), failed, skipped
 
 
-def _see_to_programs(group: TestGroup) -> None:
+def _install_programs(group: TestGroup) -> None:
     from penstock.testing.programs import find_program
 
     missing = [package for program, package in group.programs if not find_program(program)]

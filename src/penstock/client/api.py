@@ -19,7 +19,17 @@ import msgspec
 from penstock.client.http import ApiError, HttpClient, Query, ServerUnreachable
 from penstock.errors import InputInvalid
 
-__all__ = ["ApiError", "Client", "Event", "Gap", "Many", "Page", "Place", "ServerUnreachable", "Stream"]
+__all__ = [
+    "ApiError",
+    "Client",
+    "Event",
+    "EventPage",
+    "Gap",
+    "Published",
+    "PublishedMany",
+    "ServerUnreachable",
+    "Stream",
+]
 
 S = TypeVar("S")
 
@@ -28,7 +38,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 """Lines and bytes of one request of many events: half of the server's default `server.body_limit`."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class Published(msgspec.Struct, frozen=True):
     """Where a published event went."""
 
     id: int
@@ -37,12 +47,12 @@ class Place(msgspec.Struct, frozen=True):
     cursor: str
 
 
-class Many(msgspec.Struct, frozen=True):
+class PublishedMany(msgspec.Struct, frozen=True):
     """Where many events went."""
 
     count: int
-    first: Place
-    last: Place
+    first: Published
+    last: Published
     repeated: bool = False
 
 
@@ -67,7 +77,7 @@ class Event(msgspec.Struct, frozen=True):
         return base64.b64decode(self.data_base64) if self.data_base64 is not None else (self.data or "").encode()
 
 
-class Range(msgspec.Struct, frozen=True):
+class IdRange(msgspec.Struct, frozen=True):
     """Ids that a tail could not show, because that part of the log is no longer there."""
 
     first: int = msgspec.field(name="from")
@@ -77,10 +87,10 @@ class Range(msgspec.Struct, frozen=True):
 class Gap(msgspec.Struct, frozen=True):
     """A hole in a tail."""
 
-    gap: Range
+    gap: IdRange
 
 
-class Page(msgspec.Struct, frozen=True):
+class EventPage(msgspec.Struct, frozen=True):
     """What a read found; the next one goes on after `upto`."""
 
     entries: list[Event]
@@ -109,12 +119,12 @@ class Client(HttpClient):
 
     def publish(
         self, stream: str, body: bytes, *, type: str = "", key: str = "", expires_in: int | None = None
-    ) -> Place:
+    ) -> Published:
         """Store one event and return where it went. With *key* it is safe to repeat."""
         headers = {"Event-Type": type, "Idempotency-Key": key, "Expires-In": expires_in}
-        return self._call(Place, "POST", "/v1/publish", {"stream": stream}, body, headers)
+        return self._call(Published, "POST", "/v1/publish", {"stream": stream}, body, headers)
 
-    def publish_many(self, stream: str, bodies: Iterable[bytes], *, type: str = "", key: str = "") -> Many:
+    def publish_many(self, stream: str, bodies: Iterable[bytes], *, type: str = "", key: str = "") -> PublishedMany:
         """Store events in their order; none of them may hold a newline.
 
         Few go in one request and are stored together; many go in several, each stored by itself.
@@ -126,20 +136,20 @@ class Client(HttpClient):
         if not answers:
             raise InputInvalid("events", "there are none")
         repeated = all(answer.repeated for answer in answers)
-        return Many(sum(answer.count for answer in answers), answers[0].first, answers[-1].last, repeated)
+        return PublishedMany(sum(answer.count for answer in answers), answers[0].first, answers[-1].last, repeated)
 
-    def publish_lines(self, stream: str, lines: bytes, *, type: str = "", key: str = "") -> Many:
+    def publish_lines(self, stream: str, lines: bytes, *, type: str = "", key: str = "") -> PublishedMany:
         """Store one event a line, in one request."""
         headers = {"Content-Type": "application/x-ndjson", "Event-Type": type, "Idempotency-Key": key}
-        return self._call(Many, "POST", "/v1/publish", {"stream": stream}, lines, headers)
+        return self._call(PublishedMany, "POST", "/v1/publish", {"stream": stream}, lines, headers)
 
-    def read(self, stream: str, *, start: int = 0, limit: int = 100) -> Page:
+    def read(self, stream: str, *, start: int = 0, limit: int = 100) -> EventPage:
         """Events of one stream from index *start* on."""
-        return self._call(Page, "GET", "/v1/read", {"stream": stream, "from": start, "limit": limit})
+        return self._call(EventPage, "GET", "/v1/read", {"stream": stream, "from": start, "limit": limit})
 
-    def read_after(self, pattern: str, after: int, *, limit: int = 100) -> Page:
+    def read_after(self, pattern: str, after: int, *, limit: int = 100) -> EventPage:
         """Events with ids greater than *after* of all streams that match."""
-        return self._call(Page, "GET", "/v1/read", {"streams": pattern, "after": after, "limit": limit})
+        return self._call(EventPage, "GET", "/v1/read", {"streams": pattern, "after": after, "limit": limit})
 
     def tail(self, pattern: str, *, after: int | None = None) -> Iterator[Event | Gap]:
         """Events as they come, for ever; with *after* first those that were missed.

@@ -21,10 +21,10 @@ Application = Callable[..., Awaitable[None]]
 async def serve(app: Application, host: str = "127.0.0.1", port: int = 0) -> asyncio.Server:
     """Listen; the port is in `server.sockets[0].getsockname()`."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: _Connection(app), host, port)
+    return await loop.create_server(lambda: _AsgiConnection(app), host, port)
 
 
-class _Connection(asyncio.Protocol):
+class _AsgiConnection(asyncio.Protocol):
     """One client, one request at a time."""
 
     def __init__(self, app: Application) -> None:

@@ -75,7 +75,9 @@ class MessageStream:
         if transport not in (SHORT, LONG, WEBSOCKET):
             raise InputInvalid("transport", f"{transport!r} is none of {SHORT}, {LONG}, {WEBSOCKET}")
         socket = transport == WEBSOCKET
-        self._transport: Transport = _Socket(url, session_key) if socket else _Polls(url, session_key, transport)
+        self._transport: Transport = (
+            _WebSocketTransport(url, session_key) if socket else _PollTransport(url, session_key, transport)
+        )
         self._interval, self._retry, self._sleep = interval if transport == SHORT else 0.0, retry, sleep
         self._inbox = Inbox()
         self._listeners: dict[str, list[Listener]] = {}
@@ -128,7 +130,7 @@ class MessageStream:
             raise SessionEnded(taken.unset)
 
 
-class _Polls:
+class _PollTransport:
     """Short or long polls, on one connection that is kept."""
 
     def __init__(self, url: str, session_key: str, transport: str) -> None:
@@ -143,7 +145,7 @@ class _Polls:
         self._http.close()
 
 
-class _Socket:
+class _WebSocketTransport:
     """A WebSocket: opened when it is needed, and again when it was closed."""
 
     def __init__(self, url: str, session_key: str) -> None:

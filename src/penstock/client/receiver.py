@@ -1,6 +1,6 @@
 """The app side of the pusher protocol: lines come in, and are applied exactly once and in order.
 
-    def handle(stream: str, line: Line, connection: sqlite3.Connection) -> None:
+    def handle(stream: str, line: Line, connection: sqlite3.DatabaseConnection) -> None:
         connection.execute("INSERT INTO orders VALUES (?, ?)", (stream, line.content))
 
     app = Receiver("/_sub/billing", lambda: sqlite3.connect("app.db"), handle, auth="8c382056")
@@ -28,7 +28,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.client.receiver_offsets import Connection, DatabaseFailed, Offsets, Refusal
+from penstock.client.receiver_offsets import DatabaseConnection, DatabaseFailed, Offsets, Refusal
 from penstock.errors import InputInvalid
 from penstock.limits import NAME_BYTES
 from penstock.wire import webhooks
@@ -87,7 +87,7 @@ class Receiver:
     def __init__(
         self,
         subscription_id: str,
-        connect: Callable[[], Connection],
+        connect: Callable[[], DatabaseConnection],
         handler: Handler | None = None,
         *,
         lines_handler: LinesHandler | None = None,

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _PLACEHOLDERS = {"qmark": ("?", "?"), "numeric": (":1", ":2"), "format": ("%s", "%s"), "pyformat": ("%s", "%s")}
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """What is needed of a DB-API connection."""
 
     def cursor(self) -> Any: ...
@@ -36,13 +36,13 @@ class DatabaseFailed(Exception):
 class Offsets:
     """Where the app is in each stream, in a table of its own database."""
 
-    def __init__(self, connect: Callable[[], Connection], table: str) -> None:
+    def __init__(self, connect: Callable[[], DatabaseConnection], table: str) -> None:
         self._connect, self._table = connect, table
-        self._connection: Connection | None = None
+        self._connection: DatabaseConnection | None = None
         self._seen: dict[str, Cursor] = {}  # within one transaction
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> DatabaseConnection:
         """The connection of the transaction in progress."""
         if self._connection is None:
             raise DatabaseFailed("there is no connection")
@@ -112,7 +112,7 @@ class Offsets:
         cursor.execute(statement, values)
         return cursor
 
-    def _open(self) -> Connection:
+    def _open(self) -> DatabaseConnection:
         if self._connection is None:
             connection = self._connect()
             _refuse_autocommit(connection)
@@ -151,7 +151,7 @@ def _is_conflict(error: Exception) -> bool:
     return any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
 
 
-def _placeholders(connection: Connection) -> tuple[str, str]:
+def _placeholders(connection: DatabaseConnection) -> tuple[str, str]:
     """How the driver writes the first and the second parameter."""
     module = sys.modules.get(type(connection).__module__.partition(".")[0])
     style = getattr(module, "paramstyle", "qmark")
@@ -160,7 +160,7 @@ def _placeholders(connection: Connection) -> tuple[str, str]:
     return _PLACEHOLDERS[style]
 
 
-def _refuse_autocommit(connection: Connection) -> None:
+def _refuse_autocommit(connection: DatabaseConnection) -> None:
     """Without a transaction position and data would part at the first crash."""
     by_default = type(connection).__module__.startswith("sqlite3") and connection.isolation_level is None  # type: ignore[attr-defined]
     if by_default or getattr(connection, "autocommit", False) is True:

@@ -21,8 +21,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 from urllib.parse import urlencode
 
 import msgspec
@@ -73,17 +72,6 @@ class SegmentCut(TrickleError):
 
 class Closed(TrickleError):
     """The channel was closed while it was written to."""
-
-
-class Incoming(Protocol):
-    """A segment as a subscriber gets it, over the network or in memory."""
-
-    seq: int
-    latest: int  # the head when it was asked for
-    size: int  # bytes that were there then: the live edge
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-    async def read(self) -> bytes: ...
 
 
 async def _problem(answer: StreamedAnswer) -> TrickleError:
@@ -150,9 +138,7 @@ class Publisher:
             raise await _problem(answer)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._drop_next()
         self._peer.close()
 
@@ -283,7 +269,7 @@ class SegmentReader:
                 if attempt == self._source.retries:
                     raise
                 await _pause(attempt + 1)
-                self._answer = await self._source.again(self.seq)
+                self._answer = await self._source.ask_again(self.seq)
 
     async def _rest(self) -> AsyncIterator[bytes]:
         """What comes after the bytes that were read before."""
@@ -351,7 +337,7 @@ class Subscriber:
                 answer = await self._response()
                 if answer.status == 200:
                     return self._take(answer)
-                if not await self._bear(answer):
+                if not await self._decide(answer):
                     return None
                 attempt = attempt if answer.status == 503 else 0
             except ServerUnreachable:
@@ -380,7 +366,7 @@ class Subscriber:
         self._ahead = asyncio.create_task(self._get(self._position))
         return SegmentReader(self, answer, seq)
 
-    async def _bear(self, answer: StreamedAnswer) -> bool:
+    async def _decide(self, answer: StreamedAnswer) -> bool:
         """Decide what to do without a segment: True to ask again, perhaps for another one."""
         if answer.status == 404 and self._begun:
             await answer.read()
@@ -413,7 +399,7 @@ class Subscriber:
             ahead.cancel()
             raise
 
-    async def again(self, seq: int) -> StreamedAnswer:
+    async def ask_again(self, seq: int) -> StreamedAnswer:
         """Ask for a segment that was read in part."""
         answer = await self._get(seq)
         if answer.status == trickle.MISSING:

@@ -21,7 +21,7 @@ _PIECE_BYTES: Final = 65_536
 _BROKEN: Final = (OSError, asyncio.IncompleteReadError, PeerError)
 
 
-class Wire:
+class TrickleConnection:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +71,7 @@ class Wire:
 class StreamedAnswer:
     """An answer whose body has not been read yet. Names of headers are lower case."""
 
-    def __init__(self, peer: Peer, wire: Wire, head: AnswerReader) -> None:
+    def __init__(self, peer: Peer, wire: TrickleConnection, head: AnswerReader) -> None:
         self._peer, self._wire = peer, wire
         self.status, self.headers = head.status, head.headers
 
@@ -101,7 +101,7 @@ class StreamedAnswer:
 class Upload:
     """A request whose body is being made. Lives in `async with`."""
 
-    def __init__(self, peer: Peer, wire: Wire) -> None:
+    def __init__(self, peer: Peer, wire: TrickleConnection) -> None:
         self._peer, self._wire = peer, wire
         self._listening = asyncio.create_task(wire.head())
         self._handed_over = False  # whoever reads the answer has the connection
@@ -159,8 +159,8 @@ class Peer:
     def __init__(self, url: str, token: str = "", *, context: ssl.SSLContext | None = None) -> None:
         self.url, self._place, self._token = url, parse_server_url(url), token
         self._context = (context or ssl.create_default_context()) if self._place.secure else None
-        self._idle: list[Wire] = []
-        self._wires: set[Wire] = set()
+        self._idle: list[TrickleConnection] = []
+        self._wires: set[TrickleConnection] = set()
 
     def close(self) -> None:
         """Let go of all connections, also of those whose answers were not read to the end."""
@@ -169,14 +169,14 @@ class Peer:
         self._wires.clear()
         self._idle.clear()
 
-    def give_back(self, wire: Wire) -> None:
+    def give_back(self, wire: TrickleConnection) -> None:
         """An exchange is complete: its connection can be used again."""
         if wire.usable and len(self._idle) < _IDLE_KEPT:
             self._idle.append(wire)
         else:
             self.drop(wire)
 
-    def drop(self, wire: Wire) -> None:
+    def drop(self, wire: TrickleConnection) -> None:
         """Close a connection."""
         self._wires.discard(wire)
         wire.close()
@@ -202,7 +202,12 @@ class Peer:
             raise
 
     async def _exchange(
-        self, wire: Wire, method: str, levels: tuple[str, ...], headers: Mapping[str, str] | None, query: str
+        self,
+        wire: TrickleConnection,
+        method: str,
+        levels: tuple[str, ...],
+        headers: Mapping[str, str] | None,
+        query: str,
     ) -> StreamedAnswer:
         await wire.send(self._request(method, levels, {"Content-Length": "0", **(headers or {})}, query))
         return StreamedAnswer(self, wire, await wire.head())
@@ -222,12 +227,12 @@ class Peer:
         fields = {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
         return request_head(method, f"{path}?{query}" if query else path, self._place.authority, fields.items())
 
-    async def _connect(self) -> Wire:
+    async def _connect(self) -> TrickleConnection:
         try:
             async with asyncio.timeout(10):
                 streams = await asyncio.open_connection(self._place.host, self._place.port, ssl=self._context)
         except (OSError, TimeoutError) as error:
             raise ServerUnreachable(self.url, error) from error
-        wire = Wire(*streams)
+        wire = TrickleConnection(*streams)
         self._wires.add(wire)
         return wire

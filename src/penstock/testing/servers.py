@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from penstock.testing.waiting import TooLate, wait_until
@@ -109,3 +111,26 @@ def start_server(
         yield server
     finally:
         server.stop()
+
+
+def start_nodes(stack: ExitStack, folder: Path, engine: str, count: int = 3, **settings: object) -> list[RunningServer]:
+    """Run *count* nodes of one cluster until *stack* ends: they share their admin token and the keys of tokens."""
+    from penstock.api.auth import open_keys
+
+    places = [folder / f"node-{number}" for number in range(1, count + 1)]
+    for place in places:
+        place.mkdir(mode=0o700, exist_ok=True)
+    open_keys(places[0])
+    for place in places[1:]:
+        shutil.copy(places[0] / "keys.json", place / "keys.json")
+    token = secrets.token_hex(16)
+    settings = {"server_internal_listen": "127.0.0.1:0", **settings}  # where nodes send on what is another's
+
+    def start(place: Path) -> RunningServer:
+        environment = {"PENSTOCK_AUTH_ADMIN_TOKEN": token}
+        node = stack.enter_context(start_server(place, "--engine", engine, environment=environment, **settings))
+        node.admin_token = token
+        return node
+
+    with ThreadPoolExecutor(count) as together:
+        return list(together.map(start, places))

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 WITHIN_SECONDS = 20.0
-"""Longer than a busy machine's disk may stand still: who waits for what comes loses nothing by it."""
+"""Longer than a busy machine's disk may stand still. A wait ends as soon as its condition is true."""
 
 
 class TooLate(AssertionError):
