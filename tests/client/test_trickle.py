@@ -262,6 +262,25 @@ async def test_without_a_server_it_says_so() -> None:
         await bodies(Subscriber(f"http://127.0.0.1:{port}/trickle", "x", retries=0))
 
 
+async def test_a_server_that_answers_with_interim_answers_without_end_is_given_up() -> None:
+    sent = 0
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        with suppress(OSError):
+            while sent < 1 << 26:
+                writer.write(b"HTTP/1.1 102 Processing\r\n\r\n" * 1000)
+                await writer.drain()
+                sent += 27_000
+        writer.close()
+
+    async with await asyncio.start_server(peer, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/trickle"
+        with pytest.raises(ServerUnreachable, match="more than 32,768 bytes"):
+            await bodies(Subscriber(url, "x", retries=0))
+    assert sent < 1 << 26
+
+
 async def test_a_fast_publisher_is_held_back_by_the_server(server: RunningServer) -> None:
     """What is written waits for the socket: memory of the client does not grow with the segment."""
     name = new_channel()

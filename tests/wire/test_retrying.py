@@ -20,9 +20,10 @@ def test_retries_come_later_and_later_up_to_a_limit(failures: int, chance: float
     assert delay <= 2 * POLICY.delay(failures + 1, chance)
 
 
-@given(st.integers(1, 100), st.floats(0, 1), st.floats(0, 10**6))
+@given(st.integers(1, 100), st.floats(0, 1), st.floats(0.01, 10**6))
 def test_what_the_other_side_asks_for_counts_up_to_an_hour(failures: int, chance: float, asked: float) -> None:
     assert POLICY.delay(failures, chance, asked) == min(asked, LONGEST_RETRY_AFTER)
+    assert POLICY.delay(failures, chance, 0) == POLICY.delay(failures, chance)  # nobody is asked without a pause
 
 
 def test_attempts_are_counted_with_the_first() -> None:

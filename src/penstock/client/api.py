@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.client.http import ApiError, HttpClient, Query, ServerUnreachable
+from penstock.client.http import ApiError, HttpClient, ServerUnreachable, Values
 from penstock.errors import InputInvalid
 
 __all__ = [
@@ -178,7 +178,7 @@ class Client(HttpClient):
         """What the server says about itself."""
         return self._call(dict[str, Any], "GET", "/health")
 
-    def call(self, method: str, path: str, query: Query | None = None, body: bytes = b"") -> dict[str, Any]:
+    def call(self, method: str, path: str, query: Values | None = None, body: bytes = b"") -> dict[str, Any]:
         """Any other call that answers with a JSON object."""
         return self._call(dict[str, Any], method, path, query, body)
 
@@ -187,9 +187,9 @@ class Client(HttpClient):
         type: type[S],
         method: str,
         path: str,
-        query: Query | None = None,
+        query: Values | None = None,
         body: bytes = b"",
-        headers: Query | None = None,
+        headers: Values | None = None,
     ) -> S:
         return msgspec.json.decode(self.send(method, path, query, body, headers), type=type)
 

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from penstock.errors import InputInvalid, PenstockError
 from penstock.wire.retrying import parse_retry_after
 
-Query = Mapping[str, object]
+Values = Mapping[str, object]
 _FAILURES = (OSError, http.client.HTTPException)
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _URL_LOOKS = "Give --url or PENSTOCK_URL like http://127.0.0.1:8800."
@@ -100,9 +100,9 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        query: Query | None = None,
+        query: Values | None = None,
         body: bytes = b"",
-        headers: Query | None = None,
+        headers: Values | None = None,
         *,
         timeout: float | None = None,
     ) -> bytes:
@@ -128,7 +128,7 @@ class HttpClient:
 
     @contextmanager
     def open(
-        self, path: str, query: Query | None = None, *, timeout: float | None = None
+        self, path: str, query: Values | None = None, *, timeout: float | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer to be read as it comes, on a connection of its own; *timeout* seconds without a byte end it."""
         connection = self._connect(timeout)
@@ -163,12 +163,12 @@ class HttpClient:
             return http.client.HTTPConnection(host, port, timeout=timeout)
         return http.client.HTTPSConnection(host, port, timeout=timeout, context=ssl.create_default_context())
 
-    def _target(self, path: str, query: Query) -> str:
+    def _target(self, path: str, query: Values) -> str:
         # What the command line could not decode goes out as it was typed: the server says what is wrong with it.
         text = urlencode(query, quote_via=quote, safe="/*>", errors="surrogateescape")
         return self._place.path + path + ("?" + text if text else "")
 
-    def _fields(self, headers: Query) -> dict[str, bytes]:
+    def _fields(self, headers: Values) -> dict[str, bytes]:
         given = {name: str(value) for name, value in headers.items() if value not in ("", None)}
         sent = {name: _field(f"header {name}", value) for name, value in given.items()}
         return sent | ({"Authorization": b"Bearer " + _field("the token given", self.token)} if self.token else {})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from penstock.client.http import ApiError, HttpClient, Query, ServerUnreachable
+from penstock.client.http import ApiError, HttpClient, ServerUnreachable, Values
 from penstock.errors import PenstockError
 from penstock.wire.retrying import RetryPolicy
 
@@ -69,7 +69,7 @@ class Client:
         return int(self.call("GET", "/v1/pipeline/position", {"time": time})["after"])
 
     @contextmanager
-    def open(self, path: str, parameters: Query) -> Iterator[http.client.HTTPResponse]:
+    def open(self, path: str, parameters: Values) -> Iterator[http.client.HTTPResponse]:
         """An answer to be read as it comes. Once it has begun nothing is asked again: whoever reads it decides."""
         with ExitStack() as stack:
             yield self._patiently(
@@ -111,9 +111,9 @@ class Client:
         self,
         method: str,
         path: str,
-        parameters: Query | None = None,
+        parameters: Values | None = None,
         body: bytes = b"",
-        headers: Query | None = None,
+        headers: Values | None = None,
         *,
         timeout: float = TIMEOUT_SECONDS,
         patience: float | None = None,

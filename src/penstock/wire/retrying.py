@@ -21,9 +21,9 @@ class RetryPolicy:
         """Seconds to wait after so many *failures* in a row.
 
         *chance* from 0 to 1 spreads those who failed together over the second half of the time. What the other side
-        *asked* for (`Retry-After`) counts instead, up to an hour.
+        *asked* for (`Retry-After`) counts instead, up to an hour; 0 asks for nothing.
         """
-        if asked is not None:
+        if asked:
             return min(asked, LONGEST_RETRY_AFTER)
         return min(self.longest, self.first * 2.0 ** min(failures - 1, 40)) * (0.5 + 0.5 * chance)
 
