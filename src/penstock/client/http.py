@@ -182,7 +182,11 @@ def _field(what: str, value: str) -> bytes:
 
 
 def _refusal(response: http.client.HTTPResponse, content: bytes) -> ApiError:
-    status, retry_after = response.status, parse_retry_after(response.headers.get("Retry-After", ""))
+    return parse_refusal(response.status, content, parse_retry_after(response.headers.get("Retry-After", "")))
+
+
+def parse_refusal(status: int, content: bytes, retry_after: float | None = None) -> ApiError:
+    """The error that an answer tells of, in Penstock's form or in another."""
     try:
         error = json.loads(content)["error"]
         return ApiError(status, error["code"], error["message"], error.get("remedy", ""), retry_after)

@@ -24,11 +24,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final, Self
 from urllib.parse import urlencode
 
-import msgspec
-
-from penstock.client.http import ServerUnreachable
+from penstock.client.http import ApiError, ServerUnreachable, parse_refusal
 from penstock.client.trickle_http import Peer, StreamedAnswer, Upload
-from penstock.errors import PenstockError
 from penstock.wire import trickle
 from penstock.wire.retrying import RetryPolicy
 
@@ -40,12 +37,11 @@ _RETRY: Final = RetryPolicy(first=0.25, longest=2.0)
 _WAIT: Final = "30"  # seconds after which a reader asks anew: a connection that died silently is noticed
 
 
-class TrickleError(PenstockError):
+class TrickleError(ApiError):
     """The server did not do what was asked."""
 
-    def __init__(self, status: int, code: str, message: str, remedy: str = "") -> None:
-        super().__init__(f"{status}: {message}")
-        self.status, self.code, self.remedy = status, code, remedy or PenstockError.remedy
+    def __init__(self, status: int, code: str, message: str, remedy: str = ApiError.remedy) -> None:
+        super().__init__(status, code, f"{status}: {message}", remedy)
 
 
 class ChannelMissing(TrickleError):
@@ -75,15 +71,11 @@ class Closed(TrickleError):
 
 
 async def _problem(answer: StreamedAnswer) -> TrickleError:
-    body = await answer.read()
-    try:
-        error = msgspec.json.decode(body)["error"]
-        code, message, remedy = error["code"], error["message"], error["remedy"]
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        code, message, remedy = f"http_{answer.status}", body[:200].decode(errors="replace").strip(), ""
+    kind = ChannelMissing if answer.status == 404 else TrickleError
+    error = parse_refusal(answer.status, await answer.read())
     if trickle.CLOSED.lower() in answer.headers:
-        return Closed(answer.status, code, message, remedy)
-    return (ChannelMissing if answer.status == 404 else TrickleError)(answer.status, code, message, remedy)
+        kind = Closed
+    return kind(answer.status, error.code, str(error), error.remedy)
 
 
 async def _pause(failures: int) -> None:
