@@ -9,9 +9,9 @@ from pathlib import Path
 from penstock import limits
 from penstock.settings import Settings
 from penstock.settings_reading import KNOWN, About
+from penstock.wire.ledger import STATES
 
 DOCS = Path(__file__).parent
-BEGIN, END = "<!-- settings: made by docs/generate.py -->", "<!-- end of settings -->"
 
 
 def limits_page() -> str:
@@ -94,18 +94,31 @@ def _bytes(value: int) -> str:
     return f"{value:,} bytes"
 
 
-def operations_page(current: str) -> str:
-    """docs/operations.md with its settings renewed; the rest is written by hand."""
-    before, _, rest = current.partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{settings_tables()}\n{END}{after}"
+def states_table() -> str:
+    """The states of the ledger."""
+    rows = [f"| `{s.name}` | {s.rank} | {'yes' if s.final else ''} | {s.meaning} |" for s in STATES]
+    return "\n".join(["| state | rank | final | |", "|---|---:|---|---|", *rows]) + "\n"
+
+
+PARTS = {"operations.md": {"settings": settings_tables}, "pipeline.md": {"states": states_table}}
+"""Pages that are written by hand but for these parts."""
+
+
+def page_with_parts(name: str) -> str:
+    """A page with what is made in it renewed."""
+    page = (DOCS / name).read_text()
+    for part, make in PARTS[name].items():
+        begin, end = f"<!-- {part}: made by docs/generate.py -->", f"<!-- end of {part} -->"
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n\n{make()}\n{end}{rest.partition(end)[2]}"
+    return page
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write the pages."""
     (DOCS / "limits.md").write_text(limits_page())
-    operations = DOCS / "operations.md"
-    operations.write_text(operations_page(operations.read_text()))
+    for name in PARTS:
+        (DOCS / name).write_text(page_with_parts(name))
 
 
 if __name__ == "__main__":

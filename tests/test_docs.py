@@ -27,10 +27,9 @@ def test_the_page_of_limits_is_current() -> None:
     assert (DOCS / "limits.md").read_text() == generator().limits_page()
 
 
-def test_the_settings_in_operations_are_current() -> None:
-    current = (DOCS / "operations.md").read_text()
-
-    assert current == generator().operations_page(current)
+@pytest.mark.parametrize("page", generator().PARTS)
+def test_the_parts_of_pages_that_are_made_are_current(page: str) -> None:
+    assert (DOCS / page).read_text() == generator().page_with_parts(page)
 
 
 def test_a_limit_without_a_reason_is_refused() -> None:

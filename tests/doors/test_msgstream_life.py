@@ -20,7 +20,7 @@ from penstock.errors import EngineGone
 from penstock.limits import SESSIONS_KNOWN
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft, Item, NewItem, Record
-from penstock.wire.ledger import CLOSED
+from penstock.wire.ledger import FINAL
 from tests.doors.msgstream_place import Place, place, two_nodes
 
 UNSET = {reason: {"0": [["session.unset", reason]]} for reason in ("noSession", "keyMismatch", "loggedOut")}
@@ -228,7 +228,7 @@ async def test_ids_go_on_over_months(tmp_path: Path) -> None:
 async def without_end(here: Place, actor: str) -> list[tuple[str, int]]:
     """Items that neither wait nor have a record of their end: what an audit would call missing."""
     mailbox, name = here.engine.mailbox, f"msgstream/{actor}"
-    ended = {(event.month, event.number) for event in await ledger(here, actor) if event.state in CLOSED}
+    ended = {(event.month, event.number) for event in await ledger(here, actor) if event.state in FINAL}
     found = []
     for month in await mailbox.months():
         waiting = {item.number for item in await mailbox.take(name, month)}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import astuple
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock
 from penstock.core.ledger import Header, _Columns, _encode, _Row, decode, recipient
-from penstock.wire.ledger import LATEST_MS, decode_batch
+from penstock.wire.ledger import LATEST_MS, RANKS, STATES, decode_batch, verdict
+
+SOURCE = Path(penstock.__file__).parent
 
 text = st.text(max_size=12)
 ids = st.integers(0, 2**62)
@@ -74,3 +79,40 @@ def test_garbage_is_a_batch_or_an_error_of_one_kind(garbage: bytes, place: int, 
             list(decode_batch(body)[1])
         except ValueError:
             continue
+
+
+# ── states ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_attempt_that_was_taken_after_failed_ones_is_told_as_sent() -> None:
+    attempts = [("", "retried", 1), ("", "retried", 2), ("", "sent", 3)]
+
+    assert verdict(attempts) == "sent"
+    assert verdict([*attempts, ("", "sent", 4), ("", "retried", 4)]) == "retried"
+    assert verdict([("", "acked", 1), *attempts]) == "acked"
+
+
+def test_an_item_that_moved_is_told_by_where_it_waits_now() -> None:
+    left = [("2026_11/3", "accepted", 1), ("2026_11/3", "sent", 2), ("2026_11/3", "moved", 5)]
+
+    assert verdict(left) == "accepted"
+    assert verdict([*left, ("2026_12/1", "sent", 6)]) == "sent"
+    assert verdict([*left, ("2026_12/1", "acked", 6)]) == "acked"
+
+
+def test_names_of_states_are_given_once_and_in_order_of_rank() -> None:
+    assert len(RANKS) == len(STATES)
+    assert [state.rank for state in STATES] == sorted(state.rank for state in STATES)
+    assert verdict([("", "of a later version", 9), ("", "accepted", 1)]) == "accepted"
+
+
+def test_no_second_list_of_states_stands_in_the_source() -> None:
+    lists = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                names = {one.value if isinstance(one, ast.Constant) else None for one in node.elts}
+                if len(names) > 2 and names <= RANKS.keys():
+                    lists.append(str(path.relative_to(SOURCE)))
+
+    assert lists == ["doors/eventhorizon/pushers.py"]  # what a pusher that runs elsewhere may report

@@ -1,7 +1,8 @@
 """What happened to entries and items for a recipient, recorded in columns.
 
 Doors call `sent` for each flush of a wire, and `record` or `record_item` when something else was
-decided. Records are buffered and appended to the stream `/_ledger`, one entry per batch:
+decided: a state of the table in `wire/ledger.py`. Records are buffered and appended to the stream
+`/_ledger`, one entry per batch:
 
     {"node":"n1","epoch":3,"sequence":17,"mark":"","lost":0,
      "rows":[[ms,state,reason,stream,first,last,count],…],
@@ -45,6 +46,7 @@ from penstock.limits import (
     LEDGER_WAITING,
 )
 from penstock.values import Batch, Draft, Entry
+from penstock.wire.ledger import RANKS
 
 log = logging.getLogger("penstock.ledger")
 
@@ -224,6 +226,7 @@ class Ledger:
         self, who: Sequence[Recipient], state: str, stream: str, first: int, last: int, *, reason: str = ""
     ) -> None:
         """The same happened to an interval of entries for several recipients."""
+        _check_state(state)
         if self.enabled:
             self._begin_row(state, reason, stream, first, last).who.extend(who)
             self._row = _NO_ROW
@@ -240,6 +243,7 @@ class Ledger:
         expires_ms: int | None = None,
     ) -> None:
         """Something happened to an item of a mailbox."""
+        _check_state(state)
         if self.enabled:
             now_ms = self._clock.now_ms()
             reason = reason[:LEDGER_REASON_CHARACTERS]
@@ -386,6 +390,11 @@ class Ledger:
         self._sealed_records -= sealed.records
         self.lost += sealed.records
         sealed.records, sealed.emptied = 0, True
+
+
+def _check_state(state: str) -> None:
+    if state not in RANKS:
+        raise ValueError(f"{state!r} is no state of the ledger")
 
 
 class _Columns:

@@ -18,9 +18,7 @@ from penstock.core.names import matches
 from penstock.errors import NotFound, PenstockError, Trimmed
 from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import timestamp
-
-# The state that counts is the one furthest to the left that was recorded.
-_RANK = ("acked", "dead", "dropped", "expired", "lost", "unknown", "retried", "sent", "stored", "accepted")
+from penstock.wire.ledger import verdict
 
 
 class Span(msgspec.Struct):
@@ -91,8 +89,8 @@ class Why:
             story.append("it has moved from the log to the lake")
         if entry.kind is Kind.EXPIRED or entry.kind is Kind.ERASED:
             story.append(f"its body is {entry.kind.name.lower()}")
-        verdict, reason = _without_record(self._hub, entry, recipient) if not events else (_verdict(events), "")
-        return _answer(id, entry.stream, recipient, verdict, story, events, reason)
+        found, reason = _without_record(self._hub, entry, recipient) if not events else (_verdict(events), "")
+        return _answer(id, entry.stream, recipient, found, story, events, reason)
 
     def _missing(self, id: int) -> PenstockError:
         if id > self._log.trimmed_upto:
@@ -142,11 +140,11 @@ class Why:
 
 
 def _answer(
-    what: int | str, stream: str, recipient: str, verdict: str, story: list[str], events: list[Event], reason: str
+    what: int | str, stream: str, recipient: str, found: str, story: list[str], events: list[Event], reason: str
 ) -> Answer:
     known = list({(event.ms, event.state, event.door, event.reason): event for event in events}.values())
     told = [*story, *(_words(event) for event in known), *([reason] if reason else [])]
-    return Answer(what, stream, recipient, verdict, "; ".join(told) + ".", known)
+    return Answer(what, stream, recipient, found, "; ".join(told) + ".", known)
 
 
 def _is_about(event: Event, entry: Entry, recipient: str) -> bool:
@@ -166,11 +164,7 @@ def _without_record(hub: Hub, entry: Entry, recipient: str) -> tuple[str, str]:
 
 
 def _verdict(events: list[Event]) -> str:
-    return min((event.state for event in events), key=_rank)
-
-
-def _rank(state: str) -> int:
-    return _RANK.index(state) if state in _RANK else len(_RANK)
+    return verdict(((event.door, event.month, event.number), event.state, event.ms) for event in events)
 
 
 def _ms(event: Event) -> int:

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline.ledger_batches import BATCH
-from penstock.wire.ledger import CLOSED
+from penstock.wire.ledger import FINAL
 
 SUMMARY: Final = (
     "file STRING, stream STRING, chunk BIGINT, rows BIGINT, ids BIGINT, first_id BIGINT, last_id BIGINT, "
@@ -183,7 +183,7 @@ def unclosed(mailboxes: DataFrame, ledger: DataFrame, entries: DataFrame) -> Dat
     due = numbers.where(~F.array_contains("pending", F.col("number")))
     named = ledger.withColumn("recipient", F.regexp_replace("recipient", f"^{FOLLOWING}/", ""))
     items = named.where(F.col("month") != "").select("recipient", "month", "number", "state", "time")
-    closed = items.where(F.col("state").isin(*CLOSED)).select("recipient", "month", "number").distinct()
+    closed = items.where(F.col("state").isin(*FINAL)).select("recipient", "month", "number").distinct()
     seen = items.groupBy("recipient", "month", "number").agg(F.unix_micros(F.min("time")).alias("accepted"))
     open_items = due.join(closed, ["recipient", "month", "number"], "left_anti")
     newest = Window.partitionBy("recipient", "month").orderBy(F.col("number").desc())
@@ -196,7 +196,7 @@ def unclosed(mailboxes: DataFrame, ledger: DataFrame, entries: DataFrame) -> Dat
 
 def _closed_entries(ledger: DataFrame, entries: DataFrame) -> DataFrame:
     """How many followed entries of each recipient are closed: (recipient, entries)."""
-    ends = (F.col("door") == FOLLOWING) & (F.col("first") > 0) & F.col("state").isin(*CLOSED)
+    ends = (F.col("door") == FOLLOWING) & (F.col("first") > 0) & F.col("state").isin(*FINAL)
     spans = ledger.where(ends).select("recipient", "stream", "first", "last").distinct()
     begins = entries.select(F.col("id").alias("first"), F.col("index").alias("begin"))
     stops = entries.select(F.col("id").alias("last"), F.col("index").alias("stop"))

@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.wire.ledger import CLOSED
+from penstock.wire.ledger import FINAL
 
 APP, DEVICE = "eventhorizon", "sps"
 """The doors whose readers are looked at."""
@@ -35,7 +35,7 @@ def taken(ledger: DataFrame) -> DataFrame:
     For an app that is what it acknowledged, for a device of sps what was sent to it of its user's stream.
     """
     user, device = F.split_part("recipient", F.lit("/"), F.lit(1)), F.regexp_extract("recipient", "^[^/]*/(.*)$", 1)
-    closed = F.col("state").isin(*CLOSED)
+    closed = F.col("state").isin(*FINAL)
     own = (F.col("door") == DEVICE) & (F.col("stream") == F.concat(F.lit(USERS), user))
     given = ((F.col("door") == APP) & closed) | (own & (closed | (F.col("state") == "sent")))
     found = ledger.where((F.col("first") > 0) & given).withColumn("device", device)

@@ -61,8 +61,6 @@ SCHEMAS: Final = {
     "activity": ACTIVITY,
     "unreadable": UNREADABLE,
 }
-RANKS: Final = ("acked", "dead", "dropped", "expired", "lost", "unknown", "retried", "sent")
-"""States, the one that counts first: when several were recorded for one delivery, the leftmost is its state."""
 
 GROUP_BYTES: Final = 8 * 1024 * 1024
 """Of a row group, in memory. It is what a cold read opens: with the usual 128 MiB it would read a whole day."""

@@ -1,4 +1,6 @@
-"""Batches of ledger records, read with nothing but the standard library.
+"""The states of the ledger, and its batches read with nothing but the standard library.
+
+`STATES` is the one table of states: the ledger, `why`, the fold in Spark, the audit and the docs take it from here.
 
 `core/ledger.py` writes them and describes the form; it also reads them, faster, for the server. Spark's workers
 have none of the server's libraries, so this is knowingly a second reader. A property test holds the two together.
@@ -9,13 +11,43 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-CLOSED: Final = ("acked", "dead", "dropped", "expired", "lost", "moved")
-"""States after which nothing more happens to an item. One that moved waits in another month, under another number."""
 
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """One thing that can be recorded of a delivery."""
+
+    name: str
+    rank: int
+    final: bool
+    meaning: str
+
+
+STATES: Final = (
+    LedgerState("acked", 1, True, "The recipient confirmed it."),
+    LedgerState("dead", 2, True, "The recipient said that it is gone for good."),
+    LedgerState("dropped", 3, True, "It was given up; the reason says why."),
+    LedgerState("expired", 4, True, "Its time ran out before it was confirmed."),
+    LedgerState("lost", 5, True, "It was accepted, and storing it failed."),
+    LedgerState("moved", 6, True, "The item left this month and number; it waits under those that the reason names."),
+    LedgerState("retried", 7, False, "An attempt failed; another follows."),
+    LedgerState("sent", 7, False, "It was written to the recipient's wire, or taken by its push service."),
+    LedgerState("stored", 8, False, "It waits in the recipient's mailbox."),
+    LedgerState("accepted", 9, False, "The server has promised to deliver it."),
+)
+"""When several states were recorded of one delivery, the lowest rank counts; of one rank the latest record, and of one
+moment the name that is first in the alphabet: a failed attempt is recorded as `sent` and `retried` at once.
+"""
+
+FINAL: Final = tuple(state.name for state in STATES if state.final)
+"""States after which nothing more happens to an entry, or to an item in its place (month and number)."""
+
+RANKS: Final = {state.name: state.rank for state in STATES}
+UNKNOWN_RANK: Final = 1 + max(RANKS.values())
+"""Of states that another version recorded."""
 LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: what reads tables has no later times."""
 
@@ -47,6 +79,20 @@ class LedgerRecord:
     month: str = ""
     number: int = 0
     expires_ms: int | None = None
+
+
+def verdict(records: Iterable[tuple[Hashable, str, int]]) -> str:
+    """What became of a delivery, from all its records: (place, state, time).
+
+    The place is where an item waited (door, month, number), and the same for all records of an entry. A place that
+    the item has left says no more than that it was accepted.
+    """
+    counting: dict[Hashable, tuple[int, int, str]] = {}
+    for place, state, ms in records:
+        record = (RANKS.get(state, UNKNOWN_RANK), -ms, state)
+        counting[place] = min(record, counting.get(place, record))
+    left = (RANKS["accepted"], 0, "accepted")
+    return min(left if state == "moved" else (rank, ms, state) for rank, ms, state in counting.values())[2]
 
 
 def decode_batch(body: bytes) -> tuple[LedgerBatch, Iterator[LedgerRecord]]:

@@ -110,12 +110,13 @@ def _told(row: dict[str, Any]) -> Iterator[Event]:
         return Event(ms, state, reason, row["door"], row["recipient"], *what, row["number"] or 0, expires)
 
     sent, acked = _ms(row["sent_time"]), _ms(row["acked_time"])
-    if sent is not None:
+    state, reason, last = row["state"], row["reason"] or "", _ms(row["last_time"]) or 0
+    if sent is not None and (state, last) != ("sent", sent):
         yield event("sent", "", sent)
     if acked is not None:
-        yield event("acked", row["reason"] if row["state"] == "acked" else "", acked)
-    if row["state"] not in ("sent", "acked"):
-        yield event(row["state"], row["reason"] or "", _ms(row["last_time"]) or 0)
+        yield event("acked", reason if state == "acked" else "", acked)
+    if state != "acked":
+        yield event(state, reason, last)
 
 
 def _ms(moment: Any) -> int | None:

@@ -32,8 +32,8 @@ from penstock.pipeline.ledger_batches import (
     read_batches,
 )
 from penstock.pipeline.staging import rows_of, stage_one
-from penstock.pipeline.tables import LEDGER, RANKS, SCHEMAS, days_between
-from penstock.wire.ledger import decode_batch
+from penstock.pipeline.tables import LEDGER, SCHEMAS, days_between
+from penstock.wire.ledger import RANKS, UNKNOWN_RANK, decode_batch
 
 OPTIONS: Mapping[str, str] = {}
 
@@ -142,7 +142,7 @@ def fold(ledger: DataFrame) -> DataFrame:
 
 def fold_deliveries(deliveries: DataFrame) -> DataFrame:
     """Rows of `deliveries` that speak of the same thing → one, in the state that counts."""
-    best = F.min(F.struct(_rank(F.col("state")), -F.unix_micros("last_time"), "state", "reason"))
+    best = F.min(F.struct(_rank(), -F.unix_micros("last_time"), "state", "reason"))
     folded = deliveries.groupBy(*_WHAT).agg(
         best.alias("best"),
         F.min("first_time").alias("first_time"),
@@ -157,11 +157,9 @@ def fold_deliveries(deliveries: DataFrame) -> DataFrame:
     return named.select(*(one.split()[0] for one in SCHEMAS["deliveries"].split(", ")))
 
 
-def _rank(state: Column) -> Column:
-    ranked = F.lit(len(RANKS))
-    for number, name in reversed(list(enumerate(RANKS))):
-        ranked = F.when(state == name, number).otherwise(ranked)
-    return ranked.alias("rank")
+def _rank() -> Column:
+    pairs = [F.lit(part) for pair in RANKS.items() for part in pair]
+    return F.coalesce(F.create_map(*pairs)[F.col("state")], F.lit(UNKNOWN_RANK))
 
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,50 @@
+"""What became of a delivery is the same before and after the fold, whatever was recorded of it."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.core.clock import ManualClock
+from penstock.core.hub import Hub
+from penstock.core.ledger import STREAM, Ledger, recipient
+from penstock.core.why import Why
+from penstock.engines.lake import Deliveries, Lake
+from penstock.engines.memory import MemoryEngine
+from penstock.pipeline.jobs import ledger
+from penstock.wire.ledger import STATES
+from tests.engines.test_deliveries import write_deliveries
+from tests.spark.test_transforms import events
+
+WHO = recipient("msgstream", "alice")
+NAMES = [state.name for state in STATES]
+STORIES = [(one,) for one in NAMES] + list(product(NAMES, NAMES))
+
+
+async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, tmp_path: Path) -> None:
+    clock, lake = ManualClock(), Lake(tmp_path)
+    async with MemoryEngine(clock=clock) as engine, lake:
+        book = Ledger(engine.log, clock, node="n1")
+        why = Why(engine.log, book, Hub(engine.log), Deliveries(lake, engine.registry))
+        await book.open(engine.registry)
+        for pause in (0, 0.001):
+            for number, story in enumerate(STORIES, 1):
+                for state in story:
+                    book.record_item(WHO, state, f"{pause} {'+'.join(story)}", "2026_11", number, reason=f"of {state}")
+                    clock.advance(pause)
+        await book.flush()
+        keys = [f"{pause} {'+'.join(story)}" for pause in (0, 0.001) for story in STORIES]
+        before = {key: (await why.item(key, "alice")).verdict for key in keys}
+
+        bodies = [entry.body for entry in (await engine.log.read_after((STREAM,), 0)).entries]
+        folded = ledger.fold(ledger.transform(events(spark, *bodies))).toArrow().to_pylist()
+        write_deliveries(tmp_path, 0, engine.log.followed, folded)
+        await engine.registry.put("lake/ledger", b'{"done":%d}' % engine.log.followed)
+
+        assert {key: (await why.item(key, "alice")).verdict for key in keys} == before
+        assert len(folded) == len(keys)
+    assert [before["0.001 " + story] for story in ("retried+sent", "sent+retried", "accepted+moved", "sent+acked")] == [
+        "sent", "retried", "accepted", "acked",
+    ]  # fmt: skip
