@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock import limits
 from penstock.settings import Settings
 from penstock.settings_reading import KNOWN, About
+from penstock.wire.columns import EVENT
 from penstock.wire.ledger import STATES
 
 DOCS = Path(__file__).parent
@@ -100,7 +101,17 @@ def states_table() -> str:
     return "\n".join(["| state | rank | final | |", "|---|---:|---|---|", *rows]) + "\n"
 
 
-PARTS = {"operations.md": {"settings": settings_tables}, "pipeline.md": {"states": states_table}}
+def columns_table() -> str:
+    """The columns of an event."""
+    rows = [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in EVENT]
+    return "\n".join(["| column | type | |", "|---|---|---|", *rows]) + "\n"
+
+
+PARTS = {
+    "operations.md": {"settings": settings_tables},
+    "pipeline.md": {"states": states_table},
+    "export.md": {"columns": columns_table},
+}
 """Pages that are written by hand but for these parts."""
 
 

@@ -17,8 +17,9 @@ import pyarrow as pa
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
 from penstock.api.v1.export import Exporter
+from penstock.core.arrow import BATCH_BYTES
 from penstock.core.clock import ManualClock
-from penstock.core.export import BATCH_BYTES, Block, Export, LogExport, Range
+from penstock.core.export import Block, Export, LogExport, Range
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.members import Alone

@@ -16,13 +16,14 @@ import pytest
 
 from penstock.core import arrow
 from penstock.core.clock import ManualClock
-from penstock.core.export import COLUMNS, Range, Selection
+from penstock.core.export import Range, Selection
 from penstock.core.log import Log
 from penstock.engines.sqlite.export import INLET_BYTES
 from penstock.errors import EngineGone, Trimmed
 from penstock.limits import BATCH_ENTRIES
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft, Entry, Kind
+from penstock.wire.columns import NAMES
 from tests.api.export_site import collect, engine_with_export, read_export
 
 SOURCE = str(Path(arrow.__file__).parents[2])
@@ -129,7 +130,7 @@ async def test_columns_and_streams_select(tmp_path: Path, kind: str) -> None:
         await fill(engine.log, clock, 3, batches=10)
         end = engine.log.followed
         entries = [await engine.log.entry(id) for id in range(1, end + 1)]
-        for columns in [("id",), ("body",), ("index", "attributes"), ("kind", "expires_at"), COLUMNS]:
+        for columns in [("id",), ("body",), ("index", "attributes"), ("kind", "expires_at"), NAMES]:
             for patterns in [None, (">",), ("/a", "/many/*"), ("/nobody",)]:
                 selection = Selection(patterns, ("/users/7",) if patterns == (">",) else None)
                 table, _ = read_export(await collect(export, Range(2, end, columns, selection)))

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.core import arrow
-from penstock.core.export import COLUMNS, Range
+from penstock.core.export import Range
 from penstock.errors import EngineGone
 from penstock.http.settings import ConnectionSettings
 from penstock.limits import BATCH_ENTRIES
 from penstock.values import Batch, Draft
+from penstock.wire.columns import NAMES
 from tests.api.export_site import ADMIN, CutOff, Scripted, Site, code, engine_with_export, publish, read_export, site
 
 
@@ -80,8 +81,8 @@ async def test_only_so_many_exports_run_at_once(tmp_path: Path) -> None:
     async def pieces() -> AsyncGenerator[bytes, None]:
         begun.set()
         await go_on.wait()
-        yield arrow.opening(COLUMNS)
-        yield arrow.closing(COLUMNS, 0, 1)
+        yield arrow.opening(NAMES)
+        yield arrow.closing(NAMES, 0, 1)
 
     async with site(tmp_path, export=Scripted(pieces), limit=1) as node:
         end = await publish(node)

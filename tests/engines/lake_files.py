@@ -9,9 +9,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from penstock.core import arrow
-from penstock.core.export import COLUMNS, day_name, day_of
+from penstock.core.export import day_name, day_of
 from penstock.core.log import Log
 from penstock.values import Entry
+from penstock.wire.columns import NAMES
 from penstock.wire.lake import LakeFile
 
 
@@ -38,7 +39,7 @@ def write_file(lake: Path, entries: Sequence[Entry], file: LakeFile, group: int 
     """One file of `events`, complete before it gets its name."""
     path = lake / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_batches([arrow.batch_of(entries, COLUMNS)])
+    table = pa.Table.from_batches([arrow.batch_of(entries, NAMES)])
     staged = path.with_suffix(".staged")
     pq.write_table(table, staged, row_group_size=group, compression="zstd")
     staged.rename(path)

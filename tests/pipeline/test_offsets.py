@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputInvalid
 from penstock.pipeline.offsets import (
-    COLUMNS,
     Cut,
     cuts_between,
     cuts_given,
@@ -18,6 +17,7 @@ from penstock.pipeline.offsets import (
     read_options,
     start_of,
 )
+from penstock.wire.columns import NAMES
 
 SERVER = {"url": "http://127.0.0.1:8800", "token": "t"}
 rising = st.lists(st.integers(0, 2**62), min_size=2, max_size=20, unique=True).map(sorted)
@@ -72,7 +72,7 @@ def test_options_are_taken_whatever_their_case() -> None:
     assert options.max_rows == 10
     assert options.columns == ("id", "body")
     assert start_of(options) == {"position": "latest"}
-    assert read_options(SERVER).columns == COLUMNS
+    assert read_options(SERVER).columns == NAMES
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from penstock.pipeline.client import Client
-from penstock.pipeline.offsets import COLUMNS
 from penstock.pipeline.tables import open_lake
+from penstock.wire.columns import NAMES
 
 LINES = 10_000  # of one request
 
@@ -84,6 +84,4 @@ def differences(client: Client, lake: Path) -> list[str]:
     if log.num_rows != rows.num_rows:
         missing = set(log.column("id").to_pylist()) - set(rows.column("id").to_pylist())
         return [f"{rows.num_rows} rows of {log.num_rows}, {len(missing)} missing"]
-    return [
-        name for name in COLUMNS if not log.column(name).equals(rows.column(name).cast(log.schema.field(name).type))
-    ]
+    return [name for name in NAMES if not log.column(name).equals(rows.column(name).cast(log.schema.field(name).type))]

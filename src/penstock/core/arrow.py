@@ -10,42 +10,44 @@ This module loads pyarrow; import it only where something is exported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from penstock.core.export import BATCH_BYTES, COLUMNS
 from penstock.values import Entry, Kind
+from penstock.wire.columns import BYTES, EVENT, INT32, INT64, NAMES, SCHEMA_VERSION, TEXT, TIME, Column
 
-SCHEMA_VERSION: Final = 1
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of one record batch at most: what a reader must be able to hold. Larger ones are split."""
+
 KIND_NAMES: Final = tuple(kind.name.lower() for kind in Kind)
-_TIME: Final = pa.timestamp("us", tz="UTC")
 _FRAME_BYTES: Final = 64 * 1024  # of a message: its metadata and the padding of its buffers
-
-TYPES: Final[dict[str, Any]] = {
-    "id": pa.int64(), "stream": pa.utf8(), "index": pa.int64(), "chunk": pa.int64(), "offset": pa.int64(),
-    "size": pa.int64(), "kind": pa.utf8(), "type": pa.utf8(), "time": _TIME, "expires_at": _TIME,
-    "attributes": pa.utf8(), "body": pa.binary(), "schema_version": pa.int32(),
+_ARROW: Final = {
+    INT64: pa.int64(), INT32: pa.int32(), TEXT: pa.utf8(), TIME: pa.timestamp("us", tz="UTC"), BYTES: pa.binary(),
 }  # fmt: skip
-
-_VALUES: Final[dict[str, Callable[[Entry], object]]] = {
-    "id": lambda entry: entry.id,
-    "stream": lambda entry: entry.stream,
-    "index": lambda entry: entry.index,
-    "chunk": lambda entry: entry.chunk,
-    "offset": lambda entry: entry.offset,
-    "size": lambda entry: entry.size,
-    "kind": lambda entry: KIND_NAMES[entry.kind],
-    "type": lambda entry: entry.type or None,
-    "time": lambda entry: entry.published_ms * 1000,
-    "expires_at": lambda entry: None if entry.expires_ms is None else entry.expires_ms * 1000,
-    "attributes": lambda entry: entry.attributes or None,
-    "body": lambda entry: None if entry.kind in (Kind.EXPIRED, Kind.ERASED) else entry.body,
-    "schema_version": lambda entry: SCHEMA_VERSION,
-}
+TYPES: Final[dict[str, Any]] = {column.name: _ARROW[column.type] for column in EVENT}
 
 
-def schema(columns: Sequence[str] = COLUMNS) -> Any:
+def _value_of(column: Column) -> Callable[[Entry], object]:
+    """How a column's value is taken from an entry."""
+    special: dict[str, Callable[[Entry], object]] = {
+        "kind": lambda entry: KIND_NAMES[entry.kind],
+        "body": lambda entry: None if entry.kind in (Kind.EXPIRED, Kind.ERASED) else entry.body,
+        "schema_version": lambda entry: SCHEMA_VERSION,
+    }
+    if column.name in special:
+        return special[column.name]
+    plain = attrgetter(column.field)
+    if column.type == TIME:
+        return lambda entry: None if (ms := plain(entry)) is None else ms * 1000
+    return (lambda entry: plain(entry) or None) if column.type == TEXT else plain
+
+
+_VALUES: Final = {column.name: _value_of(column) for column in EVENT}
+
+
+def schema(columns: Sequence[str] = NAMES) -> Any:
     """The schema of an export with these columns."""
     return pa.schema([pa.field(name, TYPES[name]) for name in columns])
 

@@ -19,15 +19,7 @@ from penstock.core.log import Log
 from penstock.core.names import matches
 from penstock.errors import Busy, NotFound, PenstockError, Trimmed
 from penstock.values import Entry
-
-COLUMNS: Final = (
-    "id", "stream", "index", "chunk", "offset", "size", "kind", "type", "time", "expires_at", "attributes", "body",
-    "schema_version",
-)  # fmt: skip
-"""The columns of an export, in their only order. New ones are added at the end."""
-
-BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of one record batch at most: what a reader must be able to hold. Larger ones are split."""
+from penstock.wire.columns import NAMES
 
 PLAN_ROWS: Final = 10_000_000
 """Rows that one plan covers at most: some three seconds of looking. Over it: the plan ends earlier."""
@@ -131,7 +123,7 @@ class Range(msgspec.Struct, frozen=True):
 
     after: int
     upto: int
-    columns: tuple[str, ...] = COLUMNS
+    columns: tuple[str, ...] = NAMES
     selection: Selection = Selection()
 
 

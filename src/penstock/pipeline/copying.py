@@ -18,17 +18,17 @@ from pyspark import SparkContext, TaskContext
 
 from penstock.pipeline.client import Client
 from penstock.pipeline.commit import Slice, StagedWrong
-from penstock.pipeline.offsets import COLUMNS, Cut
+from penstock.pipeline.offsets import Cut
 from penstock.pipeline.source import Part, read_slice
 from penstock.pipeline.tables import GROUP_BYTES
+from penstock.wire.columns import EVENT, NAMES
 
 _BULKY: Final = ("attributes", "body")
-_REPEATING: Final = ("stream", "chunk", "size", "kind", "type", "attributes", "schema_version")
 _WRITING: Final[dict[str, Any]] = {
     "compression": "zstd",
     # Values that hardly ever come twice fill a dictionary for nothing, and bodies make long statistics.
-    "use_dictionary": list(_REPEATING),
-    "write_statistics": [name for name in COLUMNS if name not in _BULKY],
+    "use_dictionary": [column.name for column in EVENT if column.repeats],
+    "write_statistics": [name for name in NAMES if name not in _BULKY],
     # A file must not tell by whom it was written: pyarrow would read its own types back instead of Parquet's.
     "store_schema": False,
 }

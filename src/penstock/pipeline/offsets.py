@@ -13,11 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from penstock.errors import InputInvalid
-
-COLUMNS: Final = (
-    "id", "stream", "index", "chunk", "offset", "size", "kind", "type", "time", "expires_at", "attributes", "body",
-    "schema_version",
-)  # fmt: skip
+from penstock.wire.columns import NAMES
 
 DEFAULT_PARTITIONS: Final = 2
 MOST_PARTITIONS: Final = 1_000
@@ -196,8 +192,8 @@ def _seconds(options: Mapping[str, str], name: str, default: str) -> float:
 
 def _columns(text: str) -> tuple[str, ...]:
     if not text:
-        return COLUMNS
+        return NAMES
     wanted = {name.strip() for name in text.split(",")}
-    if unknown := wanted - set(COLUMNS):
-        raise InputInvalid("option columns", f"{sorted(unknown)[0]!r} is not one of {', '.join(COLUMNS)}")
-    return tuple(name for name in COLUMNS if name in wanted)
+    if unknown := wanted - set(NAMES):
+        raise InputInvalid("option columns", f"{sorted(unknown)[0]!r} is not one of {', '.join(NAMES)}")
+    return tuple(name for name in NAMES if name in wanted)

@@ -38,7 +38,6 @@ from pyspark.sql.types import StructType
 from penstock.errors import InputInvalid, PenstockError
 from penstock.pipeline.client import Client
 from penstock.pipeline.offsets import (
-    COLUMNS,
     Cut,
     cuts_between,
     cuts_of,
@@ -48,9 +47,8 @@ from penstock.pipeline.offsets import (
     read_options,
     start_of,
 )
-from penstock.pipeline.tables import EVENTS
+from penstock.wire.columns import EVENT, NAMES, ddl
 
-_TYPES = dict(zip(COLUMNS, EVENTS.split(", "), strict=True))
 _SIGNS: dict[type[Filter], str] = {
     EqualTo: "=",
     GreaterThan: ">",
@@ -85,7 +83,8 @@ class PenstockSource(DataSource):
         return "penstock"
 
     def schema(self) -> str:
-        return ", ".join(_TYPES[column] for column in read_options(self.options).columns)
+        wanted = read_options(self.options).columns
+        return ddl(column for column in EVENT if column.name in wanted)
 
     def reader(self, schema: StructType) -> LogReader:
         return LogReader(self.options, schema)
@@ -199,7 +198,7 @@ class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
 
 
 def read_slice(
-    client: Client, part: Part, columns: Sequence[str] = COLUMNS, streams: str = ""
+    client: Client, part: Part, columns: Sequence[str] = NAMES, streams: str = ""
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one cut. Fails rather than giving fewer: see `CutOff`."""
     asked: dict[str, object] = {"after": part.lo, "upto": part.hi, "columns": ",".join(columns)}

@@ -24,12 +24,10 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigInvalid, OperatorError
+from penstock.wire.columns import ddl
 from penstock.wire.lake import LETTERS, STAGING, LakeFile, first_hole, parse_folder, parse_name
 
-EVENTS: Final = (
-    "id BIGINT, stream STRING, index BIGINT, chunk BIGINT, offset BIGINT, size BIGINT, kind STRING, type STRING, "
-    "time TIMESTAMP, expires_at TIMESTAMP, attributes STRING, body BINARY, schema_version INT"
-)
+EVENTS: Final = ddl()
 LEDGER: Final = (
     # entry is the id of the batch in the log. A batch begins with one row whose state is "batch": it stands for the
     # batch itself, also for an empty one.

@@ -13,7 +13,6 @@ from penstock.api.auth import Caller
 from penstock.api.context import Context, integer, only, readable
 from penstock.api.describing import number, operation, patterns, text
 from penstock.core.export import (
-    COLUMNS,
     PLAN_ROWS,
     PLAN_SLICES,
     BeyondLog,
@@ -29,6 +28,7 @@ from penstock.core.export import (
 from penstock.errors import Busy, InputInvalid
 from penstock.http.exchange import Headers, Request, Response
 from penstock.values import Entry
+from penstock.wire.columns import NAMES
 from penstock.wire.http import chunk
 
 EXPORTS: Final = 8
@@ -90,7 +90,7 @@ class Exporter:
             number("upto", "Ids up to this.", required=True),
             patterns(),
             text("columns", "Columns with commas; without it, all.",
-                 pattern=rf"^(?:{'|'.join(COLUMNS)})(?:,(?:{'|'.join(COLUMNS)})){{0,{len(COLUMNS)}}}$"),
+                 pattern=rf"^(?:{'|'.join(NAMES)})(?:,(?:{'|'.join(NAMES)})){{0,{len(NAMES)}}}$"),
         ),
         media="application/vnd.apache.arrow.stream",
         errors=(404, 410),
@@ -207,9 +207,9 @@ def _selection(request: Request, caller: Caller) -> Selection:
 def _columns(request: Request) -> tuple[str, ...]:
     """The wanted columns, in their only order."""
     if "columns" not in request.params:
-        return COLUMNS
+        return NAMES
     wanted = request.params["columns"].split(",")
     for name in wanted:
-        if name not in COLUMNS:
-            raise InputInvalid("parameter columns", f"{name[:40]!r} is not one of {', '.join(COLUMNS)}")
-    return tuple(name for name in COLUMNS if name in wanted)
+        if name not in NAMES:
+            raise InputInvalid("parameter columns", f"{name[:40]!r} is not one of {', '.join(NAMES)}")
+    return tuple(name for name in NAMES if name in wanted)

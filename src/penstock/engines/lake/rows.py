@@ -11,12 +11,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from penstock.engines.lake.look import Look
 from penstock.values import Entry, Kind
+from penstock.wire.columns import BYTES, EVENT, TEXT, TIME, Column
 
 FOOTERS: Final = 512
 """Footers that are kept: some kilobytes each."""
@@ -24,7 +26,8 @@ CACHE_BYTES: Final = 64 * 1024 * 1024
 """Decoded row groups that are kept, so that the next page of a replay decodes nothing."""
 
 KEYS: Final = ("id", "stream", "index", "chunk", "offset", "size")
-ALL: Final = (*KEYS, "kind", "type", "time", "expires_at", "attributes", "body")
+_OF_ENTRY: Final = tuple(column for column in EVENT if column.field)
+ALL: Final = tuple(column.name for column in _OF_ENTRY)
 _KINDS: Final = {kind.name.lower(): kind for kind in Kind}
 _LIVE: Final = pa.array(["data", "part"])
 
@@ -148,27 +151,27 @@ def _live(rows: Any, now_ms: int) -> Any:
 
 def entries_of(rows: Any, now_ms: int) -> list[Entry]:
     """Rows as entries; those whose time has run out as tombstones."""
-    columns = [_values(rows, name) for name in ALL]
-    return [_entry(now_ms, *values) for values in zip(*columns, strict=True)]
+    entries = map(Entry, *(_values(rows, column) for column in _OF_ENTRY))
+    return [_buried(entry) if _is_over(entry, now_ms) else entry for entry in entries]
 
 
-def _values(rows: Any, name: str) -> list[Any]:
-    column = rows.column(name)
-    if name in ("time", "expires_at"):
-        column = pc.cast(column, pa.int64())
-    values: list[Any] = column.to_pylist()
-    return values
+def _values(rows: Any, column: Column) -> list[Any]:
+    """A column as an entry's field has it."""
+    values = rows.column(column.name)
+    if column.name == "kind":
+        return [_KINDS[name] for name in values.to_pylist()]
+    if column.type == TIME:
+        values = pc.divide(pc.cast(values, pa.int64()), 1000)
+    elif column.type in (TEXT, BYTES):
+        values = pc.fill_null(values, "" if column.type == TEXT else b"")
+    found: list[Any] = values.to_pylist()
+    return found
 
 
-def _entry(
-    now_ms: int, id: int, stream: str, index: int | None, chunk: int, offset: int, size: int, kind_name: str,
-    type: str | None, time: int, expires: int | None, attributes: str | None, body: bytes | None,
-) -> Entry:  # fmt: skip
-    kind = _KINDS[kind_name]
-    expires_ms = None if expires is None else expires // 1000
-    if expires_ms is not None and expires_ms <= now_ms and kind in (Kind.DATA, Kind.PART):
-        kind, type, attributes, body = Kind.EXPIRED, None, None, None
-    return Entry(
-        id, stream, index, chunk, offset, size, kind, type or "", time // 1000, expires_ms, attributes or "",
-        body or b"",
-    )  # fmt: skip
+def _is_over(entry: Entry, now_ms: int) -> bool:
+    over = entry.expires_ms is not None and entry.expires_ms <= now_ms
+    return over and entry.kind in (Kind.DATA, Kind.PART)
+
+
+def _buried(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, kind=Kind.EXPIRED, type="", attributes="", body=b"")

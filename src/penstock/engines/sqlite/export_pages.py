@@ -28,6 +28,7 @@ from penstock.core import arrow
 from penstock.core.export import Range, Selection
 from penstock.engines.sqlite.export import DATA, FAILURE, TRAILER, ExportRequest
 from penstock.values import Kind
+from penstock.wire.columns import EVENT, SCHEMA_VERSION, TEXT, TIME
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """What a page is meant to hold; a batch is at most four times as much."""
@@ -39,16 +40,14 @@ NAMES: Final = 100_000
 """Stream names in memory. Over it: they are read anew."""
 
 _ALWAYS: Final = ("id", "size", "kind", "expires_ms")
-_SOURCES: Final = {
-    "stream": "stream", "index": "idx", "chunk": "chunk", "offset": "offset", "type": "type", "time": "published_ms",
-    "attributes": "attributes", "body": "body",
-}  # fmt: skip
+_SQL: Final = {column.name: column.sql for column in EVENT if column.sql}
+_TYPES: Final = {column.name: column.type for column in EVENT}
 _SMALL_BODY: Final = f"iif(length(body) > {LARGE_BYTES}, x'', body) AS body"
 _PAGE = "SELECT {sources} FROM entries WHERE id > {after:d} AND id <= {upto:d} ORDER BY id"
 _SIZES = "SELECT id, length(body) FROM entries WHERE id > {after:d} AND id <= {upto:d} ORDER BY id"
 _NAMES = "SELECT number, name FROM streams WHERE number IN (SELECT value FROM json_each(?))"
 _KINDS: Final = pa.array(arrow.KIND_NAMES, pa.utf8())
-_VERSIONS: Final = pa.array([arrow.SCHEMA_VERSION] * PAGE_ROWS, pa.int32())
+_VERSIONS: Final = pa.array([SCHEMA_VERSION] * PAGE_ROWS, pa.int32())
 _BODIED: Final = pa.array([Kind.DATA, Kind.PART], pa.int64())
 
 
@@ -157,7 +156,8 @@ class Pages:
 
     def _read(self, after: int, upto: int, body: str) -> Any:
         wanted = self._wanted
-        sources = [*_ALWAYS, *(_SOURCES[column] for column in wanted.columns if column in _SOURCES)]
+        chosen = [_SQL[column] for column in wanted.columns if column in _SQL]
+        sources = list(dict.fromkeys([*_ALWAYS, *chosen]))
         if wanted.selection.patterns is not None and "stream" not in sources:
             sources.append("stream")
         listed = ", ".join(body if source == "body" else source for source in sources)
@@ -168,12 +168,12 @@ class Pages:
         if not table.num_rows:
             return
         now_ms = self._now_ms + int((time.monotonic() - self._began) * 1000)
-        batch = Columns(table.combine_chunks(), self._names, now_ms).batch(self._wanted.columns)
+        batch = PageColumns(table.combine_chunks(), self._names, now_ms).batch(self._wanted.columns)
         self._rows = max(64, min(PAGE_ROWS, PAGE_BYTES * batch.num_rows // max(1, batch.nbytes)))
         yield from arrow.split(batch)
 
 
-class Columns:
+class PageColumns:
     """The columns of an export, made of one page."""
 
     def __init__(self, table: Any, names: Names, now_ms: int) -> None:
@@ -186,7 +186,11 @@ class Columns:
 
     def batch(self, columns: tuple[str, ...]) -> Any:
         """A record batch with these columns."""
-        arrays = [getattr(self, f"_{name}")() for name in columns]
+        made = {
+            "stream": self._stream, "index": self._index, "kind": self._kind, "body": self._body,
+            "schema_version": self._schema_version,
+        }  # fmt: skip
+        arrays = [made[name]() if name in made else self._plain(name) for name in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=arrow.schema(columns))
 
     def _find_expired(self, kinds: Any) -> Any:
@@ -197,40 +201,23 @@ class Columns:
         expired = pc.and_(due, pc.is_in(kinds, value_set=_BODIED))
         return expired if pc.any(expired).as_py() else None
 
-    def _id(self) -> Any:
-        return self._source["id"]
+    def _plain(self, name: str) -> Any:
+        """A column that is in the table as it is, but for the unit of times and the nulls of texts."""
+        values = self._source[_SQL[name]]
+        if _TYPES[name] == TIME:
+            return pc.multiply(values, _1000).cast(arrow.TYPES[name])
+        return self._text(values) if _TYPES[name] == TEXT else values
 
     def _stream(self) -> Any:
         numbers = self._source["stream"].dictionary_encode()
         return pa.array(self._names.load(numbers.dictionary.to_pylist()), pa.utf8()).take(numbers.indices)
 
     def _index(self) -> Any:
-        has_index = pc.and_(pc.not_equal(self._kinds, _META), pc.greater(self._size(), _0))
+        has_index = pc.and_(pc.not_equal(self._kinds, _META), pc.greater(self._source["size"], _0))
         return _valid_where(self._source["idx"], has_index)
-
-    def _chunk(self) -> Any:
-        return self._source["chunk"]
-
-    def _offset(self) -> Any:
-        return self._source["offset"]
-
-    def _size(self) -> Any:
-        return self._source["size"]
 
     def _kind(self) -> Any:
         return _KINDS.take(self._kinds)
-
-    def _type(self) -> Any:
-        return self._text("type")
-
-    def _time(self) -> Any:
-        return _time(self._source["published_ms"])
-
-    def _expires_at(self) -> Any:
-        return _time(self._source["expires_ms"])
-
-    def _attributes(self) -> Any:
-        return self._text("attributes")
 
     def _body(self) -> Any:
         bodies = self._without_expired(self._source["body"])
@@ -239,9 +226,9 @@ class Columns:
     def _schema_version(self) -> Any:
         return _VERSIONS.slice(0, self._rows)
 
-    def _text(self, name: str) -> Any:
+    def _text(self, values: Any) -> Any:
         """A text column; where there is no text it is null."""
-        texts = self._without_expired(self._source[name])
+        texts = self._without_expired(values)
         return _valid_where(texts, pc.greater(pc.binary_length(texts), _LENGTH_0))
 
     def _without_expired(self, values: Any) -> Any:
@@ -260,10 +247,6 @@ def _lacks_bodies(table: Any) -> bool:
 def _whole(column: Any) -> Any:
     """The one array of a column."""
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
-def _time(milliseconds: Any) -> Any:
-    return pc.multiply(milliseconds, _1000).cast(arrow.TYPES["time"])
 
 
 def _valid_where(values: Any, valid: Any) -> Any:

@@ -12,11 +12,13 @@ from functools import cache
 from typing import Any, Final
 
 from penstock.engines.sqlite.recent import Columns
+from penstock.wire.columns import EVENT
 
 Value = int | str | bytes | None
-COLUMNS: Final = 12
-"""id, stream number, idx, chunk, offset, size, kind, type, published_ms, expires_ms, attributes, body"""
+COLUMNS: Final = sum(bool(column.sql) for column in EVENT)
+"""Of the table `entries`, in the order of `wire/columns.py`; the stream is its number."""
 
+_ROW: Final = f"({','.join('?' * COLUMNS)})"
 _EXACT_UPTO: Final = 64
 _LARGER: Final = (512, 256, 128)
 
@@ -47,4 +49,4 @@ def counts(total: int) -> list[int]:
 
 @cache
 def _statement(count: int) -> str:
-    return "INSERT INTO entries VALUES " + ", ".join(["(?,?,?,?,?,?,?,?,?,?,?,?)"] * count)  # noqa: S608 - no value in it
+    return "INSERT INTO entries VALUES " + ", ".join([_ROW] * count)  # noqa: S608 - no value in it

@@ -13,8 +13,8 @@ from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Intent, Slice, Staged, Turn
 from penstock.pipeline.copying import copy_slices
 from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace
-from penstock.pipeline.offsets import COLUMNS
 from penstock.pipeline.staging import stage_slices, staged_slices
+from penstock.wire.columns import NAMES
 
 OPTIONS: Mapping[str, str] = {}
 
@@ -33,7 +33,7 @@ Transform = Callable[[DataFrame], DataFrame]
 
 def transform(frame: DataFrame) -> DataFrame:
     """Rows of the log as rows of `events`: the same, in the table's order of columns."""
-    return frame.select(*COLUMNS)
+    return frame.select(*NAMES)
 
 
 def run(place: Workplace, options: Mapping[str, str], *, transform: Transform | None = None) -> JobOutcome:
