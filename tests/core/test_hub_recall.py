@@ -168,7 +168,7 @@ def test_everybody_gets_exactly_what_the_log_has(
 async def test_the_same_check_finds_a_hub_that_takes_what_it_recalled_for_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hubs._Recent, "reaches", lambda recent, feed: feed.position >= recent._preceding)
+    monkeypatch.setattr(hubs.RecentEntries, "reaches", lambda recent, feed: feed.position >= recent._preceding)
     wanted = [(("/_x", "/a"), 0, False)] * (4 * CROWD)
     with pytest.raises(AssertionError):
         await check_everybody_gets_what_the_log_has(["/a", "/_x", "/a"], wanted, [], 8192)

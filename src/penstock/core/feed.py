@@ -18,13 +18,10 @@ So there is neither a gap nor a duplicate between the last page and the first li
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from penstock.core.ledger import Recipient
 from penstock.values import Entry, Kind
-
-if TYPE_CHECKING:
-    from penstock.core.hub import Hub
-    from penstock.core.ledger import Recipient
 
 _META = Kind.META
 
@@ -82,6 +79,27 @@ def take_if_room(sink: Sink, entries: Sequence[Entry]) -> bool:
     return True
 
 
+class FeedHub(Protocol):
+    """What a feed needs of the hub that it belongs to (`core/hub.py`)."""
+
+    position: int  # the newest id that feeds were offered
+    forgotten: int  # entries up to here are not in the hub's memory any more
+    woken: list[Feed]  # feeds that have something waiting: they are flushed in this turn of the loop
+    went_behind: int
+
+    def enqueue(self, feed: Feed) -> None:
+        """Put a feed that is behind into the line, once."""
+        ...
+
+    def change(self, feed: Feed, patterns: tuple[str, ...]) -> None:
+        """Change what an open feed wants."""
+        ...
+
+    def forget(self, feed: Feed) -> None:
+        """Let a stopped feed go."""
+        ...
+
+
 class Feed:
     """What one live reader has waiting in memory, and its position for when that is not enough.
 
@@ -95,7 +113,7 @@ class Feed:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: FeedHub,
         sink: Sink,
         patterns: tuple[str, ...],
         after: int,
