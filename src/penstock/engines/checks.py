@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from penstock.core.registry import NEW
 from penstock.errors import InputInvalid, MailboxFull, SequencePassed, SequenceReused, TooLarge, VersionMismatch
 from penstock.limits import RECIPIENT_BYTES, RECORD_BYTES, RECORD_KEY_BYTES
-from penstock.values import Appended, Batch, Item, NewItem, Producer, Room
+from penstock.values import Appended, Batch, Item, NewItem, Producer, Record, Room
 
 _MONTH = re.compile(r"[0-9]{4}_(0[1-9]|1[0-2])")
 
@@ -28,6 +29,12 @@ def check_position(recipient: str, actual: int, expect: int | None) -> None:
     """Refuse to store for somebody who believes a mailbox's read position to be another."""
     if expect is not None and expect != actual:
         raise VersionMismatch(f"mailbox {recipient}", expect, actual)
+
+
+def check_version(key: str, found: Record | None, expect: int | None) -> None:
+    """Refuse to change a record for somebody who believes it to be at another version."""
+    if expect is not None and expect != (found.version if found else NEW):
+        raise VersionMismatch(key, expect, found.version if found else None)
 
 
 def first_answer(

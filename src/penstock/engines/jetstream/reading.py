@@ -15,9 +15,10 @@ from penstock.core.names import is_exact, matches
 from penstock.engines.jetstream.rows import HEAD, Row, row
 from penstock.engines.jetstream.store import PAGE_MESSAGES, Store
 from penstock.engines.jetstream.tombstones import Tombstones
+from penstock.engines.pages import fitting, page_of_stream, shown
 from penstock.errors import InputInvalid, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
-from penstock.values import Entry, Head, Kind, Page
+from penstock.values import Entry, Head, Page
 
 SCAN_MESSAGES: Final = 8_192
 """Messages that one read by pattern looks at."""
@@ -38,15 +39,8 @@ class View:
         self.limit, self.limit_bytes = min(limit, PAGE_ENTRIES), min(limit_bytes, PAGE_BYTES)
 
     def shown(self, rows: Sequence[Row]) -> list[Entry]:
-        """Rows as a reader sees them: those whose time has run out as tombstones, without `meta` not at all."""
-        found = [self._shown(row) for row in rows if row.facts.kind != HEAD]
-        return found if self.meta else [entry for entry in found if entry.kind in (Kind.DATA, Kind.PART)]
-
-    def _shown(self, row: Row) -> Entry:
-        expires = row.facts.expires_ms
-        if expires is not None and expires <= self.now_ms and row.facts.kind in (Kind.DATA, Kind.PART):
-            return row.buried(Kind.EXPIRED).entry()
-        return row.entry()
+        """Rows as a reader sees them."""
+        return shown((row.entry() for row in rows if row.facts.kind != HEAD), self.now_ms, meta=self.meta)
 
 
 class Reader:
@@ -71,7 +65,7 @@ class Reader:
                 break
         if first is None:
             self._check_begins(None, index, head, view)
-        return _page(taken.entries, view)
+        return page_of_stream(taken.entries, view.limit, view.limit_bytes, view.followed)
 
     def _check_begins(self, first: Row | None, index: int, head: Head, view: View) -> None:
         begins_there = first is not None and first.at == index and first.is_line
@@ -103,7 +97,7 @@ class Reader:
                 break
         if first is None or _position(first) != (chunk, offset):
             return await self._explain(head, chunk, offset, view)
-        return _page(taken.entries, view)
+        return page_of_stream(taken.entries, view.limit, view.limit_bytes, view.followed)
 
     async def _explain(self, head: Head, chunk: int, offset: int, view: View) -> Page:
         """Say why no line begins at a position, unless it is the end of its chunk."""
@@ -172,7 +166,7 @@ class Reader:
         else:
             rows, upto = await self._matching(patterns, after, view)
         found = view.shown(rows)
-        entries = _fitting(found, view.limit, view.limit_bytes)
+        entries = fitting(found, view.limit, view.limit_bytes)
         if len(entries) < len(found):
             upto = entries[-1].id
         return Page(tuple(entries), upto, more=upto < view.followed)
@@ -286,22 +280,3 @@ class _Taken:
         if len(entries) < 2 or entries[-1].size == 0:
             return False
         return len(entries) > view.limit or self._bytes > view.limit_bytes
-
-
-def _page(found: list[Entry], view: View) -> Page:
-    """A page of one stream. It never separates an entry from its parts."""
-    count = len(_fitting(found, view.limit, view.limit_bytes))
-    while 0 < count < len(found) and found[count].size == 0:
-        count += 1
-    more = count < len(found)
-    return Page(tuple(found[:count]), found[count - 1].id if more else view.followed, more)
-
-
-def _fitting(entries: list[Entry], limit: int, limit_bytes: int) -> list[Entry]:
-    """The first entries within both limits; one always fits."""
-    total = 0
-    for count, entry in enumerate(entries[:limit]):
-        total += len(entry.body)
-        if count and total > limit_bytes:
-            return entries[:count]
-    return entries[:limit]

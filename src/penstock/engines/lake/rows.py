@@ -11,12 +11,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from penstock.engines.lake.look import Look
+from penstock.engines.pages import shown
 from penstock.values import Entry, Kind
 from penstock.wire.columns import BYTES, EVENT, TEXT, TIME, Column
 
@@ -126,7 +126,7 @@ def matching(table: Any, wants: Callable[[str], bool], after: int, upto: int) ->
     return pc.indices_nonzero(pc.and_(inside, pc.is_in(streams, pa.array(names))))
 
 
-def shown(table: Any, places: Any, look: Look) -> Any:
+def visible(table: Any, places: Any, look: Look) -> Any:
     """The rows at these places that a reader may see: without *meta*, live data and its parts only."""
     rows = table.take(places)
     return rows if look.meta else rows.filter(pc.fill_null(_live(rows, look.now_ms), False))
@@ -152,7 +152,7 @@ def _live(rows: Any, now_ms: int) -> Any:
 def entries_of(rows: Any, now_ms: int) -> list[Entry]:
     """Rows as entries; those whose time has run out as tombstones."""
     entries = map(Entry, *(_values(rows, column) for column in _OF_ENTRY))
-    return [_buried(entry) if _is_over(entry, now_ms) else entry for entry in entries]
+    return shown(entries, now_ms, meta=True)
 
 
 def _values(rows: Any, column: Column) -> list[Any]:
@@ -166,12 +166,3 @@ def _values(rows: Any, column: Column) -> list[Any]:
         values = pc.fill_null(values, "" if column.type == TEXT else b"")
     found: list[Any] = values.to_pylist()
     return found
-
-
-def _is_over(entry: Entry, now_ms: int) -> bool:
-    over = entry.expires_ms is not None and entry.expires_ms <= now_ms
-    return over and entry.kind in (Kind.DATA, Kind.PART)
-
-
-def _buried(entry: Entry) -> Entry:
-    return msgspec.structs.replace(entry, kind=Kind.EXPIRED, type="", attributes="", body=b"")

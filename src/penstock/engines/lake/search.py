@@ -164,7 +164,7 @@ class _Page:
     def take(self, table: Any, places: Any) -> None:
         """Add the rows at these places, as far as there is room."""
         look = self._look
-        shown = rows.shown(table, places, look)
+        shown = rows.visible(table, places, look)
         room = look.limit - len(self.entries)
         count = rows.fitting(shown, room, self._room_bytes, first=not self.entries)
         fresh = rows.entries_of(shown.slice(0, count), look.now_ms)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sqlite3
 
 from penstock.core.clock import Clock
-from penstock.core.registry import NEW
-from penstock.engines.checks import check_record
+from penstock.engines.checks import check_record, check_version
 from penstock.engines.sqlite.readers import Readers
 from penstock.engines.sqlite.retention import in_slices
 from penstock.engines.sqlite.schema import fact, set_fact
 from penstock.engines.sqlite.writer import Writer
-from penstock.errors import VersionMismatch
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Record
 
@@ -39,7 +37,7 @@ class SqliteRegistry:
         now_ms = self._clock.now_ms()
 
         def write(connection: sqlite3.Connection) -> Record:
-            _check_version(key, _get(connection, key, now_ms), expect)
+            check_version(key, _get(connection, key, now_ms), expect)
             version = fact(connection, "version") + 1
             set_fact(connection, "version", version)
             connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", (key, value, version, expires_ms))
@@ -53,7 +51,7 @@ class SqliteRegistry:
 
         def write(connection: sqlite3.Connection) -> bool:
             found = _get(connection, key, now_ms)
-            _check_version(key, found, expect)
+            check_version(key, found, expect)
             connection.execute("DELETE FROM records WHERE key = ?", (key,))
             return found is not None
 
@@ -77,9 +75,3 @@ class SqliteRegistry:
 def _get(connection: sqlite3.Connection, key: str, now_ms: int) -> Record | None:
     row = connection.execute(_GET, (key, now_ms)).fetchone()
     return Record(key, *row) if row else None
-
-
-def _check_version(key: str, found: Record | None, expect: int | None) -> None:
-    actual = found.version if found else NEW
-    if expect is not None and expect != actual:
-        raise VersionMismatch(key, expect, found.version if found else None)
