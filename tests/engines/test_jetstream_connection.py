@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
+from penstock.engines.jetstream import client as client_module
 from penstock.engines.jetstream import connection as connection_module
-from penstock.engines.jetstream.connection import Connection, Message, _Raw
+from penstock.engines.jetstream.client import RawClient
+from penstock.engines.jetstream.connection import Connection, Message
 from penstock.errors import EngineGone
 from penstock.http.loop import run_loop
 from penstock.testing import wait_until_async
 from tests.engines.nats_peer import nats_peer, sockets_to
 
-End = Callable[[_Raw], Coroutine[Any, Any, None]]
+End = Callable[[RawClient], Coroutine[Any, Any, None]]
 run = run_loop
 MUCH = 32 << 20  # more than the kernel takes for a peer that does not read
 WITHIN = 20
@@ -26,7 +28,7 @@ WITHIN = 20
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "CLOSING_SECONDS", 0.3)
+    monkeypatch.setattr(client_module, "CLOSING_SECONDS", 0.3)
     monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0.3)
 
 
@@ -36,9 +38,9 @@ def sabotage(monkeypatch: pytest.MonkeyPatch, end: End | None) -> Iterator[None]
     if end is None:
         yield
         return
-    clients: list[_Raw] = []
+    clients: list[RawClient] = []
 
-    async def noted(client: _Raw) -> None:
+    async def noted(client: RawClient) -> None:
         clients.append(client)
         await end(client)
 
@@ -50,13 +52,13 @@ def sabotage(monkeypatch: pytest.MonkeyPatch, end: End | None) -> Iterator[None]
                 client.abort()
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(_Raw, "end", noted)
+    monkeypatch.setattr(RawClient, "end", noted)
     monkeypatch.setattr(sys.modules[__name__], "run", lambda check: run_loop(checked(check)))
     with pytest.raises((AssertionError, TimeoutError, RuntimeError)):
         yield
 
 
-async def no_end(client: _Raw) -> None:
+async def no_end(client: RawClient) -> None:
     """For a sabotage."""
 
 

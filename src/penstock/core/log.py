@@ -95,15 +95,9 @@ class Log(Protocol):
         ...
 
     async def read_after(
-        self,
-        patterns: Sequence[str],
-        after: int,
-        *,
-        limit: int = PAGE_ENTRIES,
-        limit_bytes: int = PAGE_BYTES,
-        meta: bool = False,
-        ahead: bool = False,
-    ) -> Page:
+        self, patterns: Sequence[str], after: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES,
+        meta: bool = False, ahead: bool = False,
+    ) -> Page:  # fmt: skip
         """Entries of all streams that match any of *patterns*, with ids greater than *after*.
 
         Looks at a bounded number of entries: a page may be empty although `more` is true. With *ahead* the caller

@@ -21,15 +21,9 @@ class Mailbox(Protocol):
     """
 
     def put(
-        self,
-        recipient: str,
-        month: str,
-        items: Sequence[NewItem],
-        *,
-        position: int | None = None,
-        expect: int | None = None,
-        room: Room | None = None,
-    ) -> Awaitable[list[Item]]:
+        self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None,
+        expect: int | None = None, room: Room | None = None,
+    ) -> Awaitable[list[Item]]:  # fmt: skip
         """Store *items* as one batch and return them with their numbers.
 
         An item with a collapse key takes the place of the pending one with the same channel and

@@ -17,20 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import ParseResult
 
 import msgspec
-from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
-from nats.aio.transport import TcpTransport
 from nats.errors import Error as NatsError
-from nats.errors import NoServersError
 
-from penstock.engines.jetstream.frames import Frames, Message, Receiver, frame, frames_of_batch
+from penstock.engines.jetstream.client import RawClient
+from penstock.engines.jetstream.frames import Message, Receiver, frame, frames_of_batch
 from penstock.errors import DiskFull, EngineGone, OperatorError
 
 log = logging.getLogger("penstock.jetstream")
@@ -46,13 +42,8 @@ REQUEST_SECONDS: Final = 5.0
 ELECTING_SECONDS: Final = 30.0
 """For a stream to have a leader when a node starts: just after the start of a whole cluster nobody answers for it."""
 
-DEFAULT_PORT: Final = 4222  # NATS' own
-
 CONNECT_SECONDS: Final = 5.0
 """For the first connection. Over it: the server does not start, and says why."""
-
-CLOSING_SECONDS: Final = 2.0
-"""For the rest to be sent when a node ends. Over it: it is dropped. Whoever waited for an answer was told `LOST`."""
 
 _FULL: Final = frozenset((10023, 10047, 10054, 10077, 10122))  # of the server, the account, the stream
 
@@ -81,141 +72,18 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool = False
 
 
-class _Problem(msgspec.Struct, frozen=True):
+class _ApiError(msgspec.Struct, frozen=True):
     code: int
     err_code: int = 0
     description: str = ""
 
 
-class _Outcome(msgspec.Struct, frozen=True):
-    error: _Problem | None = None
-    seq: int = 0
-    stream: str = ""
-    batch: str = ""
-    count: int = 1
-    duplicate: bool = False
+class _ApiAnswer(msgspec.Struct, frozen=True):
+    error: _ApiError | None = None
 
 
-_outcomes = msgspec.json.Decoder(_Outcome)
-
-
-class _Noting(asyncio.StreamReaderProtocol):
-    """A stream's protocol that notes its socket as soon as there is one."""
-
-    def __init__(self, reader: asyncio.StreamReader, opened: list[asyncio.BaseTransport]) -> None:
-        super().__init__(reader)
-        self._opened = opened
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._opened.append(transport)
-        super().connection_made(transport)
-
-
-class _Socket(TcpTransport):
-    """nats-py's transport, whose sockets can be found whenever a call of it was cancelled.
-
-    nats-py connects in a task of its own: what that has opened when its caller is cancelled belongs to nobody.
-    """
-
-    def __init__(self, opened: list[asyncio.BaseTransport]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._opened = opened
-
-    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
-        reader = asyncio.StreamReader(limit=buffer_size)
-        async with asyncio.timeout(connect_timeout):
-            loop = asyncio.get_running_loop()
-            transport, protocol = await loop.create_connection(
-                lambda: _Noting(reader, self._opened), uri.hostname or "", uri.port or DEFAULT_PORT
-            )
-        self._bare_io_reader = self._io_reader = reader
-        self._bare_io_writer = self._io_writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-
-    async def wait_closed(self) -> None:
-        # asyncio has one future for all who wait: without a shield, one who is cancelled cancels it for the others.
-        await asyncio.shield(super().wait_closed())  # type: ignore[no-untyped-call]
-
-
-class _Raw(Client):
-    """nats-py's client, with a way around its queues for those who want bytes, and with an end that always comes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.receivers: dict[int, Receiver] = {}
-        self._ps = Frames(self, self.receivers)
-        self._opened: list[asyncio.BaseTransport] = []  # sockets that may still be open
-        self._ended = False
-
-    async def end(self) -> None:
-        """Close for good, within a few seconds whatever the server does. No socket is left open."""
-        self._ended = True
-        # A server that reads nothing would hold nats-py in two places, without a limit.
-        giving_up = asyncio.get_running_loop().call_later(CLOSING_SECONDS, self.abort)
-        try:
-            await self._stop_reconnecting()
-            await self._send_rest()
-            if self._flush_queue is not None:  # else it has not come so far that there is anything to close
-                await self.close()
-        finally:
-            giving_up.cancel()
-            self._cut()
-
-    def _cut(self) -> None:
-        # What an end that was itself cancelled has left; after any other there is nothing to do here.
-        self._status = Client.CLOSED
-        serving = (self._reading_task, self._ping_interval_task, self._flusher_task, self._reconnection_task)
-        for task in (*serving, *(subscription._wait_for_msgs_task for subscription in self._subs.values())):
-            if task is not None:
-                task.cancel()
-        self.abort()
-
-    async def _stop_reconnecting(self) -> None:
-        # First, and waited for: nats-py's own close looks for it a tenth of a second, and then goes on beside it.
-        task = self._reconnection_task
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=CLOSING_SECONDS)
-
-    async def _send_rest(self) -> None:
-        rest, self._pending, self._pending_data_size = self._pending, [], 0
-        if rest and self.is_connected and self._transport is not None:
-            with suppress(OSError, RuntimeError):  # the connection has ended meanwhile: its rest is lost with it
-                self._transport.writelines(rest)
-                await self._transport.drain()  # type: ignore[no-untyped-call]
-
-    async def _attempt_reconnect(self) -> None:
-        # A server that hangs reads nothing more: nats-py would wait for the rest to be sent before it goes elsewhere.
-        self.abort()
-        await super()._attempt_reconnect()
-
-    async def _select_next_server(self) -> None:
-        try:
-            await super()._select_next_server()
-        finally:
-            if self._ended:
-                self.abort()
-        if self._ended:  # a cancel that nats-py has swallowed
-            raise NoServersError
-
-    async def _connect_to_server(self, s: Any) -> None:
-        self.abort()  # an attempt that failed after the connection was made leaves it open
-        s.last_attempt = time.monotonic()
-        self._transport = _Socket(self._opened)
-        await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
-
-    def abort(self) -> None:
-        """Close every socket at once; what was not sent is lost."""
-        for transport in self._opened:
-            transport.abort()  # type: ignore[attr-defined]  # of a stream, always
-        self._opened.clear()
-
-    def write(self, commands: Sequence[bytes]) -> None:
-        """Send without waiting: the flusher that nats-py runs anyway writes it."""
-        data = b"".join(commands)
-        self._pending.append(data)
-        self._pending_data_size += len(data)
-        if self._flush_queue is not None and self._flush_queue.empty():
-            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+_answers = msgspec.json.Decoder(_ApiAnswer)
+_acks = msgspec.json.Decoder(Ack)
 
 
 class Connection:
@@ -224,7 +92,7 @@ class Connection:
     def __init__(
         self, servers: Sequence[str], *, name: str, credentials: str = "", prefix: str = "penstock", replicas: int = 1
     ) -> None:
-        self.client = _Raw()
+        self.client = RawClient()
         self.prefix, self.replicas = prefix, replicas  # of the names and the streams that this engine makes
         self._servers, self._name, self._credentials = list(servers), name, credentials
         self._answers: dict[int, Answer] = {}
@@ -352,21 +220,8 @@ class Connection:
         self, subject: str, payload: bytes = b"", *, headers: bytes = b"", within: float = REQUEST_SECONDS
     ) -> tuple[bytes | None, bytes]:
         """Ask and wait for one answer: its headers and data. `EngineGone` if none comes in time."""
-        future: asyncio.Future[tuple[bytes | None, bytes]] = self._loop.create_future()
-
-        def answer(headers: bytes | None, data: bytes) -> bool:
-            if not future.done():
-                future.set_result((headers, data))
-            return True
-
-        number = self.ask(Message(subject, payload, headers), answer)
-        try:
-            async with asyncio.timeout(within):
-                found = await future
-        except TimeoutError:
-            raise EngineGone(f"NATS did not answer {subject} within {within:g} s") from None
-        finally:
-            self.forget(number)
+        message = Message(subject, payload, headers)
+        found = await self._answer_to(lambda answer: self.ask(message, answer), f"answer {subject}", within)
         if status(found[0]) in (499, 503):
             raise EngineGone(f"NATS cannot answer {subject} now")
         return found
@@ -377,6 +232,11 @@ class Connection:
 
     async def publish_batch(self, messages: Sequence[Message], batch: str, *, within: float = REQUEST_SECONDS) -> Ack:
         """Store *messages* as one atomic batch; errors as for `publish`. The ack is the last message's."""
+        asked = partial(self.ask_batch, messages, batch)
+        return read_ack(*await self._answer_to(asked, "acknowledge a batch", within))
+
+    async def _answer_to(self, ask: Callable[[Answer], int], what: str, within: float) -> tuple[bytes | None, bytes]:
+        """Ask something that has one answer, and wait for it. `EngineGone` if none comes in time."""
         future: asyncio.Future[tuple[bytes | None, bytes]] = self._loop.create_future()
 
         def answer(headers: bytes | None, data: bytes) -> bool:
@@ -384,12 +244,12 @@ class Connection:
                 future.set_result((headers, data))
             return True
 
-        number = self.ask_batch(messages, batch, answer)
+        number = ask(answer)
         try:
             async with asyncio.timeout(within):
-                return read_ack(*await future)
+                return await future
         except TimeoutError:
-            raise EngineGone(f"NATS did not acknowledge a batch within {within:g} s") from None
+            raise EngineGone(f"NATS did not {what} within {within:g} s") from None
         finally:
             self.forget(number)
 
@@ -397,9 +257,7 @@ class Connection:
         """Ask JetStream's API (`$JS.API.` is put in front). `Refused` if it answers with an error."""
         payload = b"" if question is None else msgspec.json.encode(question)
         _, data = await self.request(f"$JS.API.{subject}", payload, within=within)
-        problem = _outcomes.decode(data).error
-        if problem is not None:
-            raise Refused(problem.err_code or problem.code, problem.description)
+        _check_accepted(data)
         return data
 
     # ── inside ─────────────────────────────────────────────────────────────────────────────────
@@ -468,7 +326,13 @@ def read_ack(headers: bytes | None, data: bytes) -> Ack:
     """What JetStream answered to a publish. `Refused`, or `EngineGone` when nobody took it for certain."""
     if found := status(headers):
         raise EngineGone("the connection was lost" if found == 499 else f"JetStream does not answer ({found})")
-    outcome = _outcomes.decode(data)
-    if outcome.error is not None:
-        raise Refused(outcome.error.err_code or outcome.error.code, outcome.error.description)
-    return Ack(outcome.seq, outcome.stream, outcome.batch, outcome.count, outcome.duplicate)
+    if b'"error"' in data:
+        _check_accepted(data)
+    return _acks.decode(data)
+
+
+def _check_accepted(data: bytes) -> None:
+    """Raise `Refused` if an answer of JetStream's API is an error."""
+    error = _answers.decode(data).error
+    if error is not None:
+        raise Refused(error.err_code or error.code, error.description)

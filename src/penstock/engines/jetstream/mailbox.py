@@ -105,15 +105,9 @@ class JetStreamMailbox:
     # ── items ──────────────────────────────────────────────────────────────────────────────────
 
     async def put(
-        self,
-        recipient: str,
-        month: str,
-        items: Sequence[NewItem],
-        *,
-        position: int | None = None,
-        expect: int | None = None,
-        room: Room | None = None,
-    ) -> list[Item]:
+        self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None,
+        expect: int | None = None, room: Room | None = None,
+    ) -> list[Item]:  # fmt: skip
         if len(items) >= BATCH_ENTRIES:
             raise TooLarge("items of one put", len(items), BATCH_ENTRIES - 1)
         now_ms, counted, size = self._clock.now_ms(), None, weight(items)

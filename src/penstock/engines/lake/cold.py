@@ -82,15 +82,9 @@ class ColdLog:
         return entries[0] if entries else None
 
     async def read_after(
-        self,
-        patterns: Sequence[str],
-        after: int,
-        *,
-        limit: int = PAGE_ENTRIES,
-        limit_bytes: int = PAGE_BYTES,
-        meta: bool = False,
-        ahead: bool = False,
-    ) -> Page:
+        self, patterns: Sequence[str], after: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES,
+        meta: bool = False, ahead: bool = False,
+    ) -> Page:  # fmt: skip
         try:
             return await self._hot.read_after(
                 patterns, after, limit=limit, limit_bytes=limit_bytes, meta=meta, ahead=ahead

@@ -149,15 +149,9 @@ class MemoryLog:
         return page_of_stream(self._shown(found, meta=True), limit, limit_bytes, self._followed)
 
     async def read_after(
-        self,
-        patterns: Sequence[str],
-        after: int,
-        *,
-        limit: int = PAGE_ENTRIES,
-        limit_bytes: int = PAGE_BYTES,
-        meta: bool = False,
-        ahead: bool = False,
-    ) -> Page:
+        self, patterns: Sequence[str], after: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES,
+        meta: bool = False, ahead: bool = False,
+    ) -> Page:  # fmt: skip
         wanted = [check_pattern(pattern) for pattern in patterns]
         if after < self._trimmed_upto:
             raise Trimmed(after, self._trimmed_upto)

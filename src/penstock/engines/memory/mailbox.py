@@ -57,15 +57,9 @@ class MemoryMailbox:
         self.watchers: list[Callable[[tuple[str, str], int], None]] = []  # hear who, in which month, and how far
 
     async def put(
-        self,
-        recipient: str,
-        month: str,
-        items: Sequence[NewItem],
-        *,
-        position: int | None = None,
-        expect: int | None = None,
-        room: Room | None = None,
-    ) -> list[Item]:
+        self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None,
+        expect: int | None = None, room: Room | None = None,
+    ) -> list[Item]:  # fmt: skip
         check_position(recipient, self._box(recipient, month).position, expect)
         if room is not None:
             left = self._box(recipient, month).without_editions_of(items)

@@ -133,15 +133,9 @@ class SqliteLog:
         return await self._steadily(read)
 
     async def read_after(
-        self,
-        patterns: Sequence[str],
-        after: int,
-        *,
-        limit: int = PAGE_ENTRIES,
-        limit_bytes: int = PAGE_BYTES,
-        meta: bool = False,
-        ahead: bool = False,
-    ) -> Page:
+        self, patterns: Sequence[str], after: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES,
+        meta: bool = False, ahead: bool = False,
+    ) -> Page:  # fmt: skip
         wanted = tuple(check_pattern(pattern) for pattern in patterns)
 
         async def read() -> Page:

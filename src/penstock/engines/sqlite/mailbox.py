@@ -76,15 +76,9 @@ class SqliteMailbox:
         self._bounds = Bounds()  # only the writer's thread touches it, too
 
     def put(
-        self,
-        recipient: str,
-        month: str,
-        items: Sequence[NewItem],
-        *,
-        position: int | None = None,
-        expect: int | None = None,
-        room: Room | None = None,
-    ) -> Awaitable[list[Item]]:
+        self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None,
+        expect: int | None = None, room: Room | None = None,
+    ) -> Awaitable[list[Item]]:  # fmt: skip
         check_recipient(recipient)
         now_ms = self._clock.now_ms()
         weight = sum([len(item.body) for item in items])
