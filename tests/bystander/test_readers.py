@@ -13,7 +13,7 @@ import pytest
 from penstock.api.auth import open_keys
 from penstock.core import ledger as ledger_module
 from penstock.core.hub import Hub
-from penstock.doors.eventhorizon import door, pushers
+from penstock.doors.eventhorizon import door, requests
 from penstock.doors.trickle import streams
 from penstock.limits import LEDGER_REASON_CHARACTERS, LEDGER_REPORT_STATES, REPORT_BYTES
 from penstock.testing import RunningServer, wait_until
@@ -184,7 +184,7 @@ def no_limit_of_a_report() -> None:
 
 
 def no_limit_of_states() -> None:
-    pushers.LEDGER_REPORT_STATES = 10**6
+    requests.LEDGER_REPORT_STATES = 10**6
 
 
 def no_limit_of_a_batch() -> None:

@@ -20,7 +20,7 @@ from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.doors.eventhorizon.sources import LocalSource
+from penstock.doors.eventhorizon.local_source import LocalSource
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import Forbidden

@@ -27,8 +27,8 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.lookout import Changes, Lookout
 from penstock.core.members import Members
-from penstock.doors.eventhorizon import pushers
-from penstock.doors.eventhorizon.pushers import Pushers
+from penstock.doors.eventhorizon import cluster as pusher_cluster
+from penstock.doors.eventhorizon.cluster import Pushers
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.msgstream import MessageStream
 from penstock.engines.memory import MemoryChanges, MemoryEngine
@@ -295,9 +295,9 @@ async def check_pushers_run_with_the_next_look(keys: Path, see: See, within: flo
         try:
             for made, _, _ in nodes:
                 await made.start()
-            kept = pushers.Kept("http://127.0.0.1:9/", "", True, "app", True, (), 0)
+            kept = pusher_cluster.PusherRecord("http://127.0.0.1:9/", "", True, "app", True, (), 0)
             for number in range(16):
-                await engine.registry.put(f"pushers/{number:016x}", pushers._encode(kept))
+                await engine.registry.put(f"pushers/{number:016x}", pusher_cluster._encode(kept))
             for _, lookout, _ in nodes:
                 await lookout.look()
             await wait_until_async(lambda: sum(made.running for made, _, _ in nodes) == 16, within=within)
@@ -311,14 +311,14 @@ async def check_pushers_run_with_the_next_look(keys: Path, see: See, within: flo
 async def test_pushers_run_with_the_next_look_where_they_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pushers, "LOOK_SECONDS", NEVER)
+    monkeypatch.setattr(pusher_cluster, "LOOK_SECONDS", NEVER)
     await check_pushers_run_with_the_next_look(tmp_path, MemoryChanges, 20)
 
 
 async def test_the_same_check_finds_pushers_whose_node_sees_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pushers, "LOOK_SECONDS", NEVER)
+    monkeypatch.setattr(pusher_cluster, "LOOK_SECONDS", NEVER)
     with pytest.raises(FAILURES):
         await check_pushers_run_with_the_next_look(tmp_path, blind, SOON)
 

@@ -204,13 +204,13 @@ def pusher(
 
 
 async def _run_until_told(pusher: Pusher, stop_on_eof: bool) -> int:
-    from penstock.doors.eventhorizon.pusher import Gone
+    from penstock.doors.eventhorizon.pusher import AppGone
 
     running = asyncio.ensure_future(pusher.run())
     _stop_when_told(running, stop_on_eof)
     try:
         await running
-    except Gone:
+    except AppGone:
         print("penstock: gone: the app answered 410 — it wants no more pushes", file=sys.stderr)
         return 1
     except asyncio.CancelledError:

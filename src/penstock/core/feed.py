@@ -1,7 +1,6 @@
 """One live reader: carried from its position through the log into the live flow.
 
-This is the one mechanism behind resume, replay and fan-out; every door uses it. A feed is always in
-one of these states:
+A feed is always in one of these states:
 
     behind   its position is older than what it has been offered: pages come from the log
     live     it has been offered everything up to the hub's position
@@ -13,6 +12,13 @@ one of these states:
 
 The seam: going live happens in one loop turn, without an await, from entries the hub holds in memory.
 So there is neither a gap nor a duplicate between the last page and the first live entry.
+
+Resume, replay and fan-out of `/v1/tail`, sps, the message stream, recorded Trickle channels and Web Push all go through
+feeds. Event Horizon's pushers do not. An app has a byte cursor in each stream and says with each answer where it is,
+also further back. So a pusher reads the page at that cursor, whatever it was told before; a wake-up is a hint, and no
+seam needs a guard. With a feed for each stream of an app, entries would come by id, only to be read again by cursor.
+It would take 520 bytes and 27 µs to start each of them; the tables of `doors/eventhorizon/subscriptions.py` take 340
+bytes and 2 µs for a stream and its subscriber (20,000 streams, engine in memory).
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ from penstock.core.background import Loop
 from penstock.core.duties import Duties
 from penstock.core.metering import Sample
 from penstock.doors.eventhorizon.activity import Activity
-from penstock.doors.eventhorizon.pushers import Pushers
-from penstock.doors.eventhorizon.reader import Reader
+from penstock.doors.eventhorizon.cluster import Pushers
+from penstock.doors.eventhorizon.pushers import PusherCalls
+from penstock.doors.eventhorizon.reader import ReaderCalls
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.doors.eventhorizon.writer import Writer
+from penstock.doors.eventhorizon.writer import WriterCalls
 from penstock.http.exchange import Handler
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES, REPORT_BYTES
@@ -23,17 +24,18 @@ from penstock.settings import Settings
 
 
 class EventHorizon:
-    """Lives in `async with`, as every door does."""
+    """The door. Lives in `async with`."""
 
     def __init__(self, context: Context, settings: Settings) -> None:
         self._context = context
         self._subscriptions = Subscriptions(context.log, context.registry, alone=context.members.alone)
         self._duties = Duties(context.registry, context.members)
-        self._writer = Writer(context, self._subscriptions)
-        self._reader = Reader(context, self._subscriptions)
+        self._writer = WriterCalls(context, self._subscriptions)
+        self._reader = ReaderCalls(context, self._subscriptions)
         self._interval = settings.eventhorizon.activity_interval
         self._activity = Activity(context.log, self._subscriptions, context.clock, self._duties)
         self._pushers = Pushers(context, self._subscriptions, settings.eventhorizon, self._duties)
+        self._pusher_calls = PusherCalls(context, self._subscriptions, self._pushers)
         self._announcing: Loop | None = None
 
     async def __aenter__(self) -> Self:
@@ -57,13 +59,13 @@ class EventHorizon:
 
     def routes(self) -> list[Route]:
         """The original's paths, and those of managed pushers."""
-        writer, reader, pushers = self._writer, self._reader, self._pushers
+        writer, reader, pushers = self._writer, self._reader, self._pusher_calls
         return [
             self._call("/writer/create_stream", writer.create_stream, Caller.check_publishes),
             self._call("/writer/append", writer.append, Caller.check_publishes, self._context.body_limit),
             self._call("/writer/subscribe", writer.subscribe, Caller.check_subscribes),
             self._call("/writer/unsubscribe", writer.unsubscribe, Caller.check_subscribes),
-            self._call("/writer/liveread", writer.liveread, Caller.check_subscribes),
+            self._call("/writer/liveread", reader.liveread, Caller.check_subscribes),
             self._call("/reader/read", reader.read, Caller.check_subscribes),
             Route("GET", "/reader/notify", reader.notify, timeout=None, door="eventhorizon"),
             self._call("/reader/report", pushers.report, _check_pushers, REPORT_BYTES),

@@ -43,7 +43,7 @@ from penstock.wire.retrying import RetryPolicy, parse_retry_after
 log = logging.getLogger("penstock.eventhorizon")
 
 
-class Source(Protocol):
+class PusherSource(Protocol):
     """Where a pusher reads, who wakes it, and where it writes down what became of its lines."""
 
     async def read(self, cursor: Cursor) -> ReadLines: ...
@@ -52,11 +52,11 @@ class Source(Protocol):
     async def record(self, id: str, stream: str, ids: list[int], *states: tuple[str, str]) -> None: ...
 
 
-class Gone(Exception):
+class AppGone(Exception):
     """The app wants no more pushes, ever (410)."""
 
 
-class Refused(Exception):
+class AppRefused(Exception):
     """The app answered with another status than 200."""
 
     def __init__(self, answer: Answer) -> None:
@@ -67,7 +67,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True)
-class Status:
+class PusherStatus:
     """What can be seen of a pusher from outside."""
 
     subscription: str = ""
@@ -80,7 +80,7 @@ class Status:
 
 
 @dataclass(slots=True)
-class _Page:
+class _LinesPage:
     """What was read of a stream, and from where."""
 
     begin: Cursor
@@ -95,7 +95,7 @@ class Pusher:
     def __init__(
         self,
         target: Target,
-        source: Source,
+        source: PusherSource,
         retry: RetryPolicy,
         *,
         repeat: float = 5.0,
@@ -107,9 +107,9 @@ class Pusher:
         self._changed = asyncio.Event()
         self._talk: Conversation | None = None
         self._steps: asyncio.TaskGroup | None = None
-        self._ahead: dict[str, asyncio.Task[_Page | None]] = {}  # reads of what follows the page on its way
+        self._ahead: dict[str, asyncio.Task[_LinesPage | None]] = {}  # reads of what follows the page on its way
         self._over: Exception | None = None
-        self.status = Status()
+        self.status = PusherStatus()
 
     @property
     def conversation(self) -> Conversation | None:
@@ -117,7 +117,7 @@ class Pusher:
         return self._talk
 
     async def run(self) -> None:
-        """Push until it is cancelled, or the app is `Gone`."""
+        """Push until it is cancelled, or the app is `AppGone`."""
         id = await self._resolve()
         while True:
             try:
@@ -131,7 +131,7 @@ class Pusher:
         while True:
             try:
                 return read_subscription_id(await self._post(QUERY, "/:-1:-1", []))
-            except (OutgoingError, Refused, AnswerInvalid) as error:
+            except (OutgoingError, AppRefused, AnswerInvalid) as error:
                 failures += 1
                 self._note(error)
                 await asyncio.sleep(self._delay(failures, error))
@@ -172,7 +172,7 @@ class Pusher:
     async def _step(self, talk: Conversation, flow: Flow) -> None:
         try:
             await (self._ask(talk, flow) if flow.acked is None else self._advance(talk, flow, flow.acked))
-        except (SubscriptionChanged, Gone) as over:
+        except (SubscriptionChanged, AppGone) as over:
             self._over = over
         except Exception as error:  # noqa: BLE001 - whatever it was, the other streams must go on
             self._put_off(talk, flow, error)
@@ -205,14 +205,14 @@ class Pusher:
         talk.answered(flow, sent, answer, _now())
         self._went_well()
 
-    async def _read(self, begin: Cursor) -> _Page:
+    async def _read(self, begin: Cursor) -> _LinesPage:
         found = await self._source.read(begin)
         if not found.lines:
-            return _Page(begin, found, None)
+            return _LinesPage(begin, found, None)
         told = tuple(cursor for line in found.lines for cursor in mentioned(line))
-        return _Page(begin, found, parse_cursor(found.lines[-1].ptr_after), told)
+        return _LinesPage(begin, found, parse_cursor(found.lines[-1].ptr_after), told)
 
-    async def _push(self, talk: Conversation, flow: Flow, page: _Page) -> PushAnswer:
+    async def _push(self, talk: Conversation, flow: Flow, page: _LinesPage) -> PushAnswer:
         """Push a page; read the next one meanwhile, if there is one."""
         found, stream = page.found, flow.stream
         self.status.pushes += 1
@@ -223,22 +223,22 @@ class Pusher:
         except Unreachable:
             await self._source.record(talk.subscription, stream, found.ids, ("retried", "unreachable"))
             raise
-        except Gone:
+        except AppGone:
             await self._source.record(talk.subscription, stream, found.ids, ("sent", ""), ("dead", "410 gone"))
             raise
-        except (OutgoingError, Refused, AnswerInvalid) as error:
+        except (OutgoingError, AppRefused, AnswerInvalid) as error:
             reason = type(error).__name__.lower()
             await self._source.record(talk.subscription, stream, found.ids, ("sent", ""), ("retried", reason))
             raise
         return answer
 
-    async def _read_ahead(self, begin: Cursor) -> _Page | None:
+    async def _read_ahead(self, begin: Cursor) -> _LinesPage | None:
         try:
             return await self._read(begin)
         except PenstockError:  # whoever reads it in its turn hears of the reason
             return None
 
-    async def _acknowledged(self, id: str, stream: str, page: _Page, accepted: Cursor) -> None:
+    async def _acknowledged(self, id: str, stream: str, page: _LinesPage, accepted: Cursor) -> None:
         """Write down what the app has now, and count it when that is durable."""
         found = page.found
         count = _covered(page, accepted)
@@ -267,9 +267,9 @@ class Pusher:
         body = push_request(id, from_offset, lines)
         answer = await self._target.post(body, self._signature(id, from_offset, lines, body))
         if answer.status == 410:
-            raise Gone("the app answered 410")
+            raise AppGone("the app answered 410")
         if answer.status != 200:
-            raise Refused(answer)
+            raise AppRefused(answer)
         return read_answer(answer.body)
 
     def _signature(self, id: str, begin: str, lines: list[Line], body: bytes) -> tuple[tuple[str, str], ...]:
@@ -295,7 +295,7 @@ class Pusher:
         return self._retry.delay(failures, chance, getattr(error, "retry_after", None))
 
     def _note(self, error: Exception) -> None:
-        expected = isinstance(error, (PenstockError, OutgoingError, Refused, AnswerInvalid))
+        expected = isinstance(error, (PenstockError, OutgoingError, AppRefused, AnswerInvalid))
         text = f"{error}" if expected else f"{type(error).__name__}: {error}"
         status = self.status
         status.error, status.error_ms, status.state = text, time.time_ns() // 1_000_000, "failing"
@@ -311,12 +311,12 @@ class Pusher:
 
 def _concerns_all(error: Exception) -> bool:
     """The app, or the log, is out of reach: no other stream would fare better."""
-    if isinstance(error, Refused):
+    if isinstance(error, AppRefused):
         return error.status in (429, 503)
     return isinstance(error, (Unreachable, Busy, OperatorError))
 
 
-def _covered(page: _Page, accepted: Cursor) -> int:
+def _covered(page: _LinesPage, accepted: Cursor) -> int:
     """How many lines of the page the app has acknowledged."""
     if page.end is not None and accepted.same_place(page.end):
         return len(page.found.lines)

@@ -9,24 +9,19 @@ import msgspec
 from penstock.api.context import Context, only
 from penstock.core.log import Log
 from penstock.core.names import check_name
+from penstock.doors.eventhorizon.requests import ReadRequest, check_subscription, read_cursor
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.errors import InputInvalid
+from penstock.errors import NotFound
 from penstock.http.exchange import LIVE, Request, Response
 from penstock.http.flush import Tap
 from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES
 from penstock.values import Entry, Kind
-from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, CursorInvalid, ReadLines, lines_of, parse_cursor
+from penstock.wire.eventhorizon import Cursor, ReadLines, lines_of, raw_line
 from penstock.wire.gojson import decode
 from penstock.wire.http import chunk
 
+_TEXT = "text/plain; charset=utf-8"
 _LIVE_HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
-
-
-class Read(msgspec.Struct, rename="pascal"):
-    """Where to read, and how much."""
-
-    cursor: str = ""
-    max_lines_to_read: int = PAGE_ENTRIES
 
 
 async def read_lines(log: Log, cursor: Cursor, limit: int = PAGE_ENTRIES) -> ReadLines:
@@ -44,14 +39,7 @@ def _ids(entries: Sequence[Entry], count: int) -> list[int]:
     return ids if len(ids) == count else [*ids, entries[-1].id]
 
 
-def check_subscription(id: str) -> str:
-    """Return *id* if a subscription may be called so."""
-    if not check_name(id).startswith(SUBSCRIPTIONS):
-        raise InputInvalid("subscription", f"does not begin with {SUBSCRIPTIONS}")
-    return id
-
-
-class Reader:
+class ReaderCalls:
     """Answers the calls that change nothing."""
 
     def __init__(self, context: Context, subscriptions: Subscriptions) -> None:
@@ -60,18 +48,29 @@ class Reader:
 
     async def read(self, request: Request) -> Response:
         """A page of lines."""
+        asked, cursor = self._asked(request)
+        found = await read_lines(self._log, cursor, asked.limit())
+        return Response(200, msgspec.json.encode(found) + b"\n")
+
+    async def liveread(self, request: Request) -> Response:
+        """`/writer/liveread`: stored lines as they are, type byte and newline included, of a chunk still written to."""
+        asked, cursor = self._asked(request)
+        head = await self._log.head(cursor.stream)
+        if head is None or head.chunk != cursor.chunk:
+            raise NotFound("live chunk", str(cursor), code="chunk_missing", remedy="Read it with /reader/read.")
+        limit = min(asked.max_lines_to_read or 0, PAGE_ENTRIES)
+        if limit <= 0:
+            return Response(200, b"", _TEXT)
+        page = await self._log.read_cursor(cursor.stream, cursor.chunk, cursor.offset, limit=limit)
+        return Response(200, b"".join(map(raw_line, page.entries)), _TEXT)
+
+    def _asked(self, request: Request) -> tuple[ReadRequest, Cursor]:
         caller = self._context.caller(request)
         caller.check_subscribes()
-        asked = decode(request.body, Read)
-        try:
-            cursor = parse_cursor(asked.cursor)
-        except CursorInvalid as error:
-            raise InputInvalid("Cursor", str(error), code="cursor_invalid") from None
+        asked = decode(request.body, ReadRequest)
+        cursor = read_cursor("Cursor", asked.cursor)
         caller.check_subscribe(check_name(cursor.stream))
-        if not 1 <= asked.max_lines_to_read <= PAGE_ENTRIES:
-            raise InputInvalid("MaxLinesToRead", f"is not from 1 to {PAGE_ENTRIES:,}")
-        found = await read_lines(self._log, cursor, asked.max_lines_to_read)
-        return Response(200, msgspec.json.encode(found) + b"\n")
+        return asked, cursor
 
     def notify(self, request: Request) -> Response:
         """A line for every stream of a subscription that moved, as it moves: its newest cursor."""

@@ -1,4 +1,4 @@
-"""`/writer/*`: makes streams, appends lines, subscribes and unsubscribes, reads the live chunk."""
+"""`/writer/*`: makes streams, appends lines, subscribes and unsubscribes."""
 
 from __future__ import annotations
 
@@ -8,47 +8,20 @@ import msgspec
 
 from penstock.api.context import Context
 from penstock.core.names import check_name
+from penstock.doors.eventhorizon.requests import AppendRequest, CreateStreamRequest, SubscribeRequest
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.errors import InputInvalid, NotFound, TooLarge
+from penstock.errors import InputInvalid, NotFound
 from penstock.http.exchange import Request, Response
-from penstock.limits import BATCH_ENTRIES, CHUNK_BYTES, LINE_BYTES, PAGE_ENTRIES
-from penstock.values import Appended, Batch, Draft, Expect, Head, Kind
-from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, CursorInvalid, is_line, parse_cursor, raw_line, timestamp
+from penstock.limits import CHUNK_BYTES
+from penstock.values import Appended, Batch, Draft, Head, Kind
+from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, timestamp
 from penstock.wire.eventhorizon import subscribed as subscribed_payload
 from penstock.wire.gojson import decode
 
 _TEXT = "text/plain; charset=utf-8"
 
 
-class CreateStream(msgspec.Struct, rename="pascal"):
-    """A stream to make."""
-
-    name: str = ""
-
-
-class Append(msgspec.Struct, rename="pascal"):
-    """Lines for a stream that exists. With an expected offset only if the stream ends there."""
-
-    stream: str = ""
-    lines: list[str] = []
-    expected_offset: str = ""
-
-
-class Subscribe(msgspec.Struct, rename="pascal"):
-    """A stream, and the subscription that shall hear of it, or no longer."""
-
-    stream: str = ""
-    subscription_id: str = ""
-
-
-class LiveRead(msgspec.Struct, rename="pascal"):
-    """A position in a chunk that is still written to."""
-
-    cursor: str = ""
-    max_lines_to_read: int = 0
-
-
-class Writer:
+class WriterCalls:
     """Answers the calls that change something."""
 
     def __init__(self, context: Context, subscriptions: Subscriptions) -> None:
@@ -60,7 +33,7 @@ class Writer:
         """Make a stream whose parent exists; the parent hears of it in the same batch."""
         caller = self._context.caller(request)
         caller.check_publishes()
-        asked = decode(request.body, CreateStream)
+        asked = decode(request.body, CreateStreamRequest)
         name = check_name(asked.name)
         # A subscription's stream is made by its app, and then written to by the server alone.
         caller.check_covered(name) if name.startswith(SUBSCRIPTIONS) else caller.check_publish(name)
@@ -71,14 +44,13 @@ class Writer:
         """Append lines, all or none of them."""
         caller = self._context.caller(request)
         caller.check_publishes()
-        asked = decode(request.body, Append)
+        asked = decode(request.body, AppendRequest)
         stream = check_name(asked.stream)
         caller.check_publish(stream)
-        if await self._log.head(stream) is None:
-            raise NotFound("stream", stream, code="stream_missing", remedy="Create the stream first.")
+        await self._head(stream)
         if not asked.lines:
             return _json(201, {"Offset": ""})
-        batch = Batch(_drafts(stream, asked.lines), make_missing=False, expect=_expected(asked))
+        batch = Batch(asked.drafts(), make_missing=False, expect=asked.expect())
         appended = await self._log.append(batch)
         return _json(201, {"Offset": str(await self._offset_after(appended))})
 
@@ -123,14 +95,11 @@ class Writer:
                     await self._subscriptions.drop(record)
         return Response(200, b"OK\n", _TEXT)
 
-    def _asked_subscription(self, request: Request) -> Subscribe:
+    def _asked_subscription(self, request: Request) -> SubscribeRequest:
         caller = self._context.caller(request)
         caller.check_subscribes()
-        asked = decode(request.body, Subscribe)
-        check_name(asked.stream)
-        check_name(asked.subscription_id)
-        if not asked.subscription_id.startswith(SUBSCRIPTIONS):
-            raise InputInvalid("SubscriptionId", f"does not begin with {SUBSCRIPTIONS}", code="subscription_id_invalid")
+        asked = decode(request.body, SubscribeRequest)
+        asked.check()
         caller.check_subscribe(asked.stream)
         # The subscription's stream will be written to, and whoever reads it learns of this one.
         caller.check_covered(asked.subscription_id)
@@ -145,51 +114,6 @@ class Writer:
     async def _append_meta(self, stream: str, type: str, id: str) -> None:
         payload = subscribed_payload(id, timestamp(self._context.clock.now_ms()))
         await self._log.append(Batch((Draft(stream, payload, type, kind=Kind.META),), make_missing=False))
-
-    async def liveread(self, request: Request) -> Response:
-        """Stored lines as they are, type byte and newline included, of a chunk that is still written to."""
-        caller = self._context.caller(request)
-        caller.check_subscribes()
-        asked = decode(request.body, LiveRead)
-        try:
-            cursor = parse_cursor(asked.cursor)
-        except CursorInvalid as error:
-            raise InputInvalid("Cursor", str(error), code="cursor_invalid") from None
-        caller.check_subscribe(check_name(cursor.stream))
-        head = await self._log.head(cursor.stream)
-        if head is None or head.chunk != cursor.chunk:
-            raise NotFound("live chunk", str(cursor), code="chunk_missing", remedy="Read it with /reader/read.")
-        if asked.max_lines_to_read <= 0:
-            return Response(200, b"", _TEXT)
-        limit = min(asked.max_lines_to_read, PAGE_ENTRIES)
-        page = await self._log.read_cursor(cursor.stream, cursor.chunk, cursor.offset, limit=limit)
-        return Response(200, b"".join(map(raw_line, page.entries)), _TEXT)
-
-
-def _drafts(stream: str, lines: list[str]) -> tuple[Draft, ...]:
-    if len(lines) > BATCH_ENTRIES:
-        raise TooLarge("lines", len(lines), BATCH_ENTRIES)
-    drafts = []
-    for number, line in enumerate(lines):
-        body = line.encode()
-        if len(body) > LINE_BYTES:
-            raise TooLarge(f"bytes of line {number}", len(body), LINE_BYTES)
-        if not is_line(body):
-            raise InputInvalid(f"line {number}", "has a newline", code="line_invalid")
-        drafts.append(Draft(stream, body))
-    return tuple(drafts)
-
-
-def _expected(asked: Append) -> Expect | None:
-    if not asked.expected_offset:
-        return None
-    try:
-        cursor = parse_cursor(asked.expected_offset)
-    except CursorInvalid as error:
-        raise InputInvalid("ExpectedOffset", str(error), code="cursor_invalid") from None
-    if cursor.stream != asked.stream:
-        raise InputInvalid("ExpectedOffset", f"is a cursor of {cursor.stream!r}", code="cursor_invalid")
-    return Expect(asked.stream, chunk=cursor.chunk, offset=cursor.offset)
 
 
 def _json(status: int, value: object) -> Response:

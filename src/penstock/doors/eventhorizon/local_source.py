@@ -1,4 +1,4 @@
-"""Where a pusher inside the server reads, and where it writes down what became of it."""
+"""The log of this node as the source of a pusher that runs in it: where it reads, and where it records."""
 
 from __future__ import annotations
 

@@ -1,0 +1,335 @@
+"""Which pushers there are, and which node runs which.
+
+The registry keeps a record for each pusher, so that it outlives the server. Of a cluster's nodes each pusher is run by
+one (`core/duties.py`), and any node answers about it: it changes the record and hints to the others, and asks the one
+that runs it how it goes. A node that is alone runs them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from penstock.api.auth import Caller
+from penstock.api.context import Context
+from penstock.core.background import Loop
+from penstock.core.calls import Calls
+from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
+from penstock.core.members import node_of
+from penstock.doors.eventhorizon.local_source import LocalSource
+from penstock.doors.eventhorizon.pusher import AppGone, Pusher, PusherStatus
+from penstock.doors.eventhorizon.requests import PusherView
+from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.http.outgoing import Answer, Target, Unreachable, parse_url
+from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES
+from penstock.settings import EventHorizonSettings
+from penstock.values import Record
+from penstock.wire.eventhorizon import Cursor, timestamp
+from penstock.wire.retrying import RetryPolicy
+from penstock.wire.webhooks import parse_secret
+
+log = logging.getLogger("penstock.eventhorizon")
+
+HINT = "pushers"
+SETTLE_SECONDS = 3.0
+"""For another node to let go of a pusher that was paused or deleted. Over it: the call is answered all the same."""
+RECORDS = "pushers/"
+_encode = msgspec.json.Encoder().encode
+
+
+class PusherRecord(msgspec.Struct):
+    """A pusher as the registry keeps it, with what its owner could read when it was made."""
+
+    url: str
+    secret: str
+    allow_private: bool
+    owner: str
+    admin: bool
+    subscribe: tuple[str, ...]
+    created_ms: int
+    state: str = "running"  # running, paused, gone
+
+    def caller(self) -> Caller:
+        """Its owner, as far as the owner could read."""
+        return Caller(self.owner, self.admin, (), self.subscribe)
+
+
+_views = msgspec.json.Decoder(list[PusherView]).decode
+
+
+class ManagedPusher:
+    """A pusher of this server, running or not."""
+
+    def __init__(self, id: str, record: PusherRecord, version: int) -> None:
+        self.id, self.record, self.version = id, record, version
+        self.pusher: Pusher | None = None
+        self.target: Target | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def belongs_to(self, caller: Caller) -> bool:
+        """Whether the caller may see and change it."""
+        return caller.admin or self.record.owner == caller.subject
+
+
+class FencedTarget(Target):
+    """An app that is only spoken to while this node has the duty to."""
+
+    may: Callable[[], bool] = staticmethod(lambda: True)
+
+    async def post(self, body: bytes, headers: tuple[tuple[str, str], ...] = ()) -> Answer:  # type: ignore[override]
+        if not self.may():
+            raise Unreachable("this node may no longer push to it")
+        return await super().post(body, headers)
+
+
+class Pushers:
+    """All pushers of the server, and those of them that this node runs."""
+
+    def __init__(
+        self, context: Context, subscriptions: Subscriptions, settings: EventHorizonSettings, duties: Duties
+    ) -> None:
+        self._context, self._subscriptions, self._settings = context, subscriptions, settings
+        self._registry, self._clock, self._members = context.registry, context.clock, context.members
+        self._duties = duties
+        self.all: dict[str, ManagedPusher] = {}
+        self._settings, self._retry = settings, RetryPolicy(settings.push_retry, settings.push_retry_longest)
+        self._look = asyncio.Event()
+        self._looking: Loop | None = None
+        self._turn = asyncio.Lock()  # one look at a time
+        self._calls = Calls(context.bus, HINT, self._asked)
+        context.bus.listen(HINT, lambda topic, message: self._look.set())
+        for prefix in (RECORDS, PREFIX + RECORDS):
+            context.lookout.on_record(prefix, lambda change: self._look.set())
+
+    async def start(self) -> None:
+        """Run what the registry holds, and this node has the duty to run."""
+        await self.look()
+        if not self._members.alone:
+            self._members.on_change.append(self._members_changed)
+            self._looking = self._context.background.every(LOOK_SECONDS, "pushers", self.look, wake=self._look)
+
+    @property
+    def running(self) -> int:
+        """How many of them push, or try to."""
+        return sum(managed.task is not None for managed in self.all.values())
+
+    async def stop(self) -> None:
+        """End those that run here. Each app knows how far it has come, so there is nothing to write down."""
+        if self._looking is not None:
+            await self._looking.stop()
+        await asyncio.gather(*(self._halt(managed) for managed in self.all.values()))
+        await self._calls.__aexit__(None, None, None)
+
+    # ── who runs which ─────────────────────────────────────────────────────────────────────────
+
+    def _members_changed(self) -> None:
+        """Stop at once what is no longer this node's to do: a push that is under way, too."""
+        for managed in self.all.values():
+            if managed.task is not None and not self._duties.mine(duty_of(managed.id)):
+                managed.task.cancel()
+        self._look.set()
+
+    async def look(self) -> None:
+        """Take in what the registry says now, and run or halt accordingly."""
+        async with self._turn:
+            for managed in self.all.values():  # at once, whatever the registry says or does not say
+                if managed.task is not None and not self._duties.mine(duty_of(managed.id)):
+                    await self._halt(managed)
+            records = {record.key.removeprefix(RECORDS): record async for record in self._records()}
+            for id in self.all.keys() - records.keys():
+                await self._drop(self.all.pop(id))
+            for id, record in records.items():
+                await self._see_to(id, record)
+
+    async def _records(self) -> AsyncIterator[Record]:
+        after = ""
+        while records := await self._registry.list(RECORDS, after=after, limit=PAGE_ENTRIES):
+            after = records[-1].key
+            for record in records:
+                yield record
+
+    async def _see_to(self, id: str, record: Record) -> None:
+        managed = self.all.get(id)
+        if managed is None or managed.version < record.version:
+            kept = msgspec.json.decode(record.value, type=PusherRecord)
+            if managed is None:
+                managed = self.all[id] = ManagedPusher(id, kept, record.version)
+            managed.record, managed.version = kept, record.version
+        if managed.record.state != "running" or not self._duties.should(duty_of(id)):
+            await self._drop(managed)
+        elif managed.task is None and await self._duties.take(duty_of(id)):
+            self._run(managed)
+
+    async def _drop(self, managed: ManagedPusher) -> None:
+        """Run it no more, and let others run it."""
+        await self._halt(managed)
+        await self._duties.release(duty_of(managed.id))
+
+    async def _changed(self, managed: ManagedPusher) -> None:
+        """Let all nodes see a changed record; done when nobody runs it who should not."""
+        if self._members.alone:
+            return
+        await self._context.bus.hint(HINT, b"")
+        await self.look()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                # Another node lets go of it, so there is nothing here to wait for.
+                while managed.record.state != "running" and await self._duties.holder(duty_of(managed.id)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+
+    async def _asked(self, body: bytes) -> bytes:
+        """What another node wants to know: how those go that run here."""
+        return _encode([self.view(managed) for managed in self.all.values() if managed.task is not None])
+
+    async def views_elsewhere(self) -> dict[str, PusherView]:
+        """How those go that run on other nodes."""
+        found: dict[str, PusherView] = {}
+        for member in self._members.living():
+            if member != self._members.me:
+                shown = await self._calls.ask(node_of(member), b"", _views)
+                found |= {one.id: one for one in shown or ()}
+        return found
+
+    # ── their lives ────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, managed: ManagedPusher) -> None:
+        record, settings = managed.record, self._settings
+        target = FencedTarget(parse_url(record.url), allow_private=record.allow_private, timeout=settings.push_timeout)
+        target.may = partial(self._duties.mine, duty_of(managed.id))
+        managed.target = target
+        source = LocalSource(self._context, self._subscriptions, record.caller())
+        secret = parse_secret(record.secret) if record.secret else None
+        managed.pusher = Pusher(
+            managed.target,
+            source,
+            self._retry,
+            repeat=self._settings.push_repeat,
+            slots=self._settings.push_slots,
+            secret=secret,
+        )
+        managed.task = asyncio.create_task(self._live(managed, managed.pusher))
+
+    async def _live(self, managed: ManagedPusher, pusher: Pusher) -> None:
+        try:
+            await pusher.run()
+        except AppGone:
+            log.warning("pusher.gone", extra={"pusher": managed.id, "subscription": pusher.status.subscription})
+            managed.record.state = "gone"
+            await self._keep(managed)
+            await self._duties.release(duty_of(managed.id))
+        except Exception as error:
+            pusher.status.error = f"{type(error).__name__}: {error}"
+            log.exception("pusher.crashed", extra={"pusher": managed.id})
+
+    async def _halt(self, managed: ManagedPusher) -> None:
+        if managed.task is not None:
+            managed.task.cancel()
+            await asyncio.gather(managed.task, return_exceptions=True)
+            managed.task = None
+        if managed.target is not None:
+            managed.target.close()
+
+    async def _keep(self, managed: ManagedPusher) -> None:
+        record = await self._registry.put(RECORDS + managed.id, _encode(managed.record), expect=managed.version)
+        managed.version = record.version
+
+    # ── what is asked of them ──────────────────────────────────────────────────────────────────
+
+    async def refresh(self) -> None:
+        """Know what other nodes have changed."""
+        if not self._members.alone:
+            await self.look()
+
+    async def add(self, record: PusherRecord) -> ManagedPusher:
+        """Begin to push to an app."""
+        managed = ManagedPusher(secrets.token_hex(8), record, 0)
+        await self._keep(managed)
+        self.all[managed.id] = managed
+        await self._begin(managed)
+        return managed
+
+    async def pause(self, managed: ManagedPusher) -> None:
+        """Push no more until it is resumed. No node does when this returns."""
+        await self._set_state(managed, "paused")
+        await self._duties.release(duty_of(managed.id))
+        await self._changed(managed)
+
+    async def resume(self, managed: ManagedPusher) -> PusherView:
+        """Push again from where the app is; as it is shown before it begins."""
+        await self._set_state(managed, "running")
+        view = self.view(managed)
+        await self._begin(managed)
+        return view
+
+    async def remove(self, managed: ManagedPusher) -> None:
+        """Forget it. No node runs it when this returns."""
+        await self._halt(managed)
+        self.all.pop(managed.id, None)
+        await self._registry.delete(RECORDS + managed.id)
+        managed.record.state = "deleted"
+        await self._duties.release(duty_of(managed.id))
+        await self._changed(managed)
+
+    async def _begin(self, managed: ManagedPusher) -> None:
+        if self._members.alone:
+            self._run(managed)
+        else:
+            await self._changed(managed)
+
+    async def _set_state(self, managed: ManagedPusher, state: str) -> None:
+        await self._halt(managed)
+        managed.record.state = state
+        await self._keep(managed)
+
+    # ── how they go ────────────────────────────────────────────────────────────────────────────
+
+    def view(self, managed: ManagedPusher) -> PusherView:
+        """A pusher as this node knows it."""
+        record, pusher = managed.record, managed.pusher
+        status = pusher.status if pusher else PusherStatus(state="running")
+        lag, behind = self._lag(pusher) if pusher else (0, 0)
+        return PusherView(
+            managed.id,
+            record.url.partition("?")[0],
+            record.state if record.state != "running" else status.state,
+            status.subscription,
+            lag,
+            behind,
+            status.pushes,
+            status.lines,
+            status.failures,
+            status.error,
+            timestamp(status.error_ms) if status.error_ms else "",
+            bool(record.secret),
+            record.owner,
+            timestamp(record.created_ms),
+            "" if self._members.alone or managed.task is None else self._context.bus.node,
+        )
+
+    def _lag(self, pusher: Pusher) -> tuple[int, int]:
+        """Bytes and streams that the app is known not to have."""
+        if pusher.conversation is None:
+            return 0, 0
+        total = behind = 0
+        for flow in pusher.conversation.flows.values():
+            newest = self._subscriptions.newest(flow.stream) or flow.goal
+            if newest is not None and flow.acked is not None and newest.ahead_of(flow.acked):
+                behind += 1
+                total += _distance(flow.acked, newest)
+        return total, behind
+
+
+def duty_of(id: str) -> str:
+    """The duty to run a pusher."""
+    return RECORDS + id
+
+
+def _distance(begin: Cursor, end: Cursor) -> int:
+    """Bytes between two positions; full chunks count as what they hold at least."""
+    return max(1, (end.chunk - begin.chunk) * CHUNK_BYTES + end.offset - begin.offset)
