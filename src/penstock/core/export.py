@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from penstock.core.log import Log
+from penstock.core.months import DAY_MS
 from penstock.core.names import matches
 from penstock.errors import Busy, NotFound, PenstockError, Trimmed
 from penstock.values import Entry
@@ -35,7 +36,6 @@ BLOCK_IDS: Final = 1_024
 """Ids of one sum at most: the grain in which slices are cut."""
 
 _GRAINS: Final = 16  # sums per wanted slice, at least: slices then differ by a sixteenth
-_DAY_MS: Final = 86_400_000
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 
 
@@ -220,7 +220,7 @@ def _slices(after: int, blocks: Sequence[Block], parts: int) -> list[Slice]:
 
 def day_of(published_ms: int) -> int:
     """The UTC day of a time, in days since 1970."""
-    return published_ms // _DAY_MS
+    return published_ms // DAY_MS
 
 
 def day_name(day: int) -> str:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from penstock.core.registry import NEW
 from penstock.errors import InputInvalid, MailboxFull, SequencePassed, SequenceReused, TooLarge, VersionMismatch
 from penstock.limits import RECIPIENT_BYTES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.values import Appended, Batch, Item, NewItem, Producer, Record, Room
-
-_MONTH = re.compile(r"[0-9]{4}_(0[1-9]|1[0-2])")
-
-
-def check_month(month: str) -> str:
-    """Return *month* if it is one, as in `2026_11`; it becomes part of a table's name."""
-    if not _MONTH.fullmatch(month):
-        raise InputInvalid("month", f"{month!r} is not like 2026_11")
-    return month
 
 
 def check_recipient(recipient: str) -> str:

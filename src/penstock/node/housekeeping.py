@@ -6,7 +6,6 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from penstock.core.aging import ClockWatch, aged_upto
 from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
+from penstock.core.months import months_in_use
 from penstock.core.registry import Registry
 from penstock.core.trimming import Bound
 
@@ -93,9 +93,7 @@ class Housekeeping:
 
     async def _make_months(self) -> None:
         """See to this month's and the next month's mailboxes."""
-        today = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
-        year, month = divmod(today.year * 12 + today.month, 12)  # next month, counted from 0
-        for name in (f"{today.year}_{today.month:02d}", f"{year}_{month + 1:02d}"):
+        for name in months_in_use(self._clock.now_ms()):
             if await self._mailbox.make_month(name):
                 log.info("month.made", extra={"month": name})
 

@@ -3,9 +3,6 @@
 This month and the one before are kept, so a recipient that was not seen for 30 to 60 days is on a month that is
 due to go. Its door says goodbye to it (`Lodging.leave_month`); then the month is dropped, unless somebody is on
 it all the same. The server does this once a day, `./penstock tables --apply` whenever it is asked to.
-
-A month goes a day late: nodes whose clocks differ, and user agents that were connected all the time, have that
-day to move on.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import msgspec
 from penstock.api.context import Context, only
 from penstock.api.describing import operation
 from penstock.api.door import Lodging
-from penstock.core.months import month_of, shifted
+from penstock.core.months import DAY_MS, month_of, months_in_use, oldest_kept
 from penstock.core.registry import Registry, change
 from penstock.http.exchange import Request, Response
 from penstock.http.routing import Route
@@ -26,7 +23,6 @@ from penstock.values import MailboxHead, Record
 
 log = logging.getLogger("penstock.tables")
 
-DAY_MS = 86_400_000
 _DAILY = "tables/daily"
 
 
@@ -55,11 +51,9 @@ class Tables:
     async def plan(self) -> Plan:
         """What is missing, and what is due to go."""
         now_ms = self._context.clock.now_ms()
-        month = month_of(now_ms)
-        oldest = shifted(month_of(now_ms - DAY_MS), -1)
         there = await self._context.mailbox.months()
-        make = [name for name in (month, shifted(month, 1)) if name not in there]
-        return Plan(month, make, [name for name in there if name < oldest])
+        make = [name for name in months_in_use(now_ms) if name not in there]
+        return Plan(month_of(now_ms), make, [name for name in there if name < oldest_kept(now_ms)])
 
     async def apply(self) -> Plan:
         """Make what is missing, and drop what nobody is on."""

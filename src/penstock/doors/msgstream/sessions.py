@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -20,7 +19,7 @@ from penstock.api.context import Context
 from penstock.core.ledger import recipient
 from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.matching import Interest
-from penstock.core.months import month_of
+from penstock.core.months import begin_ms, month_of, shifted
 from penstock.core.registry import NEW
 from penstock.doors.msgstream import records
 from penstock.doors.msgstream.lives import Poll, Socket
@@ -72,8 +71,7 @@ class Sessions:
         now_ms = self.context.clock.now_ms()
         if now_ms >= self._month_ends_ms:
             self._month = month_of(now_ms)
-            year, number = divmod(int(self._month[:4]) * 12 + int(self._month[5:]), 12)  # the next, from 0
-            self._month_ends_ms = int(datetime(year, number + 1, 1, tzinfo=UTC).timestamp() * 1000)
+            self._month_ends_ms = begin_ms(shifted(self._month, 1))
         return self._month
 
     @property

@@ -10,7 +10,7 @@ from typing import Self
 
 from penstock.api.context import Context
 from penstock.core.metering import Sample
-from penstock.core.months import month_of, shifted
+from penstock.core.months import months_in_use
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
 from penstock.doors.webpush.peers import Peers
@@ -58,8 +58,7 @@ class WebPush:
     async def __aenter__(self) -> Self:
         context, settings = self._context, self._settings.webpush
         origin = _check_origin(settings.origin)
-        now = month_of(context.clock.now_ms())
-        for month in (now, shifted(now, 1)):
+        for month in months_in_use(context.clock.now_ms()):
             await context.mailbox.make_month(month)
         keys = await open_keys(context.registry, settings.token_keys)
         tokens = Tokens(keys, context.clock)

@@ -25,7 +25,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.engines.checks import check_month, check_position, check_recipient, check_room, weight
+from penstock.core.months import check_month
+from penstock.engines.checks import check_position, check_recipient, check_room, weight
 from penstock.engines.jetstream.cells import (
     EXPIRES,
     PATIENCE_SECONDS,

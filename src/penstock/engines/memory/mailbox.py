@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.clock import Clock
-from penstock.engines.checks import check_month, check_position, check_recipient, check_room, weight
+from penstock.core.months import check_month
+from penstock.engines.checks import check_position, check_recipient, check_room, weight
 from penstock.errors import NotFound
 from penstock.limits import MAILBOX_PAGE
 from penstock.values import Item, MailboxHead, NewItem, Room

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.engines.checks import check_month, check_position, check_recipient, check_room
+from penstock.core.months import check_month
+from penstock.engines.checks import check_position, check_recipient, check_room
 from penstock.engines.checks import weight as weight_of
 from penstock.engines.sqlite.bounds import Bounds, weigh
 from penstock.engines.sqlite.putting import ITEM, Put, Putting, numbered
