@@ -99,15 +99,9 @@ class Loop:
     __slots__ = ("_home", "_name", "_seconds", "_task", "_wake", "_work")
 
     def __init__(
-        self,
-        home: Background,
-        name: str,
-        work: Work,
-        seconds: float | None,
-        wake: asyncio.Event | None,
-        *,
+        self, home: Background, name: str, work: Work, seconds: float | None, wake: asyncio.Event | None, *,
         at_once: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._home, self._name, self._work, self._seconds, self._wake = home, name, work, seconds, wake
         home.began(name)
         self._task = asyncio.get_running_loop().create_task(self._run(at_once=at_once))

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import msgspec
@@ -45,9 +44,7 @@ class Calls:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)

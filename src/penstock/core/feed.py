@@ -118,16 +118,9 @@ class Feed:
                  "patterns", "position", "queued", "stopped")  # fmt: skip
 
     def __init__(
-        self,
-        hub: FeedHub,
-        sink: Sink,
-        patterns: tuple[str, ...],
-        after: int,
-        *,
-        limit: int,
-        meta: bool = False,
+        self, hub: FeedHub, sink: Sink, patterns: tuple[str, ...], after: int, *, limit: int, meta: bool = False,
         allow: Callable[[Entry], bool] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._hub, self._sink, self._limit, self._allow = hub, sink, limit, allow
         self.patterns, self.meta = patterns, meta
         self.position = after  # everything up to here was delivered, or is not for this reader

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from penstock.core.feed import SLICE_BYTES, Feed, Sink
@@ -70,9 +69,7 @@ class Hub:
         self._tasks = [asyncio.create_task(self._serve_line()) for _ in range(self._readers)]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._finish_round()
         for feed in list(self._ahead):
             self._forget_ahead(feed)
@@ -95,14 +92,9 @@ class Hub:
         return len(self._line)
 
     def start(
-        self,
-        sink: Sink,
-        patterns: tuple[str, ...],
-        *,
-        after: int | None = None,
-        meta: bool = False,
+        self, sink: Sink, patterns: tuple[str, ...], *, after: int | None = None, meta: bool = False,
         allow: Callable[[Entry], bool] | None = None,
-    ) -> Feed:
+    ) -> Feed:  # fmt: skip
         """Begin to feed *sink* with everything after id *after*; None means from now on."""
         position = self.position if after is None else min(after, self.position)
         feed = Feed(self, sink, patterns, position, limit=self._tail, meta=meta, allow=allow)

@@ -9,7 +9,6 @@ with ten thousand idle connections asks as much as one with none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from penstock.core.background import Background, Loop
@@ -66,9 +65,7 @@ class Lookout:
             self._loop = self._background.every(self._seconds, "lookout", self.look)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._loop is not None:
             await self._loop.stop()
 

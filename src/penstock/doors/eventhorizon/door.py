@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 from penstock.api.auth import Caller
@@ -45,9 +44,7 @@ class EventHorizon:
         await self._pushers.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._pushers.stop()
         if self._announcing is not None:
             await self._announcing.stop()

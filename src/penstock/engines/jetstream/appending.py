@@ -24,7 +24,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Final, Self
 
 from penstock.core.background import Background
@@ -63,17 +62,9 @@ class Appender:
     """All appends of one node. Lives in `async with`."""
 
     def __init__(
-        self,
-        store: Store,
-        known: KnownStreams,
-        background: Background,
-        *,
-        clock: Clock,
-        server: str,
-        queue: int,
-        queue_bytes: int,
-        followed: int,
-    ) -> None:
+        self, store: Store, known: KnownStreams, background: Background, *, clock: Clock, server: str, queue: int,
+        queue_bytes: int, followed: int,
+    ) -> None:  # fmt: skip
         self._background = background
         self._store, self._known, self._clock, self._server = store, known, clock, server
         self._connection = store.connection
@@ -97,9 +88,7 @@ class Appender:
         self._ticking = self._background.every(_TICK, "jetstream.appends", self._tick)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._closed = True
         await self._ticking.stop()
         for task in self._tasks:

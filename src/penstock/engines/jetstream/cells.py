@@ -276,24 +276,18 @@ class Cells:
 
 
 async def api(
-    connection: Connection,
-    call: str,
-    question: object = None,
-    unanswered: Callable[[], None] = lambda: None,
+    connection: Connection, call: str, question: object = None, unanswered: Callable[[], None] = lambda: None,
     patience: float = PATIENCE_SECONDS,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """As `ask`, decoded."""
     answer: dict[str, Any] = msgspec.json.decode(await ask(connection, call, question, unanswered, patience))
     return answer
 
 
 async def ask(
-    connection: Connection,
-    call: str,
-    question: object = None,
-    unanswered: Callable[[], None] = lambda: None,
+    connection: Connection, call: str, question: object = None, unanswered: Callable[[], None] = lambda: None,
     patience: float = PATIENCE_SECONDS,
-) -> bytes:
+) -> bytes:  # fmt: skip
     """What JetStream answers; asks again while nobody does, and calls *unanswered* each time.
 
     `Refused` when it says no, `Missing` without the stream.

@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -125,9 +124,7 @@ class Connection:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._flush()
         try:
             await self.client.end()

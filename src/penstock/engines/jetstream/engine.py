@@ -6,7 +6,6 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -44,14 +43,9 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def open_jetstream(
-    servers: str,
-    *,
-    node: str,
-    server: str = "127.0.0.1",
-    clock: Clock | None = None,
-    options: Options | None = None,
+    servers: str, *, node: str, server: str = "127.0.0.1", clock: Clock | None = None, options: Options | None = None,
     background: Background | None = None,
-) -> JetStreamEngine:
+) -> JetStreamEngine:  # fmt: skip
     """The engine on the NATS servers of `nats://a,b,c`; `async with` opens and closes it."""
     clock, options = clock or WallClock(), options or Options()
     return JetStreamEngine(server_urls(servers), node, server, clock, options, background or Background())
@@ -115,9 +109,7 @@ class JetStreamEngine:
         await self._stack.enter_async_context(self.log)
         self.export = JetStreamExport(self.log)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     def leave(self) -> None:

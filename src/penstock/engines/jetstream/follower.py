@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 from penstock.core.background import Background, Loop
@@ -58,9 +57,7 @@ class Follower:
         self._watching = self._background.forever("jetstream.follower", self._watch)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._watching is not None:
             await self._watching.stop()
         await self._connection.unlisten(self._deliver)

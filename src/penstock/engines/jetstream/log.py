@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -42,16 +41,9 @@ class JetStreamLog:
     """`core.log.Log` over one JetStream stream. Lives in `async with`."""
 
     def __init__(
-        self,
-        store: Store,
-        background: Background,
-        *,
-        clock: Clock,
-        server: str,
-        durability: str,
-        queue: int,
+        self, store: Store, background: Background, *, clock: Clock, server: str, durability: str, queue: int,
         queue_bytes: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.durability, self.server, self._background = durability, server, background
         self._store, self._clock = store, clock
         self._queue = (queue, queue_bytes)
@@ -79,11 +71,9 @@ class JetStreamLog:
         self._store.patience = PATIENCE_SECONDS
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._follower.__aexit__(kind, error, trace)
-        await self._appender.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._follower.__aexit__(*error)
+        await self._appender.__aexit__(*error)
 
     async def _end(self) -> int:
         """The last message there is; of a batch that is just being stored, its end."""

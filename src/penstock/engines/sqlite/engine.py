@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -45,14 +44,9 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def open_sqlite(
-    directory: Path,
-    *,
-    node: str,
-    server: str = "127.0.0.1",
-    clock: Clock | None = None,
-    faults: Faults | None = None,
-    options: Options | None = None,
-) -> SqliteEngine:
+    directory: Path, *, node: str, server: str = "127.0.0.1", clock: Clock | None = None,
+    faults: Faults | None = None, options: Options | None = None,
+) -> SqliteEngine:  # fmt: skip
     """The engine over `penstock.db` in *directory*; `async with` opens and closes it."""
     return SqliteEngine(directory, node, server, clock or WallClock(), faults, options or Options())
 
@@ -92,9 +86,7 @@ class SqliteEngine:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.check.stop()
         await self.export.close()
         await self._readers.close()

@@ -24,15 +24,9 @@ class Group:
     """
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        known: KnownStreams,
-        *,
-        next_id: int,
-        next_number: int,
-        now_ms: int,
+        self, connection: sqlite3.Connection, known: KnownStreams, *, next_id: int, next_number: int, now_ms: int,
         server: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._connection, self._known = connection, known
         self.next_id, self.next_number = next_id, next_number
         self._now_ms, self._server = now_ms, server

@@ -57,13 +57,9 @@ class Job(Promise[Any]):
     __slots__ = ("argument", "batch", "function", "together", "weight")
 
     def __init__(
-        self,
-        weight: int,
-        batch: Batch | None = None,
-        function: Callable[[sqlite3.Connection], Any] | None = None,
-        together: Together | None = None,
-        argument: Any = None,
-    ) -> None:
+        self, weight: int, batch: Batch | None = None, function: Callable[[sqlite3.Connection], Any] | None = None,
+        together: Together | None = None, argument: Any = None,
+    ) -> None:  # fmt: skip
         Promise.__init__(self)
         self.weight, self.batch, self.function = weight, batch, function
         self.together, self.argument = together, argument
@@ -85,21 +81,10 @@ class Writer:
     """Owns the writing connection, the numbering, and what the followers have been given."""
 
     def __init__(
-        self,
-        path: Path,
-        connection: sqlite3.Connection,
-        *,
-        known: KnownStreams,
-        recent: Recent,
-        next_id: int,
-        next_number: int,
-        clock: Clock,
-        server: str,
-        faults: Faults | None = None,
-        limits: Limits,
-        damage: Damage,
+        self, path: Path, connection: sqlite3.Connection, *, known: KnownStreams, recent: Recent, next_id: int,
+        next_number: int, clock: Clock, server: str, faults: Faults | None = None, limits: Limits, damage: Damage,
         checkpointer: Checkpointer,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._path, self._connection, self._clock, self._server = path, connection, clock, server
         self._known, self._recent = known, recent
         self._next_id, self._next_number = next_id, next_number
