@@ -26,7 +26,7 @@ from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
 from penstock.engines.jetstream.cells import drop_stream
 from penstock.engines.jetstream.connection import ELECTING_SECONDS
-from penstock.engines.jetstream.engine import Options
+from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.http.loop import run_loop
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft
@@ -171,7 +171,7 @@ async def _futures_with(client: Client, cluster: NatsCluster, streams: int, seco
 
 async def _engine(cluster: NatsCluster, streams: int, seconds: float) -> Round:
     """Appends a second, each durable and followed."""
-    options = Options(prefix=f"bench_{secrets.token_hex(4)}", replicas=REPLICAS)
+    options = JetStreamOptions(prefix=f"bench_{secrets.token_hex(4)}", replicas=REPLICAS)
     async with open_jetstream(cluster.url, node="bench", options=options) as engine:
         await prepare(engine.log)
         batches = [Batch((Draft(f"/bench/s{number}", event()),)) for number in range(streams)]

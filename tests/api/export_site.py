@@ -19,7 +19,7 @@ from penstock.api.context import Context
 from penstock.api.v1.export import Exporter
 from penstock.core.arrow import BATCH_BYTES
 from penstock.core.clock import ManualClock
-from penstock.core.export import Block, Export, LogExport, Range
+from penstock.core.export import Block, Export, ExportRange, LogExport
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.members import Alone
@@ -69,7 +69,7 @@ def _read_export(body: bytes) -> tuple[pa.Table, int]:
     return table, int(metadata[b"upto"])
 
 
-async def collect(export: Export, wanted: Range) -> bytes:
+async def collect(export: Export, wanted: ExportRange) -> bytes:
     return b"".join([piece async for piece in export.stream(wanted)])
 
 
@@ -100,7 +100,7 @@ class Scripted:
     async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
         return []
 
-    def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
+    def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         return self._pieces()
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.core.background import Background, Loop
 from penstock.core.clock import ManualClock
-from penstock.engines.jetstream.connection import Refused
+from penstock.engines.jetstream.connection import JetStreamRefused
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite.registry import SqliteRegistry
 from penstock.errors import PenstockError
@@ -20,7 +20,7 @@ from penstock.values import Batch, Draft
 from tests.api.client import ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 
-FULL = Refused(10047, "insufficient storage resources available")  # no PenstockError: as JetStream says it
+FULL = JetStreamRefused(10047, "insufficient storage resources available")  # no PenstockError: as JetStream says it
 
 
 class Full:

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.core import arrow
 from penstock.core.clock import ManualClock
-from penstock.core.export import Range, Selection
+from penstock.core.export import ExportRange, Selection
 from penstock.core.log import Log
 from penstock.engines.sqlite.export import INLET_BYTES
 from penstock.errors import EngineGone, Trimmed
@@ -86,7 +86,7 @@ async def test_an_export_equals_the_log_row_by_row(tmp_path: Path, kind: str, se
     async with engine_with_export(tmp_path, kind) as (engine, export, clock):
         await fill(engine.log, clock, seed)
         end = engine.log.followed
-        table, upto = read_export(await collect(export, Range(0, end)))
+        table, upto = read_export(await collect(export, ExportRange(0, end)))
 
         entries = [await engine.log.entry(id) for id in range(1, end + 1)]
         assert table.to_pylist() == [expected(entry) for entry in entries if entry is not None]
@@ -99,7 +99,7 @@ async def test_an_export_equals_the_log_row_by_row(tmp_path: Path, kind: str, se
 async def test_the_schema_is_exactly_the_promised_one(tmp_path: Path, kind: str) -> None:
     async with engine_with_export(tmp_path, kind) as (engine, export, _):
         await engine.log.append(Batch((Draft("/a", b"x"),)))
-        table, _ = read_export(await collect(export, Range(0, engine.log.followed)))
+        table, _ = read_export(await collect(export, ExportRange(0, engine.log.followed)))
 
     time = pa.timestamp("us", tz="UTC")
     assert [(field.name, field.type, field.nullable, field.metadata) for field in table.schema] == [
@@ -118,7 +118,7 @@ async def test_an_empty_range_is_a_schema_and_a_trailer(tmp_path: Path, kind: st
     async with engine_with_export(tmp_path, kind) as (engine, export, _):
         await engine.log.append(Batch((Draft("/a", b"x"),)))
         end = engine.log.followed
-        table, upto = read_export(await collect(export, Range(end, end)))
+        table, upto = read_export(await collect(export, ExportRange(end, end)))
 
     assert (table.num_rows, upto) == (0, end)
     assert table.schema.equals(arrow.schema())
@@ -133,7 +133,7 @@ async def test_columns_and_streams_select(tmp_path: Path, kind: str) -> None:
         for columns in [("id",), ("body",), ("index", "attributes"), ("kind", "expires_at"), NAMES]:
             for patterns in [None, (">",), ("/a", "/many/*"), ("/nobody",)]:
                 selection = Selection(patterns, ("/users/7",) if patterns == (">",) else None)
-                table, _ = read_export(await collect(export, Range(2, end, columns, selection)))
+                table, _ = read_export(await collect(export, ExportRange(2, end, columns, selection)))
                 assert table.to_pylist() == [
                     {name: expected(entry)[name] for name in columns}
                     for entry in entries
@@ -145,7 +145,7 @@ async def test_bytes_of_an_expired_body_do_not_leave_the_server(tmp_path: Path) 
     async with engine_with_export(tmp_path, "sqlite") as (engine, export, clock):
         secret = b"nobody may see this any more"
         await engine.log.append(Batch((Draft("/a", secret, type="t", expires_ms=clock.now_ms() + 1000),)))
-        wanted = Range(0, engine.log.followed)
+        wanted = ExportRange(0, engine.log.followed)
         assert secret in await collect(export, wanted)
         clock.advance(1)
         assert secret not in await collect(export, wanted)
@@ -161,7 +161,7 @@ async def test_large_bodies_come_in_batches_of_bounded_size(tmp_path: Path) -> N
                 engine.log.append(Batch((Draft("/small", os.urandom(size)),)))
         await engine.log.append(Batch((Draft("/end", b""),)))
         end = engine.log.followed
-        table, _ = read_export(await collect(export, Range(0, end)))  # looks at the size of each batch
+        table, _ = read_export(await collect(export, ExportRange(0, end)))  # looks at the size of each batch
 
         assert sorted(len(body) for body in table.column("body").to_pylist() if len(body) > 4000) == sorted(
             size for size in sizes if size > 4000
@@ -173,7 +173,7 @@ async def test_what_is_trimmed_while_it_is_read_is_no_shorter_export(tmp_path: P
     async with engine_with_export(tmp_path, "sqlite") as (engine, export, _):
         for _ in range(20):
             await engine.log.append(Batch(tuple(Draft("/a", b"x" * 100) for _ in range(BATCH_ENTRIES))))
-        stream = export.stream(Range(0, engine.log.followed))
+        stream = export.stream(ExportRange(0, engine.log.followed))
         await anext(stream)
         await engine.log.trim(10_000)
         with pytest.raises(Trimmed):
@@ -184,7 +184,7 @@ async def test_an_export_process_that_dies_breaks_its_exports_and_no_other(tmp_p
     async with engine_with_export(tmp_path, "sqlite") as (engine, export, _):
         for _ in range(20):
             await engine.log.append(Batch(tuple(Draft("/a", b"x" * 1000) for _ in range(BATCH_ENTRIES))))
-        wanted = Range(0, engine.log.followed)
+        wanted = ExportRange(0, engine.log.followed)
         stream = export.stream(wanted)
         await anext(stream)
         os.kill(export._process.process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
@@ -199,7 +199,7 @@ async def test_the_next_process_outlives_what_the_last_one_has_broken(tmp_path: 
     async with engine_with_export(tmp_path, "sqlite") as (engine, export, _):
         for _ in range(20):
             await engine.log.append(Batch(tuple(Draft("/a", b"x" * 1000) for _ in range(BATCH_ENTRIES))))
-        wanted = Range(0, engine.log.followed)
+        wanted = ExportRange(0, engine.log.followed)
         first, second = export.stream(wanted), export.stream(wanted)
         for stream in (first, second):
             await anext(stream)
@@ -220,7 +220,7 @@ async def test_a_reader_that_waits_stops_the_export_process(tmp_path: Path) -> N
     async with engine_with_export(tmp_path, "sqlite") as (engine, export, _):
         for _ in range(20):
             await engine.log.append(Batch(tuple(Draft("/a", b"x" * 4000) for _ in range(BATCH_ENTRIES))))
-        inlet = await export._begin(Range(0, engine.log.followed))  # type: ignore[attr-defined]
+        inlet = await export._begin(ExportRange(0, engine.log.followed))  # type: ignore[attr-defined]
         await wait_until_async(lambda: inlet._paused, within=START_SECONDS)
         assert INLET_BYTES <= inlet._waiting_bytes < 2 * INLET_BYTES
         inlet.close()
@@ -241,7 +241,7 @@ async def test_exports_beside_a_busy_writer_are_exact(tmp_path: Path) -> None:
         exports = 0
         while not writing.done() or not exports:
             end = engine.log.followed
-            table, _ = read_export(await collect(export, Range(0, end, ("id", "size"))))
+            table, _ = read_export(await collect(export, ExportRange(0, end, ("id", "size"))))
             # Then each export has every row up to its end
             assert table.column("id").to_pylist() == list(range(1, end + 1))
             exports += 1
@@ -255,7 +255,7 @@ from pathlib import Path
 import penstock.node.node
 import penstock.testing
 from penstock.core.clock import WallClock
-from penstock.core.export import Range
+from penstock.core.export import ExportRange
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.export import SqliteExport
 from penstock.values import Batch, Draft
@@ -264,7 +264,7 @@ async def main():
     async with open_sqlite(Path(sys.argv[1]), node="test") as engine:
         await engine.log.append(Batch((Draft("/a", b"x"),)))
         export = SqliteExport(engine.path, engine.log, WallClock(), idle_seconds=0)
-        pieces = [piece async for piece in export.stream(Range(0, engine.log.followed))]
+        pieces = [piece async for piece in export.stream(ExportRange(0, engine.log.followed))]
         process = export._process.process
         await penstock.testing.wait_until_async(lambda: process.poll() is not None, within=30)
         await export.close()

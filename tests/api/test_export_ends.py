@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core import arrow
-from penstock.core.export import Range
+from penstock.core.export import ExportRange
 from penstock.errors import EngineGone
 from penstock.http.settings import ConnectionSettings
 from penstock.limits import BATCH_ENTRIES
@@ -27,7 +27,7 @@ async def messages(tmp_path: Path) -> list[bytes]:
     async with engine_with_export(tmp_path, "memory") as (engine, export, _):
         for _ in range(3):
             await engine.log.append(Batch(tuple(Draft("/a", b"x") for _ in range(BATCH_ENTRIES))))
-        return [piece async for piece in export.stream(Range(0, engine.log.followed))]
+        return [piece async for piece in export.stream(ExportRange(0, engine.log.followed))]
 
 
 async def test_a_stream_cut_between_messages_is_noticed(tmp_path: Path) -> None:

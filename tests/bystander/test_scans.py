@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.clock import WallClock
 from penstock.engines.sqlite.engine import open_sqlite
-from penstock.engines.sqlite.reader import Reader
+from penstock.engines.sqlite.reader import SqliteReader
 from penstock.engines.sqlite.readers import Readers
 from penstock.testing import RunningServer
 from penstock.values import Batch, Draft
@@ -28,7 +28,7 @@ T = TypeVar("T")
 def scan_in_the_loop() -> None:
     """A scan is made by the server's loop, and from its first slice to its last without a pause."""
 
-    async def scan(self: Readers, function: Callable[[Reader], T]) -> T:
+    async def scan(self: Readers, function: Callable[[SqliteReader], T]) -> T:
         return self.here(function)
 
     Readers.scan = scan  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from penstock.core.clock import Clock, ManualClock
 from penstock.engines.jetstream.bus import NatsBus
 from penstock.engines.jetstream.cells import Home
-from penstock.engines.jetstream.connection import Connection
+from penstock.engines.jetstream.connection import NatsConnection
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
 from penstock.engines.jetstream.registry import JetStreamRegistry
 from penstock.testing import NatsCluster
@@ -36,7 +36,7 @@ async def opened(
     *,
     node: str = "here",
     clock: Clock | None = None,
-    kind: type[Connection] = Connection,
+    kind: type[NatsConnection] = NatsConnection,
 ) -> AsyncIterator[Opened]:
     """One node's view. *kind* may be a connection that loses something."""
     clock = clock or ManualClock()

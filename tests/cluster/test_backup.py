@@ -11,8 +11,8 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
-from penstock.engines.jetstream.connection import Connection
-from penstock.engines.jetstream.engine import Options
+from penstock.engines.jetstream.connection import NatsConnection
+from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.testing import start_nats, wait_until_async
 from penstock.values import Batch, Draft, Key, NewItem
 
@@ -20,7 +20,7 @@ KEYED = Batch((Draft("/orders", b"keyed"),), key=Key("me", "/orders", "k", b"dig
 
 
 def open_engine(url: str, clock: ManualClock) -> JetStreamEngine:
-    return open_jetstream(url, node="here", clock=clock, options=Options(replicas=3))
+    return open_jetstream(url, node="here", clock=clock, options=JetStreamOptions(replicas=3))
 
 
 async def test_servers_on_a_copy_of_the_stores_have_everything(tmp_path: Path) -> None:
@@ -64,16 +64,18 @@ async def test_a_log_is_made_although_the_leader_stops_with_the_question(
         report = nats.servers[0].ask("/jsz") or {}
         leader = next(one for one in nats.servers if one.name == report["meta_cluster"]["leader"])
         left = next(one for one in nats.servers if one is not leader)
-        asked, api = [], Connection.api
+        asked, api = [], NatsConnection.api
 
-        async def stopped(connection: Connection, subject: str, question: object = None, *, within: float = 5) -> bytes:
+        async def stopped(
+            connection: NatsConnection, subject: str, question: object = None, *, within: float = 5
+        ) -> bytes:
             if subject.startswith("STREAM.CREATE."):
                 asked.append(subject)
                 if len(asked) == 1:
                     leader.pause()
             return await api(connection, subject, question, within=within)
 
-        monkeypatch.setattr(Connection, "api", stopped)
+        monkeypatch.setattr(NatsConnection, "api", stopped)
         async with open_engine(left.url, ManualClock()) as engine:
             await prepare(engine.log)
         assert asked.count("STREAM.CREATE.penstock_log") > 1
@@ -85,13 +87,15 @@ async def test_an_engine_waits_for_servers_that_are_still_electing(
     with start_nats(tmp_path, servers=3) as nats:
         async with open_engine(nats.url, ManualClock()) as engine:
             await prepare(engine.log)
-        asked, api = [], Connection.api
+        asked, api = [], NatsConnection.api
 
-        async def noted(connection: Connection, subject: str, question: object = None, *, within: float = 5) -> bytes:
+        async def noted(
+            connection: NatsConnection, subject: str, question: object = None, *, within: float = 5
+        ) -> bytes:
             asked.append(subject)
             return await api(connection, subject, question, within=within)
 
-        monkeypatch.setattr(Connection, "api", noted)
+        monkeypatch.setattr(NatsConnection, "api", noted)
         monkeypatch.setattr("penstock.engines.jetstream.cells._TRY_SECONDS", 0.2)
         # Given servers without a majority, of which nobody answers for the log
         leader = nats.leader_of("penstock_log")

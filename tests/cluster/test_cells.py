@@ -10,8 +10,8 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.registry import NEW
 from penstock.engines.jetstream.cells import Cells
-from penstock.engines.jetstream.connection import Ack, Connection
-from penstock.engines.jetstream.frames import Message
+from penstock.engines.jetstream.connection import NatsConnection, PubAck
+from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
 from penstock.engines.jetstream.tokens import key_of, path
 from penstock.errors import ConfigInvalid, EngineGone, TooLarge, VersionMismatch
@@ -103,12 +103,12 @@ async def test_jetstream_itself_removes_what_nobody_expired(nats_alone: NatsClus
 # ── answers that are lost ──────────────────────────────────────────────────────────────────────
 
 
-class Losing(Connection):
+class Losing(NatsConnection):
     """Everything is stored, and the answer to every other write is lost."""
 
     count = 0
 
-    async def publish_batch(self, messages: Sequence[Message], batch: str, *, within: float = 5) -> Ack:
+    async def publish_batch(self, messages: Sequence[NatsMessage], batch: str, *, within: float = 5) -> PubAck:
         ack = await super().publish_batch(messages, batch, within=within)
         self.count += 1
         if self.count % 2:
@@ -156,10 +156,10 @@ async def test_a_record_whose_answer_was_lost_is_put_once(nats_alone: NatsCluste
 async def test_a_late_write_does_not_undo_what_came_after_it(nats_alone: NatsCluster) -> None:
     async with opened(nats_alone) as here:
         await here.registry.put("a", b"0")
-        caught: list[Message] = []
+        caught: list[NatsMessage] = []
         publish = here.home.connection.publish_batch
 
-        async def hold_back(messages: Sequence[Message], batch: str, *, within: float = 5) -> Ack:
+        async def hold_back(messages: Sequence[NatsMessage], batch: str, *, within: float = 5) -> PubAck:
             if not caught:
                 caught.extend(messages)  # it hangs in a server that was stopped
                 raise EngineGone("no answer")
@@ -231,7 +231,7 @@ async def test_what_no_node_has_sent_on_the_bus_is_dropped_and_the_connection_go
         before = connection.client.stats["reconnects"]
 
         for subject in (f"{root}.all.=ff", f"{root}.to.here.=ff", f"{root}.all.\u20ac"):
-            connection.send(Message(subject, b"?"))
+            connection.send(NatsMessage(subject, b"?"))
 
         assert await here.bus.send("here", "wake", b"after them")
         assert received == [b"after them"]

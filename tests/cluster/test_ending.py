@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from penstock.engines.jetstream.connection import _Noting, _Raw
+from penstock.engines.jetstream.client import RawClient, _NotingProtocol
 from penstock.testing import RunningServer, ServerFailed, start_nats, wait_until
 from tests.bystander.sabotaged import start_sabotaged
 
@@ -27,20 +27,20 @@ CERTAIN = 8  # a node that ends by itself has ended by then
 
 def a_kernel_that_takes_little() -> None:
     """The setting: what a paused server does not read stays in the node."""
-    connected = _Noting.connection_made
+    connected = _NotingProtocol.connection_made
 
-    def connection_made(self: _Noting, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self: _NotingProtocol, transport: asyncio.BaseTransport) -> None:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
         connected(self, transport)
 
-    _Noting.connection_made = connection_made  # type: ignore[method-assign]
+    _NotingProtocol.connection_made = connection_made  # type: ignore[method-assign]
 
 
 def closing_is_not_bounded() -> None:
     """The sabotage: the node waits for its server to take the rest, when it closes and when it reconnects."""
     a_kernel_that_takes_little()
-    _Raw.end = Client.close  # type: ignore[method-assign]
-    _Raw._attempt_reconnect = Client._attempt_reconnect  # type: ignore[method-assign]
+    RawClient.end = Client.close  # type: ignore[method-assign]
+    RawClient._attempt_reconnect = Client._attempt_reconnect  # type: ignore[method-assign]
 
 
 def test_a_node_ends_though_its_nats_server_reads_nothing(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from penstock.engines.jetstream.cells import ask
-from penstock.engines.jetstream.connection import ELECTING_SECONDS, Connection, Refused, header, status
-from penstock.engines.jetstream.frames import Message
+from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, NatsConnection, header, status
+from penstock.engines.jetstream.frames import NatsMessage
 from penstock.testing.nats import NatsCluster
 
 EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"
@@ -21,7 +21,7 @@ EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"
 class Stream:
     """A JetStream stream of the test's own."""
 
-    def __init__(self, connection: Connection, **config: Any) -> None:
+    def __init__(self, connection: NatsConnection, **config: Any) -> None:
         self.connection, self.name = connection, f"facts_{uuid.uuid4().hex}"
         self._config = {"name": self.name, "subjects": [f"{self.name}.>"], "storage": "file", "allow_atomic": True,
                         "allow_direct": True, "allow_rollup_hdrs": True, "allow_msg_ttl": True, **config}  # fmt: skip
@@ -29,11 +29,11 @@ class Stream:
     async def make(self) -> None:
         await ask(self.connection, f"STREAM.CREATE.{self.name}", self._config, patience=ELECTING_SECONDS)
 
-    def message(self, subject: str, expect: int | None = None, headers: bytes = b"", body: bytes = b"x") -> Message:
+    def message(self, subject: str, expect: int | None = None, headers: bytes = b"", body: bytes = b"x") -> NatsMessage:
         lines = headers if expect is None else headers + EXPECT % expect
-        return Message(f"{self.name}.{subject}", body, lines)
+        return NatsMessage(f"{self.name}.{subject}", body, lines)
 
-    async def put(self, *messages: Message, batch: str = "") -> int:
+    async def put(self, *messages: NatsMessage, batch: str = "") -> int:
         """Store as one batch; return the sequence of the last."""
         return (await self.connection.publish_batch(messages, batch or uuid.uuid4().hex)).seq
 
@@ -43,7 +43,7 @@ class Stream:
 
 @asynccontextmanager
 async def stream(nats: NatsCluster, **config: Any) -> AsyncIterator[Stream]:
-    async with Connection([server.url for server in nats.servers], name="facts") as connection:
+    async with NatsConnection([server.url for server in nats.servers], name="facts") as connection:
         made = Stream(connection, **config)
         await made.make()
         yield made
@@ -65,7 +65,7 @@ async def test_a_stale_expected_sequence_is_refused_without_the_first_result(nat
         first = await one.put(one.message("a", 0))
         await one.put(one.message("a", first))
 
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(JetStreamRefused) as refused:
             await one.put(one.message("a", 0))
 
         assert refused.value.code == 10071
@@ -78,7 +78,7 @@ async def test_a_repeated_batch_is_refused_without_the_first_result(nats_alone: 
         batch = [one.message("a", 0), one.message("b", 0)]
         last = await one.put(*batch, batch="one")
 
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(JetStreamRefused) as refused:
             await one.put(*batch, batch="one")
 
         assert refused.value.code == 10071
@@ -90,7 +90,7 @@ async def test_a_message_id_that_comes_again_in_a_batch_is_10201(nats_alone: Nat
         batch = [one.message("a", headers=b"Nats-Msg-Id: k\r\n"), one.message("b")]
         await one.put(*batch)
 
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(JetStreamRefused) as refused:
             await one.put(*batch)
 
         assert refused.value.code == 10201
@@ -99,7 +99,7 @@ async def test_a_message_id_that_comes_again_in_a_batch_is_10201(nats_alone: Nat
 async def test_a_batch_of_a_thousand_is_taken_and_a_longer_one_is_not(nats_alone: NatsCluster) -> None:
     async with stream(nats_alone) as one:
         last = await one.put(*[one.message("a")] * 1000)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(JetStreamRefused) as refused:
             await one.put(*[one.message("a")] * 1001)
 
         assert refused.value.code == 10199
@@ -109,7 +109,7 @@ async def test_a_batch_of_a_thousand_is_taken_and_a_longer_one_is_not(nats_alone
 async def test_a_batch_is_stored_whole_with_consecutive_sequences_or_not_at_all(nats_alone: NatsCluster) -> None:
     async with stream(nats_alone) as one:
         last = await one.put(one.message("a", 0), one.message("b", 0), one.message("a"))
-        with pytest.raises(Refused):
+        with pytest.raises(JetStreamRefused):
             await one.put(one.message("c", 0), one.message("a", last), one.message("b", 7))
 
         state = await one.state()

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.core.export import PlanQuestion, Range, make_plan
+from penstock.core.export import ExportRange, PlanQuestion, make_plan
 from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, connection, open_jetstream
 from penstock.engines.jetstream.connection import LOST
-from penstock.engines.jetstream.engine import Options, server_urls
+from penstock.engines.jetstream.engine import JetStreamOptions, server_urls
 from penstock.errors import (
     ConfigInvalid,
     EngineGone,
@@ -31,7 +31,7 @@ from penstock.values import Batch, Draft, Expect, Key, Kind, Producer
 from penstock.wire import eventhorizon
 from tests.cluster.homes import new_prefix
 
-ONE = Options(replicas=1)
+ONE = JetStreamOptions(replicas=1)
 
 
 def one(stream: str, body: bytes, **more) -> Batch:
@@ -40,7 +40,7 @@ def one(stream: str, body: bytes, **more) -> Batch:
 
 @asynccontextmanager
 async def two_nodes(nats: NatsCluster, replicas: int = 1) -> AsyncIterator[tuple[JetStreamEngine, JetStreamEngine]]:
-    options, clock = Options(prefix=new_prefix(), replicas=replicas), ManualClock()
+    options, clock = JetStreamOptions(prefix=new_prefix(), replicas=replicas), ManualClock()
     async with (
         open_jetstream(nats.url, node="a", clock=clock, options=options) as first,
         open_jetstream(nats.url, node="b", clock=clock, options=options) as second,
@@ -219,7 +219,7 @@ async def test_a_stale_node_cannot_begin_a_trimmed_stream_anew(nats_alone: NatsC
 
 
 async def test_an_erased_entry_is_a_tombstone_on_every_node_and_after_a_restart(nats_alone: NatsCluster) -> None:
-    options = Options(prefix=new_prefix(), replicas=1)
+    options = JetStreamOptions(prefix=new_prefix(), replicas=1)
     async with (
         open_jetstream(nats_alone.url, node="a", options=options) as first,
         open_jetstream(nats_alone.url, node="b", options=options) as second,
@@ -248,7 +248,9 @@ async def test_the_export_of_any_node_is_the_whole_log(nats_alone: NatsCluster) 
         await until_followed(second, first.log.followed)
         upto = first.log.followed
         plans = [await make_plan(node.export, PlanQuestion(0, upto, parts=4)) for node in (first, second)]
-        exports = [b"".join([piece async for piece in node.export.stream(Range(0, upto))]) for node in (first, second)]
+        exports = [
+            b"".join([piece async for piece in node.export.stream(ExportRange(0, upto))]) for node in (first, second)
+        ]
 
         whole = await first.log.range(0, upto)
         assert plans[0] == plans[1]
@@ -293,11 +295,11 @@ async def test_an_append_whose_answer_is_lost_is_found_and_not_stored_again(
 
 async def test_a_log_with_other_settings_is_refused_and_left_as_it_is(nats_three: NatsCluster) -> None:
     prefix = new_prefix()
-    async with open_jetstream(nats_three.url, node="a", options=Options(prefix=prefix, replicas=1)) as engine:
+    async with open_jetstream(nats_three.url, node="a", options=JetStreamOptions(prefix=prefix, replicas=1)) as engine:
         await prepare(engine.log)
 
     with pytest.raises(ConfigInvalid) as refused:
-        async with open_jetstream(nats_three.url, node="b", options=Options(prefix=prefix, replicas=3)):
+        async with open_jetstream(nats_three.url, node="b", options=JetStreamOptions(prefix=prefix, replicas=3)):
             pass
 
     assert "num_replicas = 1, not 3" in str(refused.value)
@@ -306,7 +308,7 @@ async def test_a_log_with_other_settings_is_refused_and_left_as_it_is(nats_three
 
 async def test_too_few_servers_for_the_replicas_are_told(nats_alone: NatsCluster) -> None:
     with pytest.raises(EngineGone) as refused:
-        async with open_jetstream(nats_alone.url, node="a", options=Options(prefix=new_prefix(), replicas=3)):
+        async with open_jetstream(nats_alone.url, node="a", options=JetStreamOptions(prefix=new_prefix(), replicas=3)):
             pass
 
     assert "log.replicas" in refused.value.remedy

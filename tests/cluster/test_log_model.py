@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.clock import ManualClock
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
 from penstock.engines.jetstream.cells import drop_stream
-from penstock.engines.jetstream.engine import Options
+from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import OperatorError, PenstockError, Trimmed
 from penstock.testing.nats import NatsCluster, start_nats
@@ -45,7 +45,7 @@ class Pair:
     """The model and the engine, given the same calls."""
 
     def __init__(self, nats: NatsCluster) -> None:
-        self._nats, self._options = nats, Options(prefix=new_prefix(), replicas=1)
+        self._nats, self._options = nats, JetStreamOptions(prefix=new_prefix(), replicas=1)
         self.clock = ManualClock()
         self.model = MemoryEngine(clock=self.clock)
         self.engine = self._open()

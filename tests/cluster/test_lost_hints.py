@@ -17,7 +17,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.lookout import LOOK_SECONDS, Changes
 from penstock.doors.msgstream import MessageStream
 from penstock.engines.jetstream import open_jetstream
-from penstock.engines.jetstream.engine import Options
+from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.settings import MsgstreamSettings
 from penstock.testing import NatsCluster, wait_until_async
 from tests.cluster.homes import new_prefix
@@ -29,7 +29,7 @@ from tests.faulty_bus import Blind, Faults, FaultyBus
 async def three(
     nats: NatsCluster, keys: Path, faults: Faults, blind: Changes | None = None
 ) -> AsyncIterator[list[Place]]:
-    clock, options = ManualClock(), Options(prefix=new_prefix())
+    clock, options = ManualClock(), JetStreamOptions(prefix=new_prefix())
     async with AsyncExitStack() as stack:
         nodes = []
         for name in ("one", "two", "three"):

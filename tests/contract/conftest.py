@@ -16,7 +16,7 @@ import pytest
 
 from penstock.core.clock import Clock, ManualClock
 from penstock.engines.jetstream import open_jetstream
-from penstock.engines.jetstream.engine import Options
+from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.testing.nats import NatsCluster, start_nats
@@ -55,7 +55,7 @@ def opener(request: pytest.FixtureRequest, directory: Path, clock: Clock) -> Cal
     if request.param != "jetstream":
         return lambda: FACTORIES[request.param](directory, clock)
     servers = request.getfixturevalue("contract_nats").url
-    options = Options(prefix=f"test_{uuid.uuid4().hex}", replicas=1)
+    options = JetStreamOptions(prefix=f"test_{uuid.uuid4().hex}", replicas=1)
     return lambda: open_jetstream(servers, node="here", clock=clock, options=options)
 
 

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
-from penstock.core.export import Block, LogExport, Plan, PlanQuestion, Range, Selection, day_name, day_of, make_plan
+from penstock.core.export import (
+    Block,
+    ExportPlan,
+    ExportRange,
+    LogExport,
+    PlanQuestion,
+    Selection,
+    day_name,
+    day_of,
+    make_plan,
+)
 from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
 
@@ -35,7 +45,7 @@ class Rows:
                 found.append(Block(inside[-1][0], len(inside), sum(r[2] for r in inside), min(days), max(days)))
         return found
 
-    async def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
+    async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         for _ in ():
             yield b""
 
@@ -43,7 +53,7 @@ class Rows:
         return None
 
 
-def plan_of(rows: Sequence[Row], question: PlanQuestion) -> Plan:
+def plan_of(rows: Sequence[Row], question: PlanQuestion) -> ExportPlan:
     return asyncio.run(make_plan(Rows(rows), question))
 
 
@@ -138,8 +148,8 @@ def test_a_limit_ends_the_look_at_the_log_too() -> None:
 
 
 def test_a_range_without_rows_has_no_slices_and_is_done() -> None:
-    assert plan_of([], PlanQuestion(3, 9)) == Plan(3, 9, ())
-    assert plan_of([(1, MIDNIGHT, 1)], PlanQuestion(1, 1)) == Plan(1, 1, ())
+    assert plan_of([], PlanQuestion(3, 9)) == ExportPlan(3, 9, ())
+    assert plan_of([(1, MIDNIGHT, 1)], PlanQuestion(1, 1)) == ExportPlan(1, 1, ())
 
 
 async def test_the_plan_of_any_log_has_its_days() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.engines.sqlite import checkpoint, connection
 from penstock.engines.sqlite.checkpoint import Checkpointer
-from penstock.engines.sqlite.engine import Options, open_sqlite
+from penstock.engines.sqlite.engine import SqliteOptions, open_sqlite
 from penstock.testing import wait_until
 from penstock.values import Batch, Draft
 
 PAGES = 32
-OPTIONS = Options(checkpoint_pages=PAGES)
+OPTIONS = SqliteOptions(checkpoint_pages=PAGES)
 BOUND = 4 * connection.LAST_RESORT * PAGES * checkpoint.PAGE_BYTES
 
 

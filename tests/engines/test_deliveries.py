@@ -13,7 +13,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, Recipient, recipient
 from penstock.core.why import Why
-from penstock.engines.lake import ColdLog, Deliveries, Lake
+from penstock.engines.lake import ColdLog, Deliveries, LakeReader
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import NotFound
 from penstock.values import Batch, Draft
@@ -53,7 +53,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.clock, self.directory = ManualClock(), directory
         self.engine = MemoryEngine(clock=self.clock)
-        self.lake = Lake(directory)
+        self.lake = LakeReader(directory)
         self.log = ColdLog(self.engine.log, self.lake, self.clock)
         self.ledger = Ledger(self.engine.log, self.clock, node="n1")
         self.why = Why(self.log, self.ledger, Hub(self.log), Deliveries(self.lake, self.engine.registry))

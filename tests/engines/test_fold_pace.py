@@ -6,14 +6,14 @@ import asyncio
 from pathlib import Path
 
 from penstock.engines.sqlite import open_sqlite
-from penstock.engines.sqlite.engine import Options
-from penstock.engines.sqlite.writer import Limits, Writer
+from penstock.engines.sqlite.engine import SqliteOptions
+from penstock.engines.sqlite.writer import Limits, SqliteWriter
 from penstock.values import Batch, Draft
 
 FOLD = 512
 
 
-class Watched(Writer):
+class Watched(SqliteWriter):
     """A writer that remembers the most entries it has held unfolded."""
 
     most = 0
@@ -33,7 +33,7 @@ class Dawdling(Watched):
 async def most_unfolded(directory: Path, writer: type[Watched]) -> int:
     """The most unfolded entries while many large batches make new streams."""
     Watched.most = 0
-    options = Options(limits=Limits(fold_entries=FOLD, fold_rows=32), writer=writer)
+    options = SqliteOptions(limits=Limits(fold_entries=FOLD, fold_rows=32), writer=writer)
     async with open_sqlite(directory, node="n1", options=options) as engine:
         for round in range(10):
             batches = [

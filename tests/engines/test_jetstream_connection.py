@@ -14,7 +14,8 @@ from nats.aio.client import Client
 from penstock.engines.jetstream import client as client_module
 from penstock.engines.jetstream import connection as connection_module
 from penstock.engines.jetstream.client import RawClient
-from penstock.engines.jetstream.connection import Connection, Message
+from penstock.engines.jetstream.connection import NatsConnection
+from penstock.engines.jetstream.frames import NatsMessage
 from penstock.errors import EngineGone
 from penstock.http.loop import run_loop
 from penstock.testing import wait_until_async
@@ -78,8 +79,8 @@ def test_it_ends_though_the_server_takes_nothing(
     behaviour: str, sabotaged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def leave_with_much_unsent() -> None:
-        async with Connection([peer.url], name="test") as connection:
-            connection.send(Message("much", b"x" * MUCH))
+        async with NatsConnection([peer.url], name="test") as connection:
+            connection.send(NatsMessage("much", b"x" * MUCH))
             if behaviour in ("fickle", "half"):
                 await wait_until_async(lambda: not connection.connected)
                 connection.client.write([b"PUB late 0\r\n\r\n"])
@@ -97,7 +98,7 @@ def test_it_ends_though_the_server_takes_nothing(
 def test_a_server_that_does_not_greet_is_given_up(behaviour: str) -> None:
     async def check() -> None:
         with pytest.raises(EngineGone):
-            await Connection([peer.url], name="test").__aenter__()
+            await NatsConnection([peer.url], name="test").__aenter__()
         await nothing_is_left(peer.port)
 
     with nats_peer(behaviour) as peer:
@@ -133,8 +134,8 @@ class CutAt:
 @pytest.mark.parametrize("behaviour", ["polite", "deaf"])
 def test_it_can_be_cut_wherever_it_waits(behaviour: str, sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def live() -> None:
-        async with Connection([peer.url], name="test") as connection:
-            connection.send(Message("much", b"x" * MUCH))
+        async with NatsConnection([peer.url], name="test") as connection:
+            connection.send(NatsMessage("much", b"x" * MUCH))
             await asyncio.sleep(0)
 
     async def cut_at(point: int) -> bool:
@@ -163,7 +164,7 @@ def test_it_can_be_cut_wherever_it_waits(behaviour: str, sabotaged: bool, monkey
 @pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotaged"])
 def test_it_can_be_left_in_the_midst_of_a_reconnect(sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(turns: int) -> None:
-        async with asyncio.timeout(WITHIN), Connection([peer.url], name="test") as connection:
+        async with asyncio.timeout(WITHIN), NatsConnection([peer.url], name="test") as connection:
             await wait_until_async(lambda: not connection.connected)
             for _ in range(turns):
                 await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
 
-from penstock.engines.jetstream.frames import LINE_BYTES, Frames, Message, frame, frames_of_batch
+from penstock.engines.jetstream.frames import LINE_BYTES, FrameParser, NatsMessage, frame, frames_of_batch
 
 Got = tuple[bytes, bytes, bytes | None, bytes]
 
@@ -44,7 +44,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.client, self.got = Client(), list[Got]()
-        self.frames = Frames(self.client, {7: lambda *parts: self.got.append(parts)})
+        self.frames = FrameParser(self.client, {7: lambda *parts: self.got.append(parts)})
 
     async def take(self, data: bytes, places: list[int] | None = None) -> None:
         edges = [0, *sorted(place for place in places or [] if place < len(data)), len(data)]
@@ -118,14 +118,14 @@ def read(data: bytes) -> tuple[bytes, bytes, dict[str, str], bytes]:
 
 @given(st.binary(max_size=50), st.sampled_from([b"", b"A: b\r\n"]), st.sampled_from(["", "inbox.1"]))
 def test_a_message_is_sent_as_it_is_read(payload: bytes, headers: bytes, reply: str) -> None:
-    found = read(frame(Message("log.e.a", payload, headers), reply))
+    found = read(frame(NatsMessage("log.e.a", payload, headers), reply))
 
     assert found == (b"log.e.a", reply.encode(), {"A": "b"} if headers else {}, payload)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.sampled_from([b"", b"A: b\r\n"])), min_size=2, max_size=20))
 def test_a_batch_is_numbered_and_ends_with_a_commit(parts: list[tuple[bytes, bytes]]) -> None:
-    frames = frames_of_batch([Message("s", payload, headers) for payload, headers in parts], "b-1", "inbox.9")
+    frames = frames_of_batch([NatsMessage("s", payload, headers) for payload, headers in parts], "b-1", "inbox.9")
 
     found = [read(data) for data in frames]
 

@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.jetstream.heads import Known, KnownStreams
-from penstock.engines.jetstream.lanes import GROUP_MESSAGES, Job, Lanes, lanes_of
+from penstock.engines.jetstream.heads import KnownHead, KnownHeads
+from penstock.engines.jetstream.lanes import GROUP_MESSAGES, AppendJob, Lanes, lanes_of
 from penstock.values import Batch, Draft, Head, Key, Producer
 
 NAMES = ["/a", "/b", "/c", "k\0x", "p\0y"]
@@ -16,8 +16,8 @@ lane_sets = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True
 steps = st.lists(st.one_of(lane_sets, st.integers(0, 5)), max_size=60)  # a job comes, or some group is done
 
 
-def job(*lanes: str, drafts: int = 1) -> Job:
-    return Job(Batch((Draft("/a", b""),) * drafts), 0, asyncio.Future(loop=_loop), lanes)
+def job(*lanes: str, drafts: int = 1) -> AppendJob:
+    return AppendJob(Batch((Draft("/a", b""),) * drafts), 0, asyncio.Future(loop=_loop), lanes)
 
 
 _loop = asyncio.new_event_loop()
@@ -28,11 +28,11 @@ class Run:
 
     def __init__(self) -> None:
         self.lanes = Lanes()
-        self.flying: list[list[Job]] = []
-        self.came: dict[str, list[Job]] = {name: [] for name in NAMES}
-        self.went: dict[str, list[Job]] = {name: [] for name in NAMES}
+        self.flying: list[list[AppendJob]] = []
+        self.came: dict[str, list[AppendJob]] = {name: [] for name in NAMES}
+        self.went: dict[str, list[AppendJob]] = {name: [] for name in NAMES}
 
-    def come(self, new: Job) -> None:
+    def come(self, new: AppendJob) -> None:
         for name in new.lanes:
             self.came[name].append(new)
         self.go(self.lanes.add(new))
@@ -42,7 +42,7 @@ class Run:
         for more in self.lanes.free({name for one in group for name in one.lanes}):
             self.go(more)
 
-    def go(self, group: list[Job]) -> None:
+    def go(self, group: list[AppendJob]) -> None:
         if not group:
             return
         held = {name for one in group for name in one.lanes}
@@ -103,8 +103,8 @@ def test_a_repeat_waits_for_the_answer_of_the_first():
 
 
 def test_a_batch_has_the_lanes_of_all_that_it_may_change():
-    known = KnownStreams()
-    known.put(Known(Head("/shop"), 1, 1))
+    known = KnownHeads()
+    known.put(KnownHead(Head("/shop"), 1, 1))
     batch = Batch(
         (Draft("/shop", b""), Draft("/shop/eu/new", b"")),
         key=Key("me", "/shop", "k", b""),

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
-from penstock.engines.lake import ColdLog, Lake, LakeUnreadable, open_lake
-from penstock.engines.lake.look import Look
+from penstock.engines.lake import ColdLog, LakeReader, LakeUnreadable, open_lake
 from penstock.engines.memory import MemoryEngine
+from penstock.engines.pages import Look
 from penstock.engines.sqlite import open_sqlite
 from penstock.errors import ConfigInvalid, InputInvalid, NotFound, Trimmed
 from penstock.values import Batch, Draft, Entry, Kind, Page
@@ -26,7 +26,7 @@ STREAMS = ("/a", "/b", "/b/c", "/_ledger")
 DAY = 24 * 3600
 
 
-class BusyLake(Lake):
+class BusyLake(LakeReader):
     """Lets something happen while each read of it is on its way."""
 
     meanwhile: Callable[[], object] | None = None
@@ -212,7 +212,7 @@ async def filled(directory: Path, rows: int = 30) -> Pair:
 
 async def test_an_engine_on_disk_is_continued_by_the_lake_too(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine, Lake(tmp_path / "lake") as lake:
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine, LakeReader(tmp_path / "lake") as lake:
         for number in range(100):
             await engine.log.append(Batch((Draft("/a", b"%d" % number),)))
         before = await everything(engine.log)

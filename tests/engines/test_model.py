@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.engines.memory import MemoryEngine
-from penstock.engines.sqlite.engine import Options, SqliteEngine, open_sqlite
+from penstock.engines.sqlite.engine import SqliteEngine, SqliteOptions, open_sqlite
 from penstock.engines.sqlite.writer import Limits
 from penstock.errors import OperatorError, PenstockError
 from penstock.values import Batch, Draft, Expect, Key, Kind, Page, Producer
@@ -84,7 +84,7 @@ reads = st.one_of(
     call("id_before", ms=times),
 )
 options = st.builds(
-    Options,
+    SqliteOptions,
     limits=st.builds(Limits, fold_entries=st.sampled_from([1, 2, 5, 10**6]), fold_rows=st.sampled_from([1, 2, 1000])),
     known_streams=st.sampled_from([1, 2, 1000]),
     synchronous=st.just("OFF"),  # this is not about durability, and thousands of commits are made
@@ -94,7 +94,7 @@ options = st.builds(
 class Pair:
     """The model and the engine, given the same calls."""
 
-    def __init__(self, directory: Path, options: Options) -> None:
+    def __init__(self, directory: Path, options: SqliteOptions) -> None:
         self.clock = ManualClock()
         self.model = MemoryEngine(clock=self.clock)
         self._directory, self._options, self._copies = directory, options, 0

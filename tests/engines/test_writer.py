@@ -9,7 +9,7 @@ import pytest
 
 from penstock import settings_reading
 from penstock.engines.sqlite import open_sqlite, rows
-from penstock.engines.sqlite.engine import Options
+from penstock.engines.sqlite.engine import SqliteOptions
 from penstock.engines.sqlite.writer import Limits
 from penstock.errors import Busy, DiskFull, EngineGone, VersionMismatch
 from penstock.values import Batch, Draft, Key
@@ -33,7 +33,7 @@ class Failing:
 
 @pytest.mark.parametrize("limits", [Limits(queue_jobs=1), Limits(queue_bytes=100)])
 async def test_who_is_refused_is_told_a_setting_that_there_is(tmp_path, limits):
-    async with open_sqlite(tmp_path, node="n", options=Options(limits=limits)) as engine:
+    async with open_sqlite(tmp_path, node="n", options=SqliteOptions(limits=limits)) as engine:
         _, refused = await asyncio.gather(
             *(engine.log.append(one(b"x" * 90)) for _ in range(2)), return_exceptions=True
         )
@@ -47,7 +47,7 @@ async def outcomes(futures) -> list[type]:
 
 
 async def test_more_jobs_than_the_queue_holds_are_refused(tmp_path):
-    async with open_sqlite(tmp_path, node="n", options=Options(limits=Limits(queue_jobs=5))) as engine:
+    async with open_sqlite(tmp_path, node="n", options=SqliteOptions(limits=Limits(queue_jobs=5))) as engine:
         found = await outcomes([engine.log.append(one()) for _ in range(8)])
 
         assert found[5:] == [Busy] * 3
@@ -56,7 +56,7 @@ async def test_more_jobs_than_the_queue_holds_are_refused(tmp_path):
 
 
 async def test_more_bytes_than_the_queue_holds_are_refused_but_one_batch_always_fits(tmp_path):
-    async with open_sqlite(tmp_path, node="n", options=Options(limits=Limits(queue_bytes=1000))) as engine:
+    async with open_sqlite(tmp_path, node="n", options=SqliteOptions(limits=Limits(queue_bytes=1000))) as engine:
         found = await outcomes([engine.log.append(one(b"x" * size)) for size in (5000, 10, 10)])
 
         assert found[1:] == [Busy, Busy]
@@ -64,7 +64,7 @@ async def test_more_bytes_than_the_queue_holds_are_refused_but_one_batch_always_
 
 
 async def test_publishes_wait_for_each_other_where_that_is_asked_for(tmp_path):
-    async with open_sqlite(tmp_path, node="n", options=Options(limits=Limits(gather_ms=20))) as engine:
+    async with open_sqlite(tmp_path, node="n", options=SqliteOptions(limits=Limits(gather_ms=20))) as engine:
         await engine.log.append(one())
         groups: list[int] = []
         engine.log.follow(lambda entries: groups.append(len(entries)))
@@ -79,7 +79,7 @@ async def test_publishes_wait_for_each_other_where_that_is_asked_for(tmp_path):
 
 
 async def test_groups_are_cut_at_their_limit(tmp_path):
-    async with open_sqlite(tmp_path, node="n", options=Options(limits=Limits(group_jobs=3))) as engine:
+    async with open_sqlite(tmp_path, node="n", options=SqliteOptions(limits=Limits(group_jobs=3))) as engine:
         groups: list[int] = []
         engine.log.follow(lambda entries: groups.append(len([e for e in entries if e.index is not None])))
 
@@ -115,7 +115,7 @@ async def test_a_commit_that_fails_stores_nothing_of_its_group_and_the_next_one_
 
 async def test_a_fold_that_fails_is_begun_anew(tmp_path):
     faults = Failing("in fold", OSError(errno.ENOSPC, "full"), times=3)
-    options = Options(limits=Limits(fold_entries=5, fold_rows=2))
+    options = SqliteOptions(limits=Limits(fold_entries=5, fold_rows=2))
     async with open_sqlite(tmp_path, node="n", faults=faults, options=options) as engine:
         found = await outcomes([engine.log.append(one()) for _ in range(4)])
         for _ in range(30):

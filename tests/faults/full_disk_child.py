@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.engines.sqlite.engine import Options, open_sqlite
-from penstock.engines.sqlite.writer import Job, Writer
+from penstock.engines.sqlite.engine import SqliteOptions, open_sqlite
+from penstock.engines.sqlite.writer import SqliteWriter, WriterJob
 from penstock.values import Batch, Draft
 from tests.faults.promises import read_everything
 
@@ -23,19 +23,19 @@ BODY = b"x" * 20_000
 APPENDS = 4
 
 
-class ForgivingWriter(Writer):
+class ForgivingWriter(SqliteWriter):
     """A sabotage: says that all is well when the commit has failed."""
 
-    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+    def _fail(self, jobs: Sequence[WriterJob], error: Exception) -> None:
         super()._fail([], error)
         self._acknowledge(jobs, ())
 
 
-async def run(disk: Path, writer: type[Writer]) -> dict[str, object]:
+async def run(disk: Path, writer: type[SqliteWriter]) -> dict[str, object]:
     filler = disk / "filler"
     filler.write_bytes(b"\0" * FILLER_BYTES)
     (disk / "data").mkdir()
-    async with open_sqlite(disk / "data", node="n", options=Options(writer=writer)) as engine:
+    async with open_sqlite(disk / "data", node="n", options=SqliteOptions(writer=writer)) as engine:
 
         async def outcome() -> list[str]:
             """What became of four appends and a record: "stored", or the code of an error."""
@@ -61,7 +61,7 @@ async def run(disk: Path, writer: type[Writer]) -> dict[str, object]:
 def main() -> None:
     disk = Path(sys.argv[1])
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)], check=True)
-    writer = ForgivingWriter if "forgiving" in sys.argv else Writer
+    writer = ForgivingWriter if "forgiving" in sys.argv else SqliteWriter
     print(json.dumps(asyncio.run(run(disk, writer))))  # noqa: T201
 
 

@@ -19,20 +19,20 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.engines.sqlite.engine import Options, SqliteEngine, open_sqlite
-from penstock.engines.sqlite.group import Group
-from penstock.engines.sqlite.writer import Job, Limits, Writer
+from penstock.engines.sqlite.engine import SqliteEngine, SqliteOptions, open_sqlite
+from penstock.engines.sqlite.group import WriteGroup
+from penstock.engines.sqlite.writer import Limits, SqliteWriter, WriterJob
 from penstock.values import Batch, Draft, Entry, NewItem
 
 MONTH = "2026_11"
 
 
-class HastyWriter(Writer):
+class HastyWriter(SqliteWriter):
     """A sabotage: acknowledges a group at once, and stores it when the next one comes."""
 
-    _late: Group | None = None
+    _late: WriteGroup | None = None
 
-    def _store(self, jobs: list[Job]) -> None:
+    def _store(self, jobs: list[WriterJob]) -> None:
         if self._late:
             self._commit(self._late)
             self._settle(self._late)
@@ -55,15 +55,15 @@ class Killer:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def small_options(sabotage: str = "none") -> Options:
+def small_options(sabotage: str = "none") -> SqliteOptions:
     """Folds and checkpoints come often, so that a short run has many of them."""
-    return Options(
+    return SqliteOptions(
         # A fold goes on without jobs, and would make the hasty writer less hasty.
         limits=Limits(fold_entries=10**6 if sabotage == "hasty" else 20, fold_rows=7),
         checkpoint_pages=12,
         known_streams=4,
         synchronous="OFF" if sabotage == "no fsync" else "FULL",
-        writer=HastyWriter if sabotage == "hasty" else Writer,
+        writer=HastyWriter if sabotage == "hasty" else SqliteWriter,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.sqlite import open_sqlite, schema
-from penstock.engines.sqlite.engine import Options
+from penstock.engines.sqlite.engine import SqliteOptions
 from penstock.engines.sqlite.lock import FILE_NAME as LOCK_NAME
 from penstock.engines.sqlite.lock import DirectoryLock
 from penstock.errors import DataCorrupt, DataLocked
@@ -335,7 +335,7 @@ def test_a_copy_of_a_crashed_file_goes_on_where_it_was(filled, tmp_path):
     """What is not folded yet is found again at the start."""
 
     async def run() -> int:
-        async with open_sqlite(filled, node="n", options=Options()) as engine:
+        async with open_sqlite(filled, node="n", options=SqliteOptions()) as engine:
             await engine.log.append(Batch((Draft("/s/0", b"late"),)))
             shutil.copytree(filled, tmp_path / "copy", ignore=shutil.ignore_patterns("*-shm"))
         async with open_sqlite(tmp_path / "copy", node="n") as engine:

@@ -11,7 +11,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Ledger, recipient
 from penstock.core.why import Why
-from penstock.engines.lake import Deliveries, Lake
+from penstock.engines.lake import Deliveries, LakeReader
 from penstock.engines.memory import MemoryEngine
 from penstock.pipeline.jobs import ledger
 from penstock.wire.ledger import STATES
@@ -24,7 +24,7 @@ STORIES = [(one,) for one in NAMES] + list(product(NAMES, NAMES))
 
 
 async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, tmp_path: Path) -> None:
-    clock, lake = ManualClock(), Lake(tmp_path)
+    clock, lake = ManualClock(), LakeReader(tmp_path)
     async with MemoryEngine(clock=clock) as engine, lake:
         book = Ledger(engine.log, clock, node="n1")
         why = Why(engine.log, book, Hub(engine.log), Deliveries(lake, engine.registry))

@@ -13,7 +13,7 @@ from penstock.wire.pusher import (
     AnswerInvalid,
     Conversation,
     Flow,
-    Sent,
+    PushedPage,
     SubscriptionChanged,
     read_answer,
     read_subscription_id,
@@ -43,7 +43,7 @@ def take(talk: Conversation, now: float = 0) -> Flow:
 
 def learn(talk: Conversation, flow: Flow, offset: int, now: float = 0) -> None:
     """The app says where it is."""
-    sent = Sent(parse_cursor(f"{flow.stream}:-1:-1"))
+    sent = PushedPage(parse_cursor(f"{flow.stream}:-1:-1"))
     answer = misplaced(flow.stream, offset)
     talk.check(flow, sent, answer)
     talk.answered(flow, sent, answer, now)
@@ -53,7 +53,7 @@ def push(
     talk: Conversation, flow: Flow, begin: int, end: int, answer: PushAnswer, *told: Cursor, now: float = 0,
     more: bool = False,
 ) -> None:  # fmt: skip
-    sent = Sent(at(flow.stream, begin), at(flow.stream, end), told, more)
+    sent = PushedPage(at(flow.stream, begin), at(flow.stream, end), told, more)
     talk.check(flow, sent, answer)
     talk.answered(flow, sent, answer, now)
 
@@ -273,7 +273,7 @@ def test_another_subscription_id_ends_the_conversation() -> None:
     talk = Conversation(SUB, repeat=5, slots=SLOTS)
     answer = PushAnswer("incorrect_subscription_id", correct_subscription_id="/_sub/other")
     with pytest.raises(SubscriptionChanged) as changed:
-        talk.check(take(talk), Sent(parse_cursor(f"{SUB}:-1:-1")), answer)
+        talk.check(take(talk), PushedPage(parse_cursor(f"{SUB}:-1:-1")), answer)
     assert changed.value.id == "/_sub/other"
 
 
@@ -298,14 +298,14 @@ def test_an_answer_without_sense_is_refused(answer: PushAnswer) -> None:
     flow = take(talk)
 
     with pytest.raises(AnswerInvalid):
-        talk.check(flow, Sent(at("/a", 0), at("/a", 10)), answer)
+        talk.check(flow, PushedPage(at("/a", 0), at("/a", 10)), answer)
 
 
 def test_a_question_must_not_be_taken_for_a_push() -> None:
     talk = Conversation(SUB, repeat=5, slots=SLOTS)
 
     with pytest.raises(AnswerInvalid):
-        talk.check(take(talk), Sent(parse_cursor(f"{SUB}:-1:-1")), success(SUB, 0))
+        talk.check(take(talk), PushedPage(parse_cursor(f"{SUB}:-1:-1")), success(SUB, 0))
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"Code":1}', b'{"Code":"maybe"}', b"\xff", b"<html>"])
@@ -365,7 +365,7 @@ class World:
             return False
         stream, own = flow.stream, self.app.get(flow.stream, 0)
         if flow.acked is None:
-            sent, answer = Sent(parse_cursor(f"{stream}:-1:-1")), misplaced(stream, own)
+            sent, answer = PushedPage(parse_cursor(f"{stream}:-1:-1")), misplaced(stream, own)
         elif flow.acked.offset == self.log[stream]:
             self.talk.reached_end(flow, self.now)
             return True
@@ -378,11 +378,11 @@ class World:
             self.talk.answered(flow, sent, answer, self.now)
         return True
 
-    def _push(self, stream: str, begin: int) -> tuple[Sent, PushAnswer]:
+    def _push(self, stream: str, begin: int) -> tuple[PushedPage, PushAnswer]:
         end = min(begin + 20, self.log[stream])
         lines = [line for line in self.activity if stream == SUB and begin < line[0] <= end]
         told = tuple(cursor for _, cursors in lines for cursor in cursors)
-        sent = Sent(at(stream, begin), at(stream, end), told, end < self.log[stream])
+        sent = PushedPage(at(stream, begin), at(stream, end), told, end < self.log[stream])
         own = self.app.get(stream, 0)
         if own != begin:
             return sent, misplaced(stream, own)

@@ -40,8 +40,8 @@ from penstock.wire.eventhorizon import (
     Cursor,
     CursorInvalid,
     Line,
-    Push,
     PushAnswer,
+    PushLines,
     PushRequest,
     mentioned,
     parse_cursor,
@@ -203,7 +203,7 @@ class Receiver:
         begin = _cursor(request.push.from_offset, "FromOffset")
         return self._offsets.in_transaction(lambda: self._apply(begin, request.push))
 
-    def _apply(self, begin: Cursor, push: Push | None) -> tuple[PushAnswer, bool]:
+    def _apply(self, begin: Cursor, push: PushLines | None) -> tuple[PushAnswer, bool]:
         """The answer, and whether there is something to commit."""
         stream, lines = begin.stream, (push.lines if push else None) or []
         own = self._offsets.locked(stream) if begin.offset >= 0 else self._offsets.get(stream)

@@ -17,7 +17,7 @@ KEY: Final = "log/epoch"
 """Where the registry has it."""
 
 
-class Epoch(msgspec.Struct, frozen=True):
+class LogEpoch(msgspec.Struct, frozen=True):
     """The log's epoch, as the registry has it."""
 
     epoch: str
@@ -32,6 +32,6 @@ class Epoch(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
-async def open_epoch(registry: Registry, fresh: str) -> Epoch:
+async def open_epoch(registry: Registry, fresh: str) -> LogEpoch:
     """The log's epoch; *fresh* if it has none yet."""
-    return msgspec.json.decode(await made_once(registry, KEY, Epoch(fresh).encoded), type=Epoch)
+    return msgspec.json.decode(await made_once(registry, KEY, LogEpoch(fresh).encoded), type=LogEpoch)

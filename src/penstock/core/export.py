@@ -68,7 +68,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     last_day: int  # the latest
 
 
-class Slice(msgspec.Struct, frozen=True, gc=False):
+class ExportSlice(msgspec.Struct, frozen=True, gc=False):
     """The rows with ids in (lo, hi]: all published on one day."""
 
     lo: int
@@ -78,12 +78,12 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     bytes: int
 
 
-class Plan(msgspec.Struct, frozen=True, gc=False):
+class ExportPlan(msgspec.Struct, frozen=True, gc=False):
     """Slices that hold every row of (after, upto], in order. None of them is empty."""
 
     after: int
     upto: int
-    slices: tuple[Slice, ...]
+    slices: tuple[ExportSlice, ...]
 
 
 class PlanQuestion(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class Selection(msgspec.Struct, frozen=True):
         return any(matches(pattern, stream) for pattern in self.users)
 
 
-class Range(msgspec.Struct, frozen=True):
+class ExportRange(msgspec.Struct, frozen=True):
     """What one export shows: the rows with ids in (after, upto], which this node has followed."""
 
     after: int
@@ -134,7 +134,7 @@ class Export(Protocol):
         """Sums over (after, upto], each over at most *step* ids, in order; those without rows are left out."""
         ...
 
-    def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
+    def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         """The bytes of an Arrow IPC stream, piece by piece. What ends without an error is complete.
 
         It ends with an empty batch whose metadata say `rows` and `upto`. A consumer that is slow to ask
@@ -190,30 +190,30 @@ class Cutter:
             self._day_changes += last is not None and last.last_day != block.first_day
             self._blocks.append(block)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExportPlan:
         """The slices of what was taken."""
         question = self._question
         slices = _slices(question.after, self._blocks, question.parts)
         if self.full or not slices:
             upto = slices[-1].hi if slices else question.upto
-            return Plan(question.after, upto, tuple(slices))
+            return ExportPlan(question.after, upto, tuple(slices))
         # Ids without entries may follow the last row; the next plan begins after them.
         slices[-1] = msgspec.structs.replace(slices[-1], hi=question.upto)
-        return Plan(question.after, question.upto, tuple(slices))
+        return ExportPlan(question.after, question.upto, tuple(slices))
 
 
-def _slices(after: int, blocks: Sequence[Block], parts: int) -> list[Slice]:
+def _slices(after: int, blocks: Sequence[Block], parts: int) -> list[ExportSlice]:
     """Join neighbours of one day, and of one of *parts* equal portions of the rows."""
     total = sum(block.rows for block in blocks)
-    slices: list[Slice] = []
+    slices: list[ExportSlice] = []
     before, portion, day = 0, -1, -1
     for block in blocks:
         fresh = before * parts // total
         if (fresh, block.first_day) != (portion, day):
             portion, day = fresh, block.first_day
-            slices.append(Slice(slices[-1].hi if slices else after, block.upto, day_name(day), 0, 0))
+            slices.append(ExportSlice(slices[-1].hi if slices else after, block.upto, day_name(day), 0, 0))
         last = slices[-1]
-        slices[-1] = Slice(last.lo, block.upto, last.day, last.rows + block.rows, last.bytes + block.bytes)
+        slices[-1] = ExportSlice(last.lo, block.upto, last.day, last.rows + block.rows, last.bytes + block.bytes)
         before += block.rows
     return slices
 
@@ -228,7 +228,7 @@ def day_name(day: int) -> str:
     return date.fromordinal(_EPOCH + day).isoformat()
 
 
-async def make_plan(export: Export, question: PlanQuestion) -> Plan:
+async def make_plan(export: Export, question: PlanQuestion) -> ExportPlan:
     """Cut (after, upto] into slices, looking no further than the limits allow."""
     cutter = Cutter(question)
     after = question.after
@@ -270,7 +270,7 @@ class LogExport:
                 found.append(Block(entries[-1].id, len(entries), size, min(days), max(days)))
         return found
 
-    async def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
+    async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         from penstock.core import arrow  # here, because pyarrow takes long to load and most servers never export
 
         yield arrow.opening(wanted.columns)

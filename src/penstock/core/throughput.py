@@ -22,7 +22,7 @@ WATCHED: Final = 32
 """Entries that are noted at once; a flush each 200 ms makes 25 of them."""
 
 
-class Row(Protocol):
+class SealedRow(Protocol):
     """What the ledger knows of entries that went to several recipients."""
 
     ms: int
@@ -57,7 +57,7 @@ class Throughput:
             self._wanted = False
             self._watched.setdefault(entry.stream, []).append(entry)
 
-    def sealed(self, rows: Sequence[Row]) -> None:
+    def sealed(self, rows: Sequence[SealedRow]) -> None:
         """Hear what the ledger is about to write down."""
         for row in rows:
             if row.state == "sent":
@@ -66,7 +66,7 @@ class Throughput:
                     self._time(row)
         self._forget(self._clock.now_ms() - WATCHED_MS)
 
-    def _time(self, row: Row) -> None:
+    def _time(self, row: SealedRow) -> None:
         for entry in self._watched[row.stream]:
             if row.first <= entry.id <= row.last:
                 self.seconds.observe(max(0, row.ms - entry.published_ms) / 1000, len(row.who))

@@ -21,7 +21,7 @@ from penstock.wire.eventhorizon import timestamp
 from penstock.wire.ledger import verdict
 
 
-class Span(msgspec.Struct):
+class BatchSpan(msgspec.Struct):
     """The ids that a ledger batch speaks of, and its items, from its entry's attributes."""
 
     min: int = 0
@@ -29,12 +29,12 @@ class Span(msgspec.Struct):
     items: int = 0
 
 
-def span_of(attributes: str) -> Span:
+def span_of(attributes: str) -> BatchSpan:
     """What a batch's attributes say it speaks of; nothing if they are none of a batch."""
     try:
-        return msgspec.json.decode(attributes or "{}", type=Span, strict=False)
+        return msgspec.json.decode(attributes or "{}", type=BatchSpan, strict=False)
     except msgspec.MsgspecError:
-        return Span()
+        return BatchSpan()
 
 
 def events_in(body: bytes) -> list[Event]:
@@ -45,7 +45,7 @@ def events_in(body: bytes) -> list[Event]:
         return []
 
 
-class Answer(msgspec.Struct):
+class WhyAnswer(msgspec.Struct):
     """What became of one entry or item for one recipient."""
 
     entry: int | str  # an entry's id, or an item's message id
@@ -78,7 +78,7 @@ class Why:
     def __init__(self, log: Log, ledger: Ledger, hub: Hub, folded: Folded | None = None) -> None:
         self._log, self._ledger, self._hub, self._folded = log, ledger, hub, folded
 
-    async def entry(self, id: int, recipient: str) -> Answer:
+    async def entry(self, id: int, recipient: str) -> WhyAnswer:
         """What became of an entry. `NotFound` if there is no such entry, `Trimmed` if it is too late to ask."""
         entry = await self._log.entry(id)
         if entry is None:
@@ -99,7 +99,7 @@ class Why:
         error.remedy = "It is not in the lake either." if self._folded else "With lake.url set the lake is asked, too."
         return error
 
-    async def item(self, key: str, recipient: str) -> Answer:
+    async def item(self, key: str, recipient: str) -> WhyAnswer:
         """What became of an item of a mailbox, by its message id. `NotFound` if nothing was ever recorded of it."""
         events = await self._of_item(key, recipient)
         if not events:
@@ -130,7 +130,7 @@ class Why:
         # Asked before the table is read: what is folded in between is then read twice rather than never.
         return await self._folded.folded_upto() if self._folded else self._log.trimmed_upto
 
-    async def _batches(self, after: int) -> AsyncIterator[tuple[Span, bytes]]:
+    async def _batches(self, after: int) -> AsyncIterator[tuple[BatchSpan, bytes]]:
         more = True
         while more:
             page = await self._log.read_after((STREAM,), after)
@@ -141,10 +141,10 @@ class Why:
 
 def _answer(
     what: int | str, stream: str, recipient: str, found: str, story: list[str], events: list[Event], reason: str
-) -> Answer:
+) -> WhyAnswer:
     known = list({(event.ms, event.state, event.door, event.reason): event for event in events}.values())
     told = [*story, *(_words(event) for event in known), *([reason] if reason else [])]
-    return Answer(what, stream, recipient, found, "; ".join(told) + ".", known)
+    return WhyAnswer(what, stream, recipient, found, "; ".join(told) + ".", known)
 
 
 def _is_about(event: Event, entry: Entry, recipient: str) -> bool:

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Entry, Kind, Page
+
+
+class Look(NamedTuple):
+    """How a page is to be read."""
+
+    upto: int  # an id: nothing beyond it
+    limit: int
+    limit_bytes: int
+    meta: bool  # meta entries and tombstones, too
+    now_ms: int
+
+
+def look_within(upto: int, limit: int, limit_bytes: int, meta: bool, now_ms: int) -> Look:
+    """A look within the limits of any page."""
+    return Look(upto, min(limit, PAGE_ENTRIES), min(limit_bytes, PAGE_BYTES), meta, now_ms)
 
 
 def is_over(entry: Entry, now_ms: int) -> bool:

@@ -46,7 +46,7 @@ from penstock.doors.trickle import Trickle
 from penstock.doors.webpush import WebPush
 from penstock.engines.lake import ColdLog, Deliveries, open_lake
 from penstock.engines.sqlite import open_sqlite
-from penstock.engines.sqlite.engine import Options
+from penstock.engines.sqlite.engine import SqliteOptions
 from penstock.engines.sqlite.writer import Limits
 from penstock.errors import ConfigInvalid, PenstockError
 from penstock.http.listener import Listener, make_caps
@@ -408,7 +408,7 @@ def _open_engine(
         fold_entries=log_settings.fold,
         gather_ms=log_settings.gather_ms,
     )
-    options = Options(limits=limits, readers=log_settings.readers)
+    options = SqliteOptions(limits=limits, readers=log_settings.readers)
     return open_sqlite(data, node=NODE, server=server, clock=clock, options=options)
 
 
@@ -416,7 +416,7 @@ def _open_cluster(settings: Settings, clock: Clock, background: Background) -> A
     from penstock.engines.jetstream import engine as jetstream
 
     kept = settings.log
-    options = jetstream.Options(
+    options = jetstream.JetStreamOptions(
         prefix=kept.prefix, replicas=kept.replicas, credentials=kept.credentials, synced=kept.synced,
         queue=kept.queue, queue_bytes=kept.queue_bytes,
     )  # fmt: skip

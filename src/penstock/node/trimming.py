@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 
 from penstock.core.epoch import KEY as EPOCH
-from penstock.core.epoch import Epoch
+from penstock.core.epoch import LogEpoch
 from penstock.core.log import Log
 from penstock.core.registry import Registry
 from penstock.core.trimming import Bound, TrimLimit, Watermark
-from penstock.engines.lake import Lake
+from penstock.engines.lake import LakeReader
 
 TABLES: Final = ("events", "ledger")
 """The tables that must have an entry before it may go."""
@@ -34,7 +34,7 @@ class Mark(msgspec.Struct, frozen=True):
 class Trimming(TrimLimit):
     """Answers how far, from the registry and from the lake's own files. Asked anew before each trim."""
 
-    def __init__(self, log: Log, registry: Registry, lake: Lake | None) -> None:
+    def __init__(self, log: Log, registry: Registry, lake: LakeReader | None) -> None:
         self._log, self._registry, self._lake = log, registry, lake
 
     async def watermarks(self) -> dict[str, Watermark]:
@@ -62,14 +62,14 @@ class Trimming(TrimLimit):
             return Bound(max(trimmed, covered), f"the files of {self._lake.directory} reach up to id {covered} only")
         return Bound(max(trimmed, upto), f"{lowest} is in the lake up to id {upto}")
 
-    async def _why_another_lake(self, lake: Lake) -> str:
+    async def _why_another_lake(self, lake: LakeReader) -> str:
         """Why the open lake is not the one that the watermarks speak of; empty if it is."""
         record, known = await self._registry.get("lake/id"), await self._registry.get(EPOCH)
         there = _mark(record.value) if record else Mark()
         here = await asyncio.to_thread(_mark_of, lake.directory)
         if here.id != there.id:
             return f"{lake.directory} is not the lake that this log is archived in"
-        epoch = msgspec.json.decode(known.value, type=Epoch) if known else Epoch("")
+        epoch = msgspec.json.decode(known.value, type=LogEpoch) if known else LogEpoch("")
         if epoch.is_own(here.epoch) and epoch.is_own(there.epoch):
             return ""
         return f"{lake.directory} speaks of another history of this log, which was restored from a backup"

@@ -258,7 +258,7 @@ INCORRECT_BASE_OFFSET: Final = "incorrect_base_offset"
 INCORRECT_SUBSCRIPTION_ID: Final = "incorrect_subscription_id"
 
 
-class Push(msgspec.Struct, frozen=True, rename="pascal"):
+class PushLines(msgspec.Struct, frozen=True, rename="pascal"):
     """Lines of one stream, and the position from which they go on."""
 
     from_offset: str
@@ -269,7 +269,7 @@ class PushRequest(msgspec.Struct, frozen=True, rename="pascal"):
     """What a pusher sends, whatever it wants."""
 
     subscription_id: str = ""
-    push: Push | None = None
+    push: PushLines | None = None
 
 
 class PushAnswer(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
@@ -291,7 +291,7 @@ class PushAnswer(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=Tru
 
 def push_request(subscription_id: str, from_offset: str, lines: list[Line]) -> bytes:
     """The body of one push."""
-    return msgspec.json.encode(PushRequest(subscription_id, Push(from_offset, lines)))
+    return msgspec.json.encode(PushRequest(subscription_id, PushLines(from_offset, lines)))
 
 
 def offset_query(stream: str) -> str:

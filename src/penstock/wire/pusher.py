@@ -56,7 +56,7 @@ class SubscriptionChanged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class PushedPage:
     """What the app was asked, or given: the lines of a stream from *begin* to *end*."""
 
     begin: Cursor
@@ -65,7 +65,7 @@ class Sent:
     more: bool = False  # the log goes on after *end*
 
 
-class Where(Enum):
+class FlowPlace(Enum):
     """The place of a flow."""
 
     IDLE = "idle"
@@ -83,7 +83,7 @@ class Flow:
         self.stream = stream
         self.acked: Cursor | None = None  # where the app is; None: ask it
         self.goal: Cursor | None = None  # how far the log is known to go
-        self.where = Where.IDLE
+        self.where = FlowPlace.IDLE
         self.again = False  # it was woken while it ran
         self.failures = 0  # in a row
         self.due = 0.0
@@ -145,9 +145,11 @@ class Conversation:
             flow.aim_at(cursor)
             if flow.acked is not None and not flow.behind:
                 return
-        if flow.where is Where.RUNNING:
+        if flow.where is FlowPlace.RUNNING:
             flow.again = True
-        elif flow.where is Where.IDLE or (flow.where is Where.LATER and not flow.failures and not flow.waits_for):
+        elif flow.where is FlowPlace.IDLE or (
+            flow.where is FlowPlace.LATER and not flow.failures and not flow.waits_for
+        ):
             self._enqueue(flow)
 
     def take(self, now: float) -> Flow | None:
@@ -170,7 +172,7 @@ class Conversation:
 
     def _start(self, queue: deque[Flow]) -> Flow:
         flow = queue.popleft()
-        flow.where, flow.again = Where.RUNNING, False
+        flow.where, flow.again = FlowPlace.RUNNING, False
         self._running += 1
         self._running_failing += bool(flow.failures)
         return flow
@@ -180,7 +182,7 @@ class Conversation:
             self._held_until = 0.0
         while self._later and self._later[0][0] <= now:
             due, _, flow = heapq.heappop(self._later)
-            if flow.where is Where.LATER and flow.due == due:
+            if flow.where is FlowPlace.LATER and flow.due == due:
                 self._enqueue(flow)
 
     # ── how a step ended ───────────────────────────────────────────────────────────────────────
@@ -195,13 +197,13 @@ class Conversation:
         else:
             self._rest(flow, now)
 
-    def check(self, flow: Flow, sent: Sent, answer: PushAnswer) -> Cursor:
+    def check(self, flow: Flow, sent: PushedPage, answer: PushAnswer) -> Cursor:
         """Where the app is, by its answer; *AnswerInvalid* if it makes no sense. Changes nothing."""
         accepted = self._accepted(flow, sent.begin, answer, question=sent.end is None)
         _behind(answer, sent.told)
         return accepted
 
-    def answered(self, flow: Flow, sent: Sent, answer: PushAnswer, now: float) -> None:
+    def answered(self, flow: Flow, sent: PushedPage, answer: PushAnswer, now: float) -> None:
         """Take an answer that was checked."""
         accepted, behind = parse_cursor(answer.accepted_offset), _behind(answer, sent.told)
         self._succeeded(flow)
@@ -264,7 +266,7 @@ class Conversation:
                 self._flow(cursor.stream).aim_at(cursor)
         for stream, cursor in behind.items():
             other = self._flow(stream)
-            if other.where is not Where.RUNNING:  # else its own answer is newer than this one
+            if other.where is not FlowPlace.RUNNING:  # else its own answer is newer than this one
                 other.acked = cursor
             self.wake(stream)
 
@@ -273,7 +275,7 @@ class Conversation:
         own = self.flows[self.subscription]
         if flow.stream in own.waits_for:
             own.waits_for.discard(flow.stream)
-            if not own.waits_for and own.where is Where.LATER and not own.failures:
+            if not own.waits_for and own.where is FlowPlace.LATER and not own.failures:
                 self._enqueue(own)
 
     def _flow(self, stream: str) -> Flow:
@@ -291,10 +293,10 @@ class Conversation:
     def _ended(self, flow: Flow) -> None:
         self._running -= 1
         self._running_failing -= bool(flow.failures)
-        flow.where = Where.IDLE
+        flow.where = FlowPlace.IDLE
 
     def _enqueue(self, flow: Flow) -> None:
-        flow.where = Where.READY
+        flow.where = FlowPlace.READY
         (self._failing if flow.failures else self._ready).append(flow)
 
     def _rest(self, flow: Flow, now: float) -> None:
@@ -302,10 +304,10 @@ class Conversation:
         if flow.stream == self.subscription:
             self._postpone(flow, now + self._repeat)
         else:
-            flow.where = Where.IDLE
+            flow.where = FlowPlace.IDLE
 
     def _postpone(self, flow: Flow, due: float) -> None:
-        flow.where, flow.due = Where.LATER, due
+        flow.where, flow.due = FlowPlace.LATER, due
         self._count += 1
         heapq.heappush(self._later, (due, self._count, flow))
 

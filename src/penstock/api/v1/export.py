@@ -17,10 +17,10 @@ from penstock.core.export import (
     PLAN_SLICES,
     BeyondLog,
     Export,
+    ExportPlan,
+    ExportRange,
     NotFollowed,
-    Plan,
     PlanQuestion,
-    Range,
     Selection,
     check_not_trimmed,
     make_plan,
@@ -62,7 +62,7 @@ class Exporter:
             number("max_rows", "Rows in all at most.", least=1),
             number("max_bytes", "Bytes in all at most.", least=1),
         ),
-        answers={200: Plan},
+        answers={200: ExportPlan},
         errors=(404, 410),
     )
     async def plan(self, request: Request) -> Response:
@@ -102,12 +102,12 @@ class Exporter:
         only(request, "after", "upto", "columns", "streams")
         selection, columns = _selection(request, caller), _columns(request)
         after = integer(request, "after", None)
-        wanted = Range(after, integer(request, "upto", None, least=after), columns, selection)
+        wanted = ExportRange(after, integer(request, "upto", None, least=after), columns, selection)
         await self._check_range(wanted.after, wanted.upto)
         with self._turn():
             await self._send(request, wanted)
 
-    async def _send(self, request: Request, wanted: Range) -> None:
+    async def _send(self, request: Request, wanted: ExportRange) -> None:
         async with aclosing(self._export.stream(wanted)) as stream:
             piece = await anext(stream)
             wire = _Wire(request)

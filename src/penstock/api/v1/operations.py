@@ -13,7 +13,7 @@ import msgspec
 from penstock import __version__
 from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import INTEGER, STRING, an_object, operation, shown_as, text
-from penstock.core.why import Answer, Folded, Why
+from penstock.core.why import Folded, Why, WhyAnswer
 from penstock.errors import InputInvalid
 from penstock.http.exchange import Request, Response
 from penstock.limits import MESSAGE_ID_CHARACTERS, RECIPIENT_BYTES
@@ -73,7 +73,7 @@ class Operations:
             ),
             text("recipient", "Name of the recipient.", least=1, most=RECIPIENT_BYTES, required=True),
         ),
-        answers={200: Answer},
+        answers={200: WhyAnswer},
         errors=(404, 410),
     )
     async def why(self, request: Request) -> Response:

@@ -33,7 +33,7 @@ from penstock.api.describing import (
 )
 from penstock.api.v1.news import News
 from penstock.core.epoch import KEY as EPOCH
-from penstock.core.epoch import Epoch
+from penstock.core.epoch import LogEpoch
 from penstock.core.export import BeyondLog
 from penstock.core.registry import NEW, made_once
 from penstock.errors import Conflict, InputInvalid, TooLarge
@@ -220,9 +220,9 @@ class Pipeline:
         if key.startswith("lake/") and not epoch.is_own(str(value.get("epoch", ""))):
             raise EpochPassed(key, epoch.epoch)
 
-    async def _epoch(self) -> Epoch:
+    async def _epoch(self) -> LogEpoch:
         record = await self._registry.get(EPOCH)
-        return msgspec.json.decode(record.value, type=Epoch) if record else Epoch("")
+        return msgspec.json.decode(record.value, type=LogEpoch) if record else LogEpoch("")
 
     def _changeable(self, request: Request) -> str:
         caller, key = self._context.caller(request), _checked_key(request.captures[0])

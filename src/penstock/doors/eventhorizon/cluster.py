@@ -98,7 +98,7 @@ class Pushers:
         self._registry, self._clock, self._members = context.registry, context.clock, context.members
         self._duties = duties
         self.all: dict[str, ManagedPusher] = {}
-        self._settings, self._retry = settings, RetryPolicy(settings.push_retry, settings.push_retry_longest)
+        self._retry = RetryPolicy(settings.push_retry, settings.push_retry_longest)
         self._look = asyncio.Event()
         self._looking: Loop | None = None
         self._turn = asyncio.Lock()  # one look at a time
@@ -209,8 +209,8 @@ class Pushers:
             managed.target,
             source,
             self._retry,
-            repeat=self._settings.push_repeat,
-            slots=self._settings.push_slots,
+            repeat=settings.push_repeat,
+            slots=settings.push_slots,
             secret=secret,
         )
         managed.task = asyncio.create_task(self._live(managed, managed.pusher))

@@ -33,7 +33,7 @@ from penstock.wire.pusher import (
     AnswerInvalid,
     Conversation,
     Flow,
-    Sent,
+    PushedPage,
     SubscriptionChanged,
     read_answer,
     read_subscription_id,
@@ -181,7 +181,7 @@ class Pusher:
     async def _ask(self, talk: Conversation, flow: Flow) -> None:
         """Ask the app where it is, by a push that it must refuse."""
         query = offset_query(flow.stream)
-        sent = Sent(parse_cursor(query))
+        sent = PushedPage(parse_cursor(query))
         answer = await self._post(talk.subscription, query, [])
         talk.check(flow, sent, answer)
         talk.answered(flow, sent, answer, _now())
@@ -196,7 +196,7 @@ class Pusher:
         if page.end is None:
             talk.reached_end(flow, _now())
             return
-        sent = Sent(begin, page.end, page.told, page.found.more)
+        sent = PushedPage(begin, page.end, page.told, page.found.more)
         answer = await self._push(talk, flow, page)
         accepted = talk.check(flow, sent, answer)
         if answer.code == SUCCESS:

@@ -31,7 +31,7 @@ _ANNOUNCED = "eventhorizon/announced"
 _META = Kind.META
 
 
-class Subscription(msgspec.Struct):
+class SubscriptionRecord(msgspec.Struct):
     """The registry's record of one stream and one subscriber."""
 
     stream: str
@@ -64,10 +64,10 @@ class Subscriptions:
         while records := await self._registry.list(_RECORDS, after=after, limit=PAGE_ENTRIES):
             after = records[-1].key
             for record in records:
-                await self._load_one(msgspec.json.decode(record.value, type=Subscription), position)
+                await self._load_one(msgspec.json.decode(record.value, type=SubscriptionRecord), position)
         self._touched = None
 
-    async def _load_one(self, found: Subscription, announced: int) -> None:
+    async def _load_one(self, found: SubscriptionRecord, announced: int) -> None:
         head = await self._log.head(found.stream)
         if (found.stream, found.id) in (self._touched or ()):
             return
@@ -107,12 +107,12 @@ class Subscriptions:
 
     async def keep(self, stream: str, id: str) -> None:
         """Before `Subscribed` is appended."""
-        record = Subscription(stream, id)
+        record = SubscriptionRecord(stream, id)
         await self._registry.put(record.key, msgspec.json.encode(record))
 
     async def kept(self, stream: str, id: str) -> Record | None:
         """The record, before `Unsubscribed` is appended."""
-        return await self._registry.get(Subscription(stream, id).key)
+        return await self._registry.get(SubscriptionRecord(stream, id).key)
 
     async def drop(self, record: Record) -> None:
         """After `Unsubscribed` was appended; unless somebody has subscribed anew since the record was read."""

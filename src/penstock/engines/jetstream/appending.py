@@ -28,11 +28,11 @@ from typing import Any, Final, Self
 
 from penstock.core.background import Background
 from penstock.core.clock import Clock
-from penstock.engines.jetstream.connection import Refused, read_ack
-from penstock.engines.jetstream.heads import KnownStreams, load
-from penstock.engines.jetstream.keys import Keys, NotKnown, addresses
-from penstock.engines.jetstream.lanes import GROUP_BYTES, GROUP_MESSAGES, Job, Lanes, is_plain, lanes_of
-from penstock.engines.jetstream.planning import Group, Missing, Planned, Planner, remember
+from penstock.engines.jetstream.connection import JetStreamRefused, read_ack
+from penstock.engines.jetstream.heads import KnownHeads, load
+from penstock.engines.jetstream.keys import KnownAnswers, NotKnown, addresses
+from penstock.engines.jetstream.lanes import GROUP_BYTES, GROUP_MESSAGES, AppendJob, Lanes, is_plain, lanes_of
+from penstock.engines.jetstream.planning import AppendGroup, HeadMissing, Planned, Planner, remember
 from penstock.engines.jetstream.rows import row
 from penstock.engines.jetstream.store import Store
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError, TooLarge
@@ -62,19 +62,19 @@ class Appender:
     """All appends of one node. Lives in `async with`."""
 
     def __init__(
-        self, store: Store, known: KnownStreams, background: Background, *, clock: Clock, server: str, queue: int,
+        self, store: Store, known: KnownHeads, background: Background, *, clock: Clock, server: str, queue: int,
         queue_bytes: int, followed: int,
     ) -> None:  # fmt: skip
         self._background = background
         self._store, self._known, self._clock, self._server = store, known, clock, server
         self._connection = store.connection
         self._limit, self._limit_bytes = queue, queue_bytes
-        self._lanes, self._keys = Lanes(), Keys(store)
+        self._lanes, self._keys = Lanes(), KnownAnswers(store)
         self._nonce = secrets.randbits(31) << 32
-        self._flying: dict[int, Group] = {}
-        self._jobs: deque[Job] = deque()
-        self._beginning: list[list[Job]] = []
-        self._settled: list[tuple[int, int, list[tuple[Job, Appended]]]] = []  # a heap by sequence
+        self._flying: dict[int, AppendGroup] = {}
+        self._jobs: deque[AppendJob] = deque()
+        self._beginning: list[list[AppendJob]] = []
+        self._settled: list[tuple[int, int, list[tuple[AppendJob, Appended]]]] = []  # a heap by sequence
         self._order = 0
         self._followed = followed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,7 +113,7 @@ class Appender:
         plain = is_plain(batch)
         known = plain and self._known.get(batch.drafts[0].stream)
         lanes = (batch.drafts[0].stream,) if known else lanes_of(batch, self._known)
-        job = Job(batch, size, future, lanes, time.monotonic(), plain=plain)
+        job = AppendJob(batch, size, future, lanes, time.monotonic(), plain=plain)
         self.entries += weight
         self.bytes += size
         self._jobs.append(job)
@@ -128,14 +128,14 @@ class Appender:
         waits = next((job for job in self._jobs if not job.future.done()), None)
         return (waits is not None and now - waits.born > STUCK_SECONDS) or now - self._gave_up < PATIENCE_SECONDS
 
-    def _left(self, job: Job) -> None:
+    def _left(self, job: AppendJob) -> None:
         """It does not count for the limits any more."""
         if job.open:
             job.open = False
             self.entries -= job.weight
             self.bytes -= job.bytes
 
-    def _begin(self, jobs: list[Job]) -> None:
+    def _begin(self, jobs: list[AppendJob]) -> None:
         """Let a group go with the others of this turn of the loop."""
         if not self._beginning:
             self._loop.call_soon(self._begin_all)
@@ -144,7 +144,7 @@ class Appender:
     def _begin_all(self) -> None:
         """Send what has come together: one batch costs JetStream less than many messages."""
         beginning, self._beginning = self._beginning, []
-        parts: list[list[Job]] = []
+        parts: list[list[AppendJob]] = []
         messages = size = 0
         for jobs in beginning:
             count = size_of = 0
@@ -158,15 +158,15 @@ class Appender:
             messages, size = messages + count, size + size_of
         self._begin_now(parts)
 
-    def _begin_now(self, parts: list[list[Job]]) -> None:
+    def _begin_now(self, parts: list[list[AppendJob]]) -> None:
         self._nonce += 1
         jobs = parts[0] if len(parts) == 1 else [job for part in parts for job in part]
         lanes = jobs[0].lanes if len(jobs) == 1 else {name for job in jobs for name in job.lanes}
-        group = Group(jobs, lanes, parts, self._nonce, time.monotonic())
+        group = AppendGroup(jobs, lanes, parts, self._nonce, time.monotonic())
         self._flying[group.nonce] = group
         self._send(group)
 
-    def _part(self, group: Group) -> None:
+    def _part(self, group: AppendGroup) -> None:
         """Somebody else was quicker in one of its streams: the others need not suffer for that."""
         group.settled = True
         self._flying.pop(group.nonce, None)
@@ -174,7 +174,7 @@ class Appender:
         for jobs in group.parts:
             self._begin_now([jobs])
 
-    def _release(self, group: Group) -> None:
+    def _release(self, group: AppendGroup) -> None:
         """The group is done with: let the next ones go."""
         self._flying.pop(group.nonce, None)
         self._connection.forget(group.number)
@@ -183,7 +183,7 @@ class Appender:
 
     # ── out ────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, group: Group) -> None:
+    def _send(self, group: AppendGroup) -> None:
         """Plan the group, if it is not planned, and publish it."""
         if group.planned is None:
             self._drop_done(group)
@@ -208,13 +208,13 @@ class Appender:
                 return
         self._publish(group, group.planned)
 
-    def _drop_done(self, group: Group) -> None:
+    def _drop_done(self, group: AppendGroup) -> None:
         for job in group.jobs:
             if job.future.done():
                 self._left(job)
         group.jobs = [job for job in group.jobs if not job.future.done()]
 
-    def _planner(self, group: Group) -> Planner:
+    def _planner(self, group: AppendGroup) -> Planner:
         return Planner(
             self._store.subjects, self._known, group.found, self._keys, now_ms=self._clock.now_ms(),
             server=self._server, nonce=group.nonce,
@@ -226,12 +226,12 @@ class Appender:
         if planned.repeats:
             self._answer_followed()
 
-    def _answer_at(self, id: int, answers: list[tuple[Job, Appended]]) -> None:
+    def _answer_at(self, id: int, answers: list[tuple[AppendJob, Appended]]) -> None:
         """Give these when the follower has passed *id*."""
         self._order += 1
         heapq.heappush(self._settled, (id, self._order, answers))
 
-    def _publish(self, group: Group, planned: Planned) -> None:
+    def _publish(self, group: AppendGroup, planned: Planned) -> None:
         group.sent = time.monotonic()
         group.attempts += 1
         attempt = group.attempts
@@ -244,18 +244,18 @@ class Appender:
 
         group.number = self._connection.ask_batch(planned.messages, batch, answered)
 
-    def _answered(self, group: Group, planned: Planned, headers: bytes | None, data: bytes) -> None:
+    def _answered(self, group: AppendGroup, planned: Planned, headers: bytes | None, data: bytes) -> None:
         try:
             ack = read_ack(headers, data)
         except EngineGone:
             group.unsure = True
             self._later(group)
-        except Refused as refused:
+        except JetStreamRefused as refused:
             self._refused(group, refused)
         else:
             self._settle(group, planned, ack.seq - len(planned.messages) + 1)
 
-    def _refused(self, group: Group, refused: Refused) -> None:
+    def _refused(self, group: AppendGroup, refused: JetStreamRefused) -> None:
         if refused.code == _STALE:
             self._mend(group, self._resolve(group))
         elif isinstance(error := refused.told("store entries"), DiskFull):
@@ -266,7 +266,7 @@ class Appender:
             log.info("log.append_again", extra={"error": str(refused)})
             self._later(group)
 
-    def _settle(self, group: Group, planned: Planned, first_seq: int) -> None:
+    def _settle(self, group: AppendGroup, planned: Planned, first_seq: int) -> None:
         """It is stored, beginning at *first_seq*."""
         if group.settled:
             return
@@ -300,7 +300,7 @@ class Appender:
 
     # ── when it does not go smoothly ───────────────────────────────────────────────────────────
 
-    def _fail(self, group: Group, error: PenstockError) -> None:
+    def _fail(self, group: AppendGroup, error: PenstockError) -> None:
         for job in group.jobs:
             self._left(job)
             _fail(job, error)
@@ -309,31 +309,31 @@ class Appender:
         group.settled = True
         self._release(group)
 
-    def _mend(self, group: Group, work: Coroutine[Any, Any, None]) -> None:
+    def _mend(self, group: AppendGroup, work: Coroutine[Any, Any, None]) -> None:
         group.sent = 0.0
         self._spawn(self._mending(group, work))
 
-    async def _mending(self, group: Group, work: Coroutine[Any, Any, None]) -> None:
+    async def _mending(self, group: AppendGroup, work: Coroutine[Any, Any, None]) -> None:
         """Do *work* for the group, then send it on its way again."""
         try:
             await work
-        except (PenstockError, Refused) as error:
+        except (PenstockError, JetStreamRefused) as error:
             log.info("log.append_waits", extra={"error": str(error)})
             await asyncio.sleep(_TICK)
             group.planned = group.planned if group.unsure else None
         if not group.settled:
             self._send(group)
 
-    async def _ask(self, group: Group, needed: NotKnown) -> None:
+    async def _ask(self, group: AppendGroup, needed: NotKnown) -> None:
         """Learn what planning needs."""
-        if not isinstance(needed, Missing):
+        if not isinstance(needed, HeadMissing):
             await asyncio.gather(*(self._look_up(job) for job in group.jobs))
             return
         # Not only the one that was missed first: each further question would cost a plan of the whole group.
         unknown = [name for name in _streams(group) if name not in group.found and self._known.get(name) is None]
         await asyncio.gather(*(self._load(group, name) for name in {needed.stream, *unknown}))
 
-    async def _store_beforehand(self, group: Group, planner: Planner) -> None:
+    async def _store_beforehand(self, group: AppendGroup, planner: Planner) -> None:
         """Store what need not be in the batch of a job that is too long for one."""
         (job,) = group.jobs
         messages = planner.beforehand(job)
@@ -343,7 +343,7 @@ class Appender:
         group.attempts += 1
         try:
             await self._connection.publish_batch(messages, f"{group.nonce:x}-{group.attempts}")
-        except Refused as refused:
+        except JetStreamRefused as refused:
             if refused.code != _STALE:
                 raise
             await self._look_up(job)
@@ -351,25 +351,25 @@ class Appender:
             job.begun = messages[0].subject == self._key_subject(job)
         await self._load_all(group)
 
-    def _key_subject(self, job: Job) -> str:
+    def _key_subject(self, job: AppendJob) -> str:
         found = addresses(job.batch)
         return self._store.subjects.key(found[0][0]) if found else ""
 
-    async def _load_all(self, group: Group) -> None:
+    async def _load_all(self, group: AppendGroup) -> None:
         await asyncio.gather(*(self._load(group, stream) for stream in _streams(group)))
 
-    async def _load(self, group: Group, stream: str) -> None:
+    async def _load(self, group: AppendGroup, stream: str) -> None:
         group.found[stream] = found = await load(self._store, stream)
         self._known.forget(stream)  # the leader was asked because it knows better
         if found is not None:
             self._known.put(found)
 
-    async def _look_up(self, job: Job) -> None:
+    async def _look_up(self, job: AppendJob) -> None:
         if job.batch.key or job.batch.producer:
             job.old_keys = await self._keys.look_up(job.batch, self._clock.now_ms())
             job.looked_up = True
 
-    async def _resolve(self, group: Group) -> None:
+    async def _resolve(self, group: AppendGroup) -> None:
         """Refused as stale: either it is ours that is there, or somebody else's; then plan anew."""
         planned = group.planned
         if planned is not None and group.unsure:
@@ -388,7 +388,7 @@ class Appender:
             job.begun = False  # its key names a place where it will not be
         await asyncio.gather(self._load_all(group), *(self._look_up(job) for job in group.jobs))
 
-    def _later(self, group: Group) -> None:
+    def _later(self, group: AppendGroup) -> None:
         """Send the same again, after a moment."""
         group.sent = time.monotonic() - ACK_SECONDS + _TICK
 
@@ -428,10 +428,10 @@ class Appender:
         task.add_done_callback(self._tasks.discard)
 
 
-def _streams(group: Group) -> list[str]:
+def _streams(group: AppendGroup) -> list[str]:
     return [name for name in group.lanes if name[1:2] != "\0"]
 
 
-def _fail(job: Job, error: BaseException) -> None:
+def _fail(job: AppendJob, error: BaseException) -> None:
     if not job.future.done():
         job.future.set_exception(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from penstock.core.bus import Receivers
 from penstock.engines.jetstream.cells import Home
 from penstock.engines.jetstream.connection import header
-from penstock.engines.jetstream.frames import Message
+from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.tokens import text_of, token
 from penstock.errors import EngineGone
 
@@ -43,7 +43,7 @@ class NatsBus(Receivers):
     async def hint(self, topic: str, message: bytes) -> None:
         self.give(topic, message)  # this node need not wait for its own words to come back
         lines = b"%b: %b\r\n" % (_FROM, token(self.node).encode())
-        self._connection.send(Message(f"{self._root}.all.{token(topic)}", message, lines))
+        self._connection.send(NatsMessage(f"{self._root}.all.{token(topic)}", message, lines))
 
     def _received(self, subject: bytes, reply: bytes, headers: bytes | None, data: bytes) -> None:
         if header(headers, _FROM) == token(self.node).encode():
@@ -55,4 +55,4 @@ class NatsBus(Receivers):
             return
         given = self.give(topic, data)
         if answer_to:
-            self._connection.send(Message(answer_to, b"1" if given else b"0"))
+            self._connection.send(NatsMessage(answer_to, b"1" if given else b"0"))

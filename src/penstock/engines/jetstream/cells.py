@@ -18,8 +18,8 @@ import msgspec
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from penstock.engines.jetstream.connection import ELECTING_SECONDS, Connection, Refused
-from penstock.engines.jetstream.frames import Message
+from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, NatsConnection
+from penstock.engines.jetstream.frames import NatsMessage
 from penstock.errors import ConfigInvalid, EngineGone
 
 T = TypeVar("T")
@@ -52,14 +52,14 @@ class Unsure(Exception):
     """No answer came: it was stored, or was not, or will be."""
 
 
-class Missing(Exception):
+class CellsMissing(Exception):
     """There is no such JetStream stream."""
 
 
 class Home(msgspec.Struct, frozen=True):
     """Where cells live: in a namespace of a cluster of NATS servers."""
 
-    connection: Connection
+    connection: NatsConnection
     prefix: str
     replicas: int
 
@@ -82,7 +82,7 @@ class Write(msgspec.Struct, frozen=True):
     expect: int | None = None  # the sequence that the subject must be at; 0: no message
     net_seconds: int = NET_SECONDS
 
-    def message(self, root: str, now_ms: int) -> Message:
+    def message(self, root: str, now_ms: int) -> NatsMessage:
         """It as JetStream wants it."""
         lines = ""
         if self.expires_ms is not None:
@@ -90,7 +90,7 @@ class Write(msgspec.Struct, frozen=True):
             lines += f"{EXPIRES}: {self.expires_ms}\r\nNats-TTL: {ttl}s\r\n"
         if self.expect is not None:
             lines += f"Nats-Expected-Last-Subject-Sequence: {self.expect}\r\n"
-        return Message(root + self.subject, self.data, lines.encode())
+        return NatsMessage(root + self.subject, self.data, lines.encode())
 
 
 class Cells:
@@ -109,7 +109,7 @@ class Cells:
         made = False
         try:
             answer = await self._info()
-        except Missing:
+        except CellsMissing:
             answer, made = await self._create(), True
         found = answer["config"]
         for name, wanted in self._config().items():
@@ -125,7 +125,7 @@ class Cells:
         try:
             call = f"STREAM.CREATE.{self.stream}"
             return await api(self._connection, call, self._config(), patience=ELECTING_SECONDS)
-        except Refused as error:
+        except JetStreamRefused as error:
             if error.code != EXISTS:
                 raise error.told(f"make {self.stream}") from error
             return await self._info()  # another node was faster
@@ -154,10 +154,10 @@ class Cells:
     # ── reading, from the leader ───────────────────────────────────────────────────────────────
 
     async def get(self, subject: str) -> Cell | None:
-        """The cell of *subject*, if there is one. `Missing` without the stream."""
+        """The cell of *subject*, if there is one. `CellsMissing` without the stream."""
         try:
             answer = await self._api(f"STREAM.MSG.GET.{self.stream}", {"last_by_subj": self.root + subject})
-        except Refused as error:
+        except JetStreamRefused as error:
             if error.code == NO_MESSAGE:
                 return None
             raise EngineGone(f"JetStream does not read {self.stream}: {error}") from error
@@ -172,7 +172,7 @@ class Cells:
         return [cell for cell in found if cell is not None]
 
     async def subjects(self, pattern: str) -> list[str]:
-        """The subjects that match *pattern* and have a cell, in no order. `Missing` without the stream."""
+        """The subjects that match *pattern* and have a cell, in no order. `CellsMissing` without the stream."""
         found: list[str] = []
         while True:
             wanted = {"subjects_filter": self.root + pattern, "offset": len(found)}
@@ -201,7 +201,7 @@ class Cells:
         try:
             while len(found) < made["num_pending"]:
                 next_page = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{made['name']}"
-                self._connection.send(Message(next_page, msgspec.json.encode(more)), inbox)
+                self._connection.send(NatsMessage(next_page, msgspec.json.encode(more)), inbox)
                 page = await self._scan_page(subscription)
                 found += page
                 if not page:
@@ -227,13 +227,13 @@ class Cells:
     async def put(self, writes: Sequence[Write], now_ms: int) -> int:
         """Store *writes* whole or not at all; return the sequence of the first, the others follow it.
 
-        `Stale` when one is not where it was expected, `Unsure` when nobody answered, `Missing` without the stream.
+        `Stale` when one is not where it was expected, `Unsure` when nobody answered, `CellsMissing` without the stream.
         """
         messages = [write.message(self.root, now_ms) for write in writes]
         async with self._batches if len(writes) > 1 else nullcontext():
             try:
                 ack = await self._connection.publish_batch(messages, secrets.token_hex(12), within=_TRY_SECONDS)
-            except Refused as error:
+            except JetStreamRefused as error:
                 if error.code in STALE:
                     raise Stale from error
                 if error.code not in (*_AWAY, *_TOO_MANY):
@@ -257,7 +257,7 @@ class Cells:
         try:
             asked = {"seq": sequence, "no_erase": True}
             await api(self._connection, f"STREAM.MSG.DELETE.{self.stream}", asked, unanswered=note)
-        except Refused as error:
+        except JetStreamRefused as error:
             if error.code != NOT_DELETED:
                 raise EngineGone(f"JetStream does not remove from {self.stream}: {error}") from error
             return again  # an attempt that nobody answered has removed it
@@ -276,7 +276,7 @@ class Cells:
 
 
 async def api(
-    connection: Connection, call: str, question: object = None, unanswered: Callable[[], None] = lambda: None,
+    connection: NatsConnection, call: str, question: object = None, unanswered: Callable[[], None] = lambda: None,
     patience: float = PATIENCE_SECONDS,
 ) -> dict[str, Any]:  # fmt: skip
     """As `ask`, decoded."""
@@ -285,21 +285,21 @@ async def api(
 
 
 async def ask(
-    connection: Connection, call: str, question: object = None, unanswered: Callable[[], None] = lambda: None,
+    connection: NatsConnection, call: str, question: object = None, unanswered: Callable[[], None] = lambda: None,
     patience: float = PATIENCE_SECONDS,
 ) -> bytes:  # fmt: skip
     """What JetStream answers; asks again while nobody does, and calls *unanswered* each time.
 
-    `Refused` when it says no, `Missing` without the stream.
+    `Refused` when it says no, `CellsMissing` without the stream.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience
     while True:
         try:
             return await connection.api(call, question, within=_TRY_SECONDS)
-        except Refused as error:
+        except JetStreamRefused as error:
             if error.code == NO_STREAM:
-                raise Missing from error
+                raise CellsMissing from error
             if error.code not in _AWAY:
                 raise
         except EngineGone:
@@ -309,11 +309,11 @@ async def ask(
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-async def drop_stream(connection: Connection, name: str) -> bool:
+async def drop_stream(connection: NatsConnection, name: str) -> bool:
     """Drop a JetStream stream with all that is in it; False if it was not there."""
     try:
         await ask(connection, f"STREAM.DELETE.{name}", patience=ELECTING_SECONDS)
-    except Missing:
+    except CellsMissing:
         return False
     return True
 

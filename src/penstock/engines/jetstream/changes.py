@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.core.lookout import MailboxChange, RecordChange
-from penstock.engines.jetstream.cells import Cells, Home, Missing, api
-from penstock.engines.jetstream.connection import Refused, status
-from penstock.engines.jetstream.frames import Message
+from penstock.engines.jetstream.cells import Cells, CellsMissing, Home, api
+from penstock.engines.jetstream.connection import JetStreamRefused, status
+from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
 from penstock.engines.jetstream.tokens import key_of, path, text_of
 from penstock.errors import EngineGone
@@ -66,7 +66,7 @@ class Watch:
         self._done: asyncio.Future[bool] | None = None  # whether there is more
 
     async def look(self) -> list[Changed]:
-        """All that changed since the last time. `Missing` without the stream."""
+        """All that changed since the last time. `CellsMissing` without the stream."""
         for _ in range(_TRIES):
             try:
                 return await self._look()
@@ -104,7 +104,7 @@ class Watch:
         stream = self._cells.stream
         try:
             made = await api(self._connection, f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
-        except Refused as error:
+        except JetStreamRefused as error:
             raise EngineGone(f"JetStream does not tell what is new in {stream}: {error}") from error
         self._consumer, self._expected = made["name"], 1
 
@@ -114,7 +114,7 @@ class Watch:
         self._done = asyncio.get_running_loop().create_future()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._cells.stream}.{self._consumer}"
         question = msgspec.json.encode({"batch": PAGE, "no_wait": True})
-        self._connection.send(Message(subject, question), f"{self._inbox}.{self._pull}")
+        self._connection.send(NatsMessage(subject, question), f"{self._inbox}.{self._pull}")
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return await self._done
@@ -198,7 +198,7 @@ class JetStreamChanges:
         for month, watch in list(self._months.items()):
             try:
                 cells = await watch.look()
-            except Missing:  # it was dropped
+            except CellsMissing:  # it was dropped
                 await watch.close()
                 del self._months[month]
                 continue

@@ -13,7 +13,7 @@ from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
 from nats.aio.transport import TcpTransport
 from nats.errors import NoServersError
 
-from penstock.engines.jetstream.frames import Frames, Receiver
+from penstock.engines.jetstream.frames import FrameParser, Receiver
 
 DEFAULT_PORT: Final = 4222  # NATS' own
 
@@ -64,7 +64,7 @@ class RawClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self.receivers: dict[int, Receiver] = {}
-        self._ps = Frames(self, self.receivers)
+        self._ps = FrameParser(self, self.receivers)
         self._opened: list[asyncio.BaseTransport] = []  # sockets that may still be open
         self._ended = False
 

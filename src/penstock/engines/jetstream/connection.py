@@ -25,7 +25,7 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from penstock.engines.jetstream.client import RawClient
-from penstock.engines.jetstream.frames import Message, Receiver, frame, frames_of_batch
+from penstock.engines.jetstream.frames import NatsMessage, Receiver, frame, frames_of_batch
 from penstock.errors import DiskFull, EngineGone, OperatorError
 
 log = logging.getLogger("penstock.jetstream")
@@ -47,7 +47,7 @@ CONNECT_SECONDS: Final = 5.0
 _FULL: Final = frozenset((10023, 10047, 10054, 10077, 10122))  # of the server, the account, the stream
 
 
-class Refused(Exception):
+class JetStreamRefused(Exception):
     """JetStream said no. `code` is its `err_code`, or the status of an answer without a body."""
 
     def __init__(self, code: int, description: str) -> None:
@@ -61,7 +61,7 @@ class Refused(Exception):
         return EngineGone(f"JetStream does not {what}: {self}")
 
 
-class Ack(msgspec.Struct, frozen=True, gc=False):
+class PubAck(msgspec.Struct, frozen=True, gc=False):
     """Where JetStream stored a message, or the last one of a batch."""
 
     seq: int
@@ -82,10 +82,10 @@ class _ApiAnswer(msgspec.Struct, frozen=True):
 
 
 _answers = msgspec.json.Decoder(_ApiAnswer)
-_acks = msgspec.json.Decoder(Ack)
+_acks = msgspec.json.Decoder(PubAck)
 
 
-class Connection:
+class NatsConnection:
     """One connection to any of several NATS servers. Lives in `async with`."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Connection:
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, message: Message, reply: str = "") -> None:
+    def send(self, message: NatsMessage, reply: str = "") -> None:
         """Send a message with the rest of this turn. Without a connection it is dropped."""
         self._send([frame(message, reply)])
 
@@ -181,7 +181,7 @@ class Connection:
             self._loop.call_soon(self._flush)
         self._out += frames
 
-    def ask(self, message: Message, answer: Answer) -> int:
+    def ask(self, message: NatsMessage, answer: Answer) -> int:
         """Send a question; *answer* is called until it says that it was the last. Returns its number."""
         number = self._expect(answer)
         if self.connected:
@@ -195,7 +195,7 @@ class Connection:
             self._loop.call_soon(self._answer, number, LOST, b"")
         return number
 
-    def ask_batch(self, messages: Sequence[Message], batch: str, answer: Answer) -> int:
+    def ask_batch(self, messages: Sequence[NatsMessage], batch: str, answer: Answer) -> int:
         """Send *messages* as one atomic batch under a name that was never used; one answer comes."""
         if len(messages) == 1:
             return self.ask(messages[0], answer)
@@ -217,17 +217,19 @@ class Connection:
         self, subject: str, payload: bytes = b"", *, headers: bytes = b"", within: float = REQUEST_SECONDS
     ) -> tuple[bytes | None, bytes]:
         """Ask and wait for one answer: its headers and data. `EngineGone` if none comes in time."""
-        message = Message(subject, payload, headers)
+        message = NatsMessage(subject, payload, headers)
         found = await self._answer_to(lambda answer: self.ask(message, answer), f"answer {subject}", within)
         if status(found[0]) in (499, 503):
             raise EngineGone(f"NATS cannot answer {subject} now")
         return found
 
-    async def publish(self, message: Message, *, within: float = REQUEST_SECONDS) -> Ack:
+    async def publish(self, message: NatsMessage, *, within: float = REQUEST_SECONDS) -> PubAck:
         """Store one message. `Refused` if JetStream said no; `EngineGone` leaves the outcome unknown."""
         return read_ack(*await self.request(message.subject, message.payload, headers=message.headers, within=within))
 
-    async def publish_batch(self, messages: Sequence[Message], batch: str, *, within: float = REQUEST_SECONDS) -> Ack:
+    async def publish_batch(
+        self, messages: Sequence[NatsMessage], batch: str, *, within: float = REQUEST_SECONDS
+    ) -> PubAck:
         """Store *messages* as one atomic batch; errors as for `publish`. The ack is the last message's."""
         asked = partial(self.ask_batch, messages, batch)
         return read_ack(*await self._answer_to(asked, "acknowledge a batch", within))
@@ -319,7 +321,7 @@ def header(headers: bytes | None, name: bytes) -> bytes:
     return rest.partition(b"\r\n")[0] if found else b""
 
 
-def read_ack(headers: bytes | None, data: bytes) -> Ack:
+def read_ack(headers: bytes | None, data: bytes) -> PubAck:
     """What JetStream answered to a publish. `Refused`, or `EngineGone` when nobody took it for certain."""
     if found := status(headers):
         raise EngineGone("the connection was lost" if found == 499 else f"JetStream does not answer ({found})")
@@ -332,4 +334,4 @@ def _check_accepted(data: bytes) -> None:
     """Raise `Refused` if an answer of JetStream's API is an error."""
     error = _answers.decode(data).error
     if error is not None:
-        raise Refused(error.err_code or error.code, error.description)
+        raise JetStreamRefused(error.err_code or error.code, error.description)

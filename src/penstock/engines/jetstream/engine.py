@@ -13,9 +13,9 @@ import msgspec
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
 from penstock.engines.jetstream.bus import NatsBus
-from penstock.engines.jetstream.cells import Home, Missing, api, ask
+from penstock.engines.jetstream.cells import CellsMissing, Home, api, ask
 from penstock.engines.jetstream.changes import JetStreamChanges
-from penstock.engines.jetstream.connection import ELECTING_SECONDS, Connection, Refused
+from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, NatsConnection
 from penstock.engines.jetstream.export import JetStreamExport
 from penstock.engines.jetstream.log import JetStreamLog
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
@@ -31,7 +31,7 @@ PLACING_SECONDS = 10.0
 _EXISTS, _NO_PEERS = 10058, 10005
 
 
-class Options(msgspec.Struct, frozen=True):
+class JetStreamOptions(msgspec.Struct, frozen=True):
     """How the engine uses its servers; settings of `log.*`."""
 
     prefix: str = "penstock"
@@ -43,11 +43,11 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def open_jetstream(
-    servers: str, *, node: str, server: str = "127.0.0.1", clock: Clock | None = None, options: Options | None = None,
-    background: Background | None = None,
+    servers: str, *, node: str, server: str = "127.0.0.1", clock: Clock | None = None,
+    options: JetStreamOptions | None = None, background: Background | None = None,
 ) -> JetStreamEngine:  # fmt: skip
     """The engine on the NATS servers of `nats://a,b,c`; `async with` opens and closes it."""
-    clock, options = clock or WallClock(), options or Options()
+    clock, options = clock or WallClock(), options or JetStreamOptions()
     return JetStreamEngine(server_urls(servers), node, server, clock, options, background or Background())
 
 
@@ -70,12 +70,18 @@ class JetStreamEngine:
     export: JetStreamExport
 
     def __init__(
-        self, servers: list[str], node: str, server: str, clock: Clock, options: Options, background: Background
+        self,
+        servers: list[str],
+        node: str,
+        server: str,
+        clock: Clock,
+        options: JetStreamOptions,
+        background: Background,
     ) -> None:
         self._background = background
         self._node, self._server, self._clock, self._options = node, server, clock, options
         self._stack = AsyncExitStack()
-        self.connection = Connection(
+        self.connection = NatsConnection(
             servers, name=f"penstock {node}", credentials=options.credentials, prefix=options.prefix,
             replicas=options.replicas,
         )  # fmt: skip
@@ -154,14 +160,14 @@ def _config(subjects: Subjects, replicas: int) -> dict[str, Any]:
     }
 
 
-async def _make_stream(connection: Connection, config: dict[str, Any]) -> None:
+async def _make_stream(connection: NatsConnection, config: dict[str, Any]) -> None:
     """See that the stream is there as it must be. One with other settings is refused, and left as it is."""
     name = config["name"]
     try:
         answer = await api(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)
-    except Missing:
+    except CellsMissing:
         answer = msgspec.json.decode(await _create(connection, name, config))
-    except Refused as refused:
+    except JetStreamRefused as refused:
         raise EngineGone(f"JetStream does not show {name}: {refused.description}") from refused
     found = answer["config"]
     for setting, wanted in config.items():
@@ -173,7 +179,7 @@ async def _make_stream(connection: Connection, config: dict[str, Any]) -> None:
             )
 
 
-async def _create(connection: Connection, name: str, config: dict[str, Any]) -> bytes:
+async def _create(connection: NatsConnection, name: str, config: dict[str, Any]) -> bytes:
     begun = time.monotonic()
     while True:
         try:
@@ -181,7 +187,7 @@ async def _create(connection: Connection, name: str, config: dict[str, Any]) -> 
         except EngineGone:  # a leader that dies takes the question along; the same one again changes nothing
             if time.monotonic() - begun > ELECTING_SECONDS or connection.hopeless:
                 raise
-        except Refused as refused:
+        except JetStreamRefused as refused:
             if refused.code == _EXISTS:
                 return await ask(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)  # another was quicker
             if refused.code != _NO_PEERS or time.monotonic() - begun > PLACING_SECONDS:

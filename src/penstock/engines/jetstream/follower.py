@@ -16,8 +16,8 @@ from typing import Final, Self
 
 from penstock.core.background import Background, Loop
 from penstock.engines.jetstream import frames
-from penstock.engines.jetstream.connection import ELECTING_SECONDS, Connection, Refused, header, status
-from penstock.engines.jetstream.rows import Row, Side, row, side
+from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, NatsConnection, header, status
+from penstock.engines.jetstream.rows import LogRow, Side, row, side
 from penstock.engines.jetstream.store import Store
 from penstock.errors import EngineGone
 
@@ -30,7 +30,7 @@ SILENCE_SECONDS: Final = 1.6
 _E = ord("e")
 
 
-Message = Row | Side
+Message = LogRow | Side
 Sink = Callable[[list[Message]], None]
 
 
@@ -39,7 +39,7 @@ class Follower:
 
     def __init__(self, store: Store, sink: Sink, after: int, background: Background) -> None:
         self._store, self._sink, self._background = store, sink, background
-        self._connection: Connection = store.connection
+        self._connection: NatsConnection = store.connection
         self._deliver = 0  # the number of the subscription
         self._expected = 1  # the consumer's next delivery
         self._after = after  # the last message of the last complete batch
@@ -90,7 +90,7 @@ class Follower:
     async def _begin_again(self) -> None:
         try:
             await self._begin()
-        except (EngineGone, Refused) as error:
+        except (EngineGone, JetStreamRefused) as error:
             log.warning("log.follower_waits", extra={"error": str(error)})
             self._broken.clear()
             await asyncio.sleep(HEARTBEAT_SECONDS / 2)
@@ -139,7 +139,7 @@ class Follower:
     def _live_sign(self, reply: bytes, headers: bytes | None) -> None:
         stalled = header(headers, b"Nats-Consumer-Stalled")
         if reply or stalled:  # flow control wants to know how far we are
-            self._connection.send(frames.Message((reply or stalled).decode(), b""))
+            self._connection.send(frames.NatsMessage((reply or stalled).decode(), b""))
         last = header(headers, b"Nats-Last-Consumer")
         if last and int(last) >= self._expected:
             self._broken.set()

@@ -20,7 +20,7 @@ LINE_BYTES: Final = 65_536
 """A line that does not end within this is no NATS protocol: the connection is made anew."""
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class NatsMessage(msgspec.Struct, frozen=True, gc=False):
     """Something to be stored: *headers* are complete lines, each with its line end."""
 
     subject: str
@@ -28,7 +28,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     headers: bytes = b""
 
 
-class Frames(Parser):
+class FrameParser(Parser):
     """Cuts what comes into messages; those of a subscription with a receiver go to it at once."""
 
     def __init__(self, client: object, receivers: dict[int, Receiver]) -> None:
@@ -94,7 +94,7 @@ class Frames(Parser):
 _M, _H = b"MH"
 
 
-def frame(message: Message, reply: str) -> bytes:
+def frame(message: NatsMessage, reply: str) -> bytes:
     """A message as it is sent."""
     payload, headers = message.payload, message.headers
     if not headers:
@@ -104,7 +104,7 @@ def frame(message: Message, reply: str) -> bytes:
     return b"%b%b\r\n%b\r\n" % (head, headers, payload)
 
 
-def frames_of_batch(messages: Sequence[Message], batch: str, reply: str) -> list[bytes]:
+def frames_of_batch(messages: Sequence[NatsMessage], batch: str, reply: str) -> list[bytes]:
     """Messages as they are sent as one atomic batch. The first and the last ask for an answer."""
     frames: list[bytes] = []
     start = b"Nats-Batch-Id: %b\r\nNats-Batch-Sequence: " % batch.encode()

@@ -23,7 +23,7 @@ KNOWN_STREAMS: Final = 200_000
 _subscribers = msgspec.msgpack.Decoder(tuple[str, ...])
 
 
-class Known(msgspec.Struct, frozen=True, gc=False):
+class KnownHead(msgspec.Struct, frozen=True, gc=False):
     """A head, and the sequence of the last message on its subject."""
 
     head: Head
@@ -31,22 +31,22 @@ class Known(msgspec.Struct, frozen=True, gc=False):
     batch_end: int  # the sequence at which its batch is complete
 
 
-class KnownStreams:
+class KnownHeads:
     """The heads in memory; each only ever moves forward."""
 
     def __init__(self, limit: int = KNOWN_STREAMS) -> None:
         self._limit = limit
-        self._heads: dict[str, Known] = {}
-        self.names: Names | None = None  # made by the first listing
+        self._heads: dict[str, KnownHead] = {}
+        self.names: SortedNames | None = None  # made by the first listing
 
-    def get(self, stream: str) -> Known | None:
+    def get(self, stream: str) -> KnownHead | None:
         return self._heads.get(stream)
 
-    def put(self, known: Known) -> None:
+    def put(self, known: KnownHead) -> None:
         """Remember a head unless a newer one is known."""
         self.put_all((known,))
 
-    def put_all(self, all_known: Iterable[Known]) -> None:
+    def put_all(self, all_known: Iterable[KnownHead]) -> None:
         """Remember several."""
         heads = self._heads
         for known in all_known:
@@ -68,7 +68,7 @@ class KnownStreams:
         """A head message came: only the sequence is new."""
         before = self._heads.get(stream)
         if before is not None and before.seq < seq:
-            self._heads[stream] = Known(before.head, seq, seq)
+            self._heads[stream] = KnownHead(before.head, seq, seq)
 
     def forget(self, stream: str) -> None:
         self._heads.pop(stream, None)
@@ -78,7 +78,7 @@ class KnownStreams:
         return list(self._heads)
 
 
-class Names:
+class SortedNames:
     """All names of streams, in the order of their bytes."""
 
     def __init__(self, names: list[str]) -> None:
@@ -108,7 +108,7 @@ def read_subscribers(data: bytes) -> tuple[str, ...]:
     return _subscribers.decode(data[2:])
 
 
-async def load(store: Store, stream: str) -> Known | None:
+async def load(store: Store, stream: str) -> KnownHead | None:
     """Ask the leader for a stream's head; None if there is no such stream."""
     while True:
         found = await store.last(store.subjects.entry(stream))
@@ -117,9 +117,9 @@ async def load(store: Store, stream: str) -> Known | None:
         last = row(found.seq, stream, found.data)
         end = last.seq + last.facts.more
         if not last.facts.subscribed:
-            return Known(last.head(()), last.seq, end)
+            return KnownHead(last.head(()), last.seq, end)
         subscribers = await store.last(store.subjects.subscribers(stream))
         again = await store.last(store.subjects.entry(stream))
         # The list belongs to the head only if nothing came in between.
         if subscribers is not None and again is not None and again.seq == found.seq:
-            return Known(last.head(read_subscribers(subscribers.data)), last.seq, end)
+            return KnownHead(last.head(read_subscribers(subscribers.data)), last.seq, end)

@@ -40,7 +40,7 @@ class Begun(msgspec.Struct, frozen=True, gc=False, array_like=True):
     expected: int
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class StoredAnswer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a key or producer message says."""
 
     digest: bytes
@@ -51,10 +51,10 @@ class Answer(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_answers = msgspec.msgpack.Decoder(Answer)
+_answers = msgspec.msgpack.Decoder(StoredAnswer)
 
 
-class Held(msgspec.Struct, frozen=True, gc=False):
+class HeldAnswer(msgspec.Struct, frozen=True, gc=False):
     """A remembered answer with real ids, and the sequence of the message that holds it."""
 
     digest: bytes
@@ -68,15 +68,15 @@ class NotKnown(Exception):
     """Something must be asked for before this can be decided."""
 
 
-class Keys:
+class KnownAnswers:
     """The answers this node has given or met lately, in front of those in the log."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._recent: dict[Address, Held] = {}
-        self.producers: dict[Owner, Held | None] = {}  # None: it is known that there is none
+        self._recent: dict[Address, HeldAnswer] = {}
+        self.producers: dict[Owner, HeldAnswer | None] = {}  # None: it is known that there is none
 
-    def remember(self, address: Address, held: Held) -> None:
+    def remember(self, address: Address, held: HeldAnswer) -> None:
         self._recent.pop(address, None)
         if len(self._recent) >= RECENT_KEYS:
             del self._recent[next(iter(self._recent))]
@@ -106,7 +106,7 @@ class Keys:
             raise NotKnown
         return first_answer(batch, producer, None, last.sequence, last.appended)
 
-    def _get(self, address: Address, now_ms: int) -> Held | None:
+    def _get(self, address: Address, now_ms: int) -> HeldAnswer | None:
         held = self._recent.get(address)
         return held if held and held.made_ms > now_ms - KEY_SECONDS * 1000 else None
 
@@ -129,7 +129,7 @@ class Keys:
                 old[subject] = found.seq
         return old
 
-    async def _without_subject(self, producer: Producer, now_ms: int) -> Held | None:
+    async def _without_subject(self, producer: Producer, now_ms: int) -> HeldAnswer | None:
         """The producer of that name as an older version kept it, for whoever has none of their own yet.
 
         A job that was stopped before the upgrade and goes on after it would else store again what it had sent.
@@ -142,7 +142,7 @@ class Keys:
             self.remember(_address_of(producer), held)
         return msgspec.structs.replace(_held(last, last.seq), seq=0)  # under its own subject there is nothing yet
 
-    async def _resolved(self, stored: Stored) -> Held | None:
+    async def _resolved(self, stored: Stored) -> HeldAnswer | None:
         """What a key stands for; None if its batch was begun and never stored."""
         begun = _answers.decode(stored.data[2:]).begun
         if begun is None:
@@ -178,7 +178,7 @@ def _address_of(producer: Producer) -> Address:
 
 def encode(digest: bytes, made_ms: int, sequence: int, appended: Appended, begun: Begun | None = None) -> bytes:
     """The data of a key or producer message; *appended* has distances for ids."""
-    return _encode(Answer(digest, made_ms, sequence, appended, begun))
+    return _encode(StoredAnswer(digest, made_ms, sequence, appended, begun))
 
 
 def shifted(appended: Appended, by: int, *, repeated: bool) -> Appended:
@@ -191,7 +191,7 @@ def shifted(appended: Appended, by: int, *, repeated: bool) -> Appended:
     return Appended(appended.count, begin, moved, repeated)
 
 
-def _held(stored: Stored, origin: int) -> Held:
+def _held(stored: Stored, origin: int) -> HeldAnswer:
     answer = _answers.decode(stored.data[2:])
     appended = shifted(answer.appended, origin, repeated=True)
-    return Held(answer.digest, answer.made_ms, answer.sequence, appended, stored.seq)
+    return HeldAnswer(answer.digest, answer.made_ms, answer.sequence, appended, stored.seq)

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.names import ROOT, parent
-from penstock.engines.jetstream.heads import KnownStreams
+from penstock.engines.jetstream.heads import KnownHeads
 from penstock.values import Appended, Batch, Kind
 
 GROUP_MESSAGES: Final = 1_000
@@ -30,7 +30,7 @@ _PER_LANE = 5  # Created, ChildStreamCreated, Rotated, Created, the list of subs
 _ROTATION = 3  # Rotated, Created and the list of subscribers: a chunk fills up at most once in a group
 
 
-class Job(msgspec.Struct, gc=False, eq=False):
+class AppendJob(msgspec.Struct, gc=False, eq=False):
     """One append on its way."""
 
     batch: Batch
@@ -62,7 +62,7 @@ class _Lane:
 
     def __init__(self, *, busy: bool = False) -> None:
         self.busy = busy
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[AppendJob] = deque()
 
 
 _HELD = _Lane(busy=True)
@@ -75,7 +75,7 @@ class Lanes:
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
 
-    def add(self, job: Job) -> list[Job]:
+    def add(self, job: AppendJob) -> list[AppendJob]:
         """Let *job* wait; return the group that may go now, if it may."""
         if len(job.lanes) == 1 and job.lanes[0] not in self._lanes:
             self._lanes[job.lanes[0]] = _HELD
@@ -91,7 +91,7 @@ class Lanes:
             lane = self._lanes[name] = _Lane(busy=lane is _HELD)
         return lane
 
-    def free(self, names: Collection[str]) -> list[list[Job]]:
+    def free(self, names: Collection[str]) -> list[list[AppendJob]]:
         """These lanes are free again; return the groups that may go now."""
         others = []
         for name in names:
@@ -112,7 +112,7 @@ class Lanes:
                 del self._lanes[name]
         return groups
 
-    def _group(self, first: Job) -> list[Job]:
+    def _group(self, first: AppendJob) -> list[AppendJob]:
         """Take *first* and what can be folded with it out of the lanes, and hold their lanes."""
         if not self._may_go(first, held=set()):
             return []
@@ -135,19 +135,19 @@ class Lanes:
             self._lanes[name].busy = True
         return group
 
-    def _may_go(self, job: Job, held: set[str]) -> bool:
+    def _may_go(self, job: AppendJob, held: set[str]) -> bool:
         for name in job.lanes:
             lane = self._lanes[name]
             if lane.waiting[0] is not job or (lane.busy and name not in held):
                 return False
         return True
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: AppendJob) -> None:
         for name in job.lanes:
             self._lanes[name].waiting.popleft()
 
 
-def _repeats(job: Job, held: set[str]) -> bool:
+def _repeats(job: AppendJob, held: set[str]) -> bool:
     """Its key or producer is in the group already: it must wait for the first answer."""
     return any(name[1:2] == "\0" and name in held for name in job.lanes)
 
@@ -161,7 +161,7 @@ def is_plain(batch: Batch) -> bool:
     )  # fmt: skip
 
 
-def lanes_of(batch: Batch, known: KnownStreams) -> tuple[str, ...]:
+def lanes_of(batch: Batch, known: KnownHeads) -> tuple[str, ...]:
     """What *batch* may change: its streams, those above the ones that may have to be made, its key, its producer."""
     found: dict[str, None] = {}
     streams = dict.fromkeys(draft.stream for draft in batch.drafts)

@@ -20,10 +20,10 @@ from penstock.engines.jetstream.appending import Appender
 from penstock.engines.jetstream.cells import PATIENCE_SECONDS
 from penstock.engines.jetstream.connection import REQUEST_SECONDS
 from penstock.engines.jetstream.follower import Follower, Message
-from penstock.engines.jetstream.heads import Known, KnownStreams, Names, load
-from penstock.engines.jetstream.reading import Reader, View
-from penstock.engines.jetstream.retention import Retention
-from penstock.engines.jetstream.rows import HEAD, Row, Side, row
+from penstock.engines.jetstream.heads import KnownHead, KnownHeads, SortedNames, load
+from penstock.engines.jetstream.reading import JetStreamReader, View
+from penstock.engines.jetstream.retention import JetStreamRetention
+from penstock.engines.jetstream.rows import HEAD, LogRow, Side, row
 from penstock.engines.jetstream.store import Store
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.errors import CallerError, EngineGone, NotFound, Trimmed
@@ -47,10 +47,10 @@ class JetStreamLog:
         self.durability, self.server, self._background = durability, server, background
         self._store, self._clock = store, clock
         self._queue = (queue, queue_bytes)
-        self._known = KnownStreams()
+        self._known = KnownHeads()
         self._tombstones = Tombstones()
-        self._reader = Reader(store, self._tombstones, clock)
-        self._retention = Retention(store, self._known, self._tombstones, clock, self._until_followed)
+        self._reader = JetStreamReader(store, self._tombstones, clock)
+        self._retention = JetStreamRetention(store, self._known, self._tombstones, clock, self._until_followed)
         self.followers = Followers()
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap by id
         self._waiter = 0
@@ -145,7 +145,7 @@ class JetStreamLog:
                 future.set_result(None)
 
     def _take_batch(self, batch: list[Message], entries: list[Entry]) -> None:
-        rows: dict[str, Row] = {}
+        rows: dict[str, LogRow] = {}
         subscribers: dict[str, tuple[str, ...]] = {}
         nonce = 0
         for message in batch:
@@ -167,7 +167,7 @@ class JetStreamLog:
         if nonce:
             self._appender.sighted(nonce, batch[0].seq)
 
-    def _learn(self, newest: Row, subscribers: tuple[str, ...] | None, end: int) -> None:
+    def _learn(self, newest: LogRow, subscribers: tuple[str, ...] | None, end: int) -> None:
         """Keep the head that follows from a stream's newest entry, if it says all."""
         known = self._known.get(newest.stream)
         if known is not None and known.seq >= newest.seq:
@@ -178,7 +178,7 @@ class JetStreamLog:
             if known is None:
                 return
             subscribers = known.head.subscribers
-        self._known.put(Known(newest.head(subscribers), newest.seq, end))
+        self._known.put(KnownHead(newest.head(subscribers), newest.seq, end))
 
     def _take_side(self, side: Side, subscribers: dict[str, tuple[str, ...]]) -> None:
         match _LETTERS.get(self._store.subjects.kind(side.subject.encode())):
@@ -223,7 +223,7 @@ class JetStreamLog:
         if self._known.names is None:
             # Streams that come while the list is on its way are put into it from the heads in memory.
             loaded = [name async for page in self._store.names(self._store.subjects.entries) for name in page]
-            self._known.names = Names([*loaded, *self._known.all_names()])
+            self._known.names = SortedNames([*loaded, *self._known.all_names()])
         names = self._known.names.page(pattern, after, limit)
         found: list[Head | None] = []
         for begin in range(0, len(names), 64):

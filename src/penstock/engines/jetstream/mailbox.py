@@ -32,8 +32,8 @@ from penstock.engines.jetstream.cells import (
     PATIENCE_SECONDS,
     Cell,
     Cells,
+    CellsMissing,
     Home,
-    Missing,
     Stale,
     Unsure,
     Write,
@@ -366,7 +366,7 @@ class JetStreamMailbox:
     async def _call(self, month: str, call: Awaitable[T]) -> T:
         try:
             return await call
-        except Missing:
+        except CellsMissing:
             raise NotFound("month", month) from None
 
 

@@ -15,10 +15,10 @@ import msgspec
 
 from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
 from penstock.engines.jetstream import keys
-from penstock.engines.jetstream.frames import Message
-from penstock.engines.jetstream.heads import Known, KnownStreams
-from penstock.engines.jetstream.keys import Held, Keys, NotKnown, Owner, addresses, owner_of, shifted
-from penstock.engines.jetstream.lanes import Job
+from penstock.engines.jetstream.frames import NatsMessage
+from penstock.engines.jetstream.heads import KnownHead, KnownHeads
+from penstock.engines.jetstream.keys import HeldAnswer, KnownAnswers, NotKnown, Owner, addresses, owner_of, shifted
+from penstock.engines.jetstream.lanes import AppendJob
 from penstock.engines.jetstream.rows import facts_of, payload, side_payload
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.errors import PositionMismatch
@@ -33,37 +33,37 @@ _encode = msgspec.msgpack.Encoder().encode
 class Planned(msgspec.Struct, gc=False, eq=False):
     """What to send for a group, and what follows from it once its first sequence is known."""
 
-    messages: list[Message]
-    answers: list[tuple[Job, Appended]]  # with places for ids
-    repeats: list[tuple[Job, Appended]]  # with real ids: nothing is stored for them
+    messages: list[NatsMessage]
+    answers: list[tuple[AppendJob, Appended]]  # with places for ids
+    repeats: list[tuple[AppendJob, Appended]]  # with real ids: nothing is stored for them
     heads: dict[str, Head]
     last_place: dict[str, int]  # of each stream's last entry
     producers: dict[Owner, int]  # places of their messages
     mark: tuple[str, int, int]  # subject, expected sequence and place of its first entry: it finds the batch again
-    refused: list[Job]  # something is wrong with them, and they were told
+    refused: list[AppendJob]  # something is wrong with them, and they were told
 
-    def real(self, first_seq: int) -> list[tuple[Job, Appended]]:
+    def real(self, first_seq: int) -> list[tuple[AppendJob, Appended]]:
         """The answers to the jobs that were stored."""
         move = first_seq - BASE
         return [(job, shifted(appended, move, repeated=False)) for job, appended in self.answers]
 
-    def known(self, first_seq: int) -> Iterator[Known]:
+    def known(self, first_seq: int) -> Iterator[KnownHead]:
         """The heads after it."""
         end, last_place = first_seq + len(self.messages) - 1, self.last_place
         for stream, h in self.heads.items():
             seq = first_seq + last_place[stream]
-            yield Known(Head(stream, h.next_index, h.chunk, h.offset, h.subscribers, seq, h.last_ms), seq, end)
+            yield KnownHead(Head(stream, h.next_index, h.chunk, h.offset, h.subscribers, seq, h.last_ms), seq, end)
 
 
-class Group(msgspec.Struct, gc=False, eq=False):
+class AppendGroup(msgspec.Struct, gc=False, eq=False):
     """Appends that travel as one batch, and how far they have come."""
 
-    jobs: list[Job]
+    jobs: list[AppendJob]
     lanes: Collection[str]
-    parts: list[list[Job]]  # groups that have nothing to do with each other
+    parts: list[list[AppendJob]]  # groups that have nothing to do with each other
     nonce: int
     born: float
-    found: dict[str, Known | None] = {}  # what was asked for; None: there is no such stream
+    found: dict[str, KnownHead | None] = {}  # what was asked for; None: there is no such stream
     planned: Planned | None = None
     number: int = 0  # of the question that is open
     sent: float = 0.0  # 0 while it is being mended
@@ -76,7 +76,7 @@ class Planner:
     """One group in the making."""
 
     def __init__(
-        self, subjects: Subjects, known: KnownStreams, found: dict[str, Known | None], memory: Keys,
+        self, subjects: Subjects, known: KnownHeads, found: dict[str, KnownHead | None], memory: KnownAnswers,
         *, now_ms: int, server: str, nonce: int,
     ) -> None:  # fmt: skip
         self._subjects, self._known, self._found, self._memory = subjects, known, found, memory
@@ -84,13 +84,13 @@ class Planner:
         self._parts: list[_Part] = []
         self._heads: dict[str, Head] = {}
         self._last_place: dict[str, int] = {}
-        self._answers: list[tuple[Job, Appended]] = []
-        self._repeats: list[tuple[Job, Appended]] = []
+        self._answers: list[tuple[AppendJob, Appended]] = []
+        self._repeats: list[tuple[AppendJob, Appended]] = []
         self._producers: dict[Owner, int] = {}
         self._changed: dict[str, tuple[str, ...]] = {}
-        self._refused: list[Job] = []
+        self._refused: list[AppendJob] = []
 
-    def plan(self, jobs: list[Job]) -> Planned:
+    def plan(self, jobs: list[AppendJob]) -> Planned:
         """Place every job. What is wrong with one is told to it alone. `NotKnown` says that more must be asked for."""
         for job in jobs:
             try:
@@ -109,7 +109,7 @@ class Planner:
             self._refused,
         )  # fmt: skip
 
-    def _place(self, job: Job) -> None:
+    def _place(self, job: AppendJob) -> None:
         batch = job.batch
         if job.plain and self._place_one(job, batch.drafts[0]):
             return
@@ -127,15 +127,15 @@ class Planner:
         self._add_entries(stamped)
         self._answers.append((job, stamped.appended))
 
-    def _stamped(self, job: Job, next_id: int) -> Stamped:
+    def _stamped(self, job: AppendJob, next_id: int) -> Stamped:
         try:
             return stamp(job.batch, self._lookup, next_id=next_id, now_ms=self._now_ms, server=self._server)
         except PositionMismatch as mismatch:
             if mismatch.stream not in self._found:
-                raise Missing(mismatch.stream) from None  # it may be us who are behind: the leader decides
+                raise HeadMissing(mismatch.stream) from None  # it may be us who are behind: the leader decides
             raise
 
-    def _add_key(self, job: Job, address: keys.Address, digest: bytes, appended: Appended) -> None:
+    def _add_key(self, job: AppendJob, address: keys.Address, digest: bytes, appended: Appended) -> None:
         subject = self._subjects.key(address)
         data = self._answer(digest, 0, appended)
         self._parts.append(_Part(subject, data, None, _EXPECT % job.old_keys.get(subject, 0) + keys.TTL))
@@ -169,7 +169,7 @@ class Planner:
             self._parts.append(part)
         self._heads |= stamped.heads
 
-    def _place_one(self, job: Job, draft: Draft) -> bool:
+    def _place_one(self, job: AppendJob, draft: Draft) -> bool:
         """The common case: one event that changes nothing but its stream's position. False if it is not that."""
         stream, headers = draft.stream, b""
         head = self._heads.get(stream)
@@ -204,16 +204,16 @@ class Planner:
         known = self._known_now(stream)
         return known.seq if known else 0
 
-    def _known_now(self, stream: str) -> Known | None:
+    def _known_now(self, stream: str) -> KnownHead | None:
         if known := self._known.get(stream):
             return known
         if stream in self._found:
             return self._found[stream]
-        raise Missing(stream)
+        raise HeadMissing(stream)
 
     # ── what is too long for one batch ─────────────────────────────────────────────────────────
 
-    def beforehand(self, job: Job) -> list[Message]:
+    def beforehand(self, job: AppendJob) -> list[NatsMessage]:
         """What can be stored before the batch of a job that has more messages than JetStream takes at once.
 
         First the streams that it makes: a crash after that leaves them empty. Then its key, which says where
@@ -223,7 +223,7 @@ class Planner:
         made = list(itertools.takewhile(lambda part: part.entry and part.entry.kind is Kind.META, entries))
         return list(self._messages(made or self._begun(job)))
 
-    def _begun(self, job: Job) -> list[_Part]:
+    def _begun(self, job: AppendJob) -> list[_Part]:
         if job.batch.key is None or job.batch.producer:
             return []
         ((address, digest),) = addresses(job.batch)
@@ -241,20 +241,20 @@ class Planner:
                 return part.subject, self._expected(part.entry.stream), place
         return "", 0, 0
 
-    def _messages(self, parts: list[_Part]) -> Iterator[Message]:
+    def _messages(self, parts: list[_Part]) -> Iterator[NatsMessage]:
         more = len(parts)
         for part in parts:
             more -= 1
             if part.entry is None:
-                yield Message(part.subject, side_payload(more, part.data), part.headers)
+                yield NatsMessage(part.subject, side_payload(more, part.data), part.headers)
             else:
                 facts = facts_of(
                     part.entry, next_index=part.next_index, subscribed=part.subscribed, nonce=self._nonce, more=more
                 )
-                yield Message(part.subject, payload(facts, part.entry.body), part.headers)
+                yield NatsMessage(part.subject, payload(facts, part.entry.body), part.headers)
 
 
-class Missing(NotKnown):
+class HeadMissing(NotKnown):
     """A stream's head must be asked for first."""
 
     def __init__(self, stream: str) -> None:
@@ -272,7 +272,7 @@ class _Part(msgspec.Struct, gc=False):
     subscribed: bool = False
 
 
-def remember(memory: Keys, planned: Planned, first_seq: int, now_ms: int) -> None:
+def remember(memory: KnownAnswers, planned: Planned, first_seq: int, now_ms: int) -> None:
     """Keep the answers to what was just stored, for repeats that come soon."""
     for job, places in planned.answers:
         if job.plain:
@@ -280,10 +280,10 @@ def remember(memory: Keys, planned: Planned, first_seq: int, now_ms: int) -> Non
         batch = job.batch
         again = shifted(places, first_seq - BASE, repeated=True)
         for address, digest in addresses(batch):
-            memory.remember(address, Held(digest, now_ms, 0, again, 0))
+            memory.remember(address, HeldAnswer(digest, now_ms, 0, again, 0))
         if batch.producer and (owner := owner_of(batch.producer)) in planned.producers:
             seq = first_seq + planned.producers[owner]
-            memory.producers[owner] = Held(b"", now_ms, batch.producer.sequence, again, seq)
+            memory.producers[owner] = HeldAnswer(b"", now_ms, batch.producer.sequence, again, seq)
 
 
 def _refuse(future: asyncio.Future[Appended], error: BaseException) -> None:

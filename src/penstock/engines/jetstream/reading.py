@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.core.clock import Clock
 from penstock.core.names import is_exact, matches
-from penstock.engines.jetstream.rows import HEAD, Row, row
+from penstock.engines.jetstream.rows import HEAD, LogRow, row
 from penstock.engines.jetstream.store import PAGE_MESSAGES, Store
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.engines.pages import fitting, page_of_stream, shown
@@ -38,12 +38,12 @@ class View:
         self.followed, self.trimmed, self.now_ms, self.meta = followed, trimmed, now_ms, meta
         self.limit, self.limit_bytes = min(limit, PAGE_ENTRIES), min(limit_bytes, PAGE_BYTES)
 
-    def shown(self, rows: Sequence[Row]) -> list[Entry]:
+    def shown(self, rows: Sequence[LogRow]) -> list[Entry]:
         """Rows as a reader sees them."""
         return shown((row.entry() for row in rows if row.facts.kind != HEAD), self.now_ms, meta=self.meta)
 
 
-class Reader:
+class JetStreamReader:
     """Reads of one node."""
 
     def __init__(self, store: Store, tombstones: Tombstones, clock: Clock) -> None:
@@ -54,7 +54,7 @@ class Reader:
     async def by_index(self, head: Head, index: int, view: View) -> Page:
         begin = await self._search(head.stream, view, lambda row: row.at < index)
         rows = (row async for row in self._rows(head.stream, begin, view) if row.at >= index)
-        first: Row | None = None
+        first: LogRow | None = None
         taken = _Taken(view)
         async for found in rows:
             if first is None:
@@ -67,7 +67,7 @@ class Reader:
             self._check_begins(None, index, head, view)
         return page_of_stream(taken.entries, view.limit, view.limit_bytes, view.followed)
 
-    def _check_begins(self, first: Row | None, index: int, head: Head, view: View) -> None:
+    def _check_begins(self, first: LogRow | None, index: int, head: Head, view: View) -> None:
         begins_there = first is not None and first.at == index and first.is_line
         if index < head.next_index and not begins_there:
             raise Trimmed(view.trimmed - 1, view.trimmed)
@@ -81,7 +81,7 @@ class Reader:
         if (chunk, offset) == (head.chunk, head.offset):
             return Page((), view.followed, more=False)
         begin = await self._search(stream, view, lambda row: _position(row) < (chunk, offset))
-        first: Row | None = None
+        first: LogRow | None = None
         taken = _Taken(view)
         async for found in self._rows(stream, begin, view):
             if first is None:
@@ -114,7 +114,7 @@ class Reader:
     async def _end_of(self, stream: str, chunk: int, view: View) -> int | None:
         """Where a chunk that is not the last one ends; None if that was trimmed."""
         begin = await self._search(stream, view, lambda row: _position(row) < (chunk + 1, 0))
-        last: Row | None = None
+        last: LogRow | None = None
         # Rotated, the last line of a chunk, is stored right before the next chunk's first.
         async for found in self._rows(stream, max(begin - 2, view.trimmed + 1), view):
             if found.facts.chunk > chunk:
@@ -123,7 +123,7 @@ class Reader:
                 last = found
         return last.facts.offset + last.facts.size if last else None
 
-    async def _search(self, stream: str, view: View, before: Callable[[Row], bool]) -> int:
+    async def _search(self, stream: str, view: View, before: Callable[[LogRow], bool]) -> int:
         """A sequence up to which every message of the stream is *before* what is wanted, and no further one is."""
         subject = self._store.subjects.entry(stream)
         low, high = view.trimmed + 1, view.followed + 1
@@ -136,7 +136,7 @@ class Reader:
                 low = found.seq + 1
         return low
 
-    async def _rows(self, stream: str, begin: int, view: View) -> AsyncIterator[Row]:
+    async def _rows(self, stream: str, begin: int, view: View) -> AsyncIterator[LogRow]:
         """Messages and tombstones of a stream from a sequence on, heads left out."""
         subject = self._store.subjects.entry(stream)
         complete, size = False, 32
@@ -149,7 +149,7 @@ class Reader:
                 yield each
             begin, size = end + 1, PAGE_MESSAGES
 
-    def _with_tombstones(self, rows: list[Row], first: int, last: int, stream: str | None = None) -> list[Row]:
+    def _with_tombstones(self, rows: list[LogRow], first: int, last: int, stream: str | None = None) -> list[LogRow]:
         tombs = self._tombstones.between(first, last, stream)
         if tombs:
             hidden = {tomb.seq for tomb in tombs}
@@ -171,10 +171,10 @@ class Reader:
             upto = entries[-1].id
         return Page(tuple(entries), upto, more=upto < view.followed)
 
-    async def _matching(self, patterns: tuple[str, ...], after: int, view: View) -> tuple[list[Row], int]:
+    async def _matching(self, patterns: tuple[str, ...], after: int, view: View) -> tuple[list[LogRow], int]:
         """Look through the log until there is more than a page, or enough was looked at."""
         subject = self._store.subjects.matching(patterns[0]) if len(patterns) == 1 else self._store.subjects.entries
-        found: list[Row] = []
+        found: list[LogRow] = []
         looked = 0
         while after < view.followed and looked < SCAN_MESSAGES and len(found) <= view.limit:
             rows, after = await self.scan(subject, after, view.followed, PAGE_MESSAGES, view.limit_bytes)
@@ -182,8 +182,8 @@ class Reader:
             found += [row for row in rows if any(matches(pattern, row.stream) for pattern in patterns)]
         return found, after
 
-    async def _of_streams(self, streams: dict[str, None], after: int, view: View) -> tuple[list[Row], int]:
-        rows: list[Row] = []
+    async def _of_streams(self, streams: dict[str, None], after: int, view: View) -> tuple[list[LogRow], int]:
+        rows: list[LogRow] = []
         upto = view.followed
         for stream in streams:
             found, reached = await self.scan(
@@ -194,9 +194,9 @@ class Reader:
 
     async def scan(
         self, subject: str, after: int, upto: int, limit: int, limit_bytes: int, stream: str | None = None
-    ) -> tuple[list[Row], int]:
+    ) -> tuple[list[LogRow], int]:
         """Messages after an id, about *limit* of them; and up to where nothing else is."""
-        rows: list[Row] = []
+        rows: list[LogRow] = []
         begin, size, complete = after + 1, 0, False
         while not complete and len(rows) < limit and size <= limit_bytes:
             found, complete = await self._store.page(
@@ -244,7 +244,7 @@ class Reader:
     async def times(self, after: int, view: View) -> list[tuple[int, int]]:
         """Ids and times of the entries after an id; JetStream gives them with their bodies only."""
         after = max(after, view.trimmed)
-        rows: list[Row] = []
+        rows: list[LogRow] = []
         while not rows and after < view.followed:  # a page may be nothing but heads
             rows, after = await self.scan(
                 self._store.subjects.entries, after, view.followed, view.limit, view.limit_bytes
@@ -252,11 +252,11 @@ class Reader:
         return [(row.seq, row.facts.published_ms) for row in rows]
 
 
-def _position(row: Row) -> tuple[int, int]:
+def _position(row: LogRow) -> tuple[int, int]:
     return row.facts.chunk, row.facts.offset
 
 
-def _seq(row: Row) -> int:
+def _seq(row: LogRow) -> int:
     return row.seq
 
 
@@ -268,7 +268,7 @@ class _Taken:
         self._bytes = 0
         self.entries: list[Entry] = []
 
-    def add(self, row: Row) -> None:
+    def add(self, row: LogRow) -> None:
         for entry in self._view.shown([row]):
             self.entries.append(entry)
             self._bytes += len(entry.body)

@@ -19,11 +19,11 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.engines.jetstream import tombstones
-from penstock.engines.jetstream.connection import Refused
-from penstock.engines.jetstream.frames import Message
-from penstock.engines.jetstream.heads import Known, KnownStreams, load
+from penstock.engines.jetstream.connection import JetStreamRefused
+from penstock.engines.jetstream.frames import NatsMessage
+from penstock.engines.jetstream.heads import KnownHead, KnownHeads, load
 from penstock.engines.jetstream.lanes import GROUP_MESSAGES
-from penstock.engines.jetstream.rows import Row, head_facts, payload, row, side_payload
+from penstock.engines.jetstream.rows import LogRow, head_facts, payload, row, side_payload
 from penstock.engines.jetstream.store import Store
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.values import Kind
@@ -36,11 +36,11 @@ _STALE = 10071
 _EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"
 
 
-class Retention:
+class JetStreamRetention:
     """Trims and erases for one node."""
 
     def __init__(
-        self, store: Store, known: KnownStreams, buried: Tombstones, clock: Clock,
+        self, store: Store, known: KnownHeads, buried: Tombstones, clock: Clock,
         until_followed: Callable[[int], Awaitable[None]],
     ) -> None:  # fmt: skip
         self._store, self._known, self._tombstones, self._clock = store, known, buried, clock
@@ -52,7 +52,7 @@ class Retention:
         subjects = self._store.subjects
         await self._keep_heads(upto)
         data = side_payload(0, msgspec.msgpack.encode(upto))
-        ack = await self._publish([Message(subjects.trim, data, b"Nats-Rollup: sub\r\n")])
+        ack = await self._publish([NatsMessage(subjects.trim, data, b"Nats-Rollup: sub\r\n")])
         await self._until_followed(ack)
         gone = await self._store.purge(subjects.entries, upto)
         for seq in self._tombstones.drop(upto):
@@ -75,16 +75,18 @@ class Retention:
                 return
             try:
                 await self._connection.publish(self._head_message(known))
-            except Refused as refused:
+            except JetStreamRefused as refused:
                 if refused.code != _STALE:
                     raise refused.told("store what a trim leaves") from refused
                 known = None  # somebody was quicker, and the leader knows what it is now
             else:
                 return
 
-    def _head_message(self, known: Known, more: int = 0) -> Message:
+    def _head_message(self, known: KnownHead, more: int = 0) -> NatsMessage:
         subject = self._store.subjects.entry(known.head.stream)
-        return Message(subject, payload(head_facts(known.head, self._clock.now_ms(), more), b""), _EXPECT % known.seq)
+        return NatsMessage(
+            subject, payload(head_facts(known.head, self._clock.now_ms(), more), b""), _EXPECT % known.seq
+        )
 
     async def erase(self, ids: Sequence[int], between: tuple[int, int]) -> int:
         """Turn these data entries and their parts into tombstones; return how many data entries."""
@@ -100,7 +102,7 @@ class Retention:
             await asyncio.gather(*(self._store.delete(row.seq) for rows in pieces for row in rows))
         return erased
 
-    async def _pieces(self, id: int) -> list[Row]:
+    async def _pieces(self, id: int) -> list[LogRow]:
         """A data entry and its parts; nothing if there is no such entry."""
         stored = await self._store.at(id)
         if stored is None or self._store.subjects.kind(stored.subject.encode()) != ord("e"):
@@ -118,22 +120,22 @@ class Retention:
             pieces.append(found)
         return pieces
 
-    async def _bury(self, tombs: list[Row]) -> None:
+    async def _bury(self, tombs: list[LogRow]) -> None:
         while True:
             heads = await self._heads_that_go(tombs)
             count = len(heads)
-            about = Message(self._store.subjects.tombstones, side_payload(count, tombstones.encode(tombs)))
+            about = NatsMessage(self._store.subjects.tombstones, side_payload(count, tombstones.encode(tombs)))
             messages = [about, *(self._head_message(known, count - n) for n, known in enumerate(heads, 1))]
             try:
                 ack = await self._publish(messages)
-            except Refused as refused:
+            except JetStreamRefused as refused:
                 if refused.code != _STALE:
                     raise refused.told("store tombstones") from refused
             else:
                 await self._until_followed(ack)
                 return
 
-    async def _heads_that_go(self, tombs: Iterable[Row]) -> list[Known]:
+    async def _heads_that_go(self, tombs: Iterable[LogRow]) -> list[KnownHead]:
         """Streams whose last message is among those that go: something else must say how they go on."""
         last = {tomb.stream: tomb.seq for tomb in tombs}
         heads = []
@@ -143,6 +145,6 @@ class Retention:
                 heads.append(known)
         return heads
 
-    async def _publish(self, messages: list[Message]) -> int:
+    async def _publish(self, messages: list[NatsMessage]) -> int:
         name = f"r{self._connection.client._nuid.next().decode()}"
         return (await self._connection.publish_batch(messages, name)).seq

@@ -48,7 +48,7 @@ class Side(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class LogRow(msgspec.Struct, frozen=True, gc=False):
     """A message of an `e` subject as it was read."""
 
     seq: int
@@ -74,10 +74,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         """It has a line of its own in its chunk: neither a part nor a head."""
         return self.facts.size > 0
 
-    def buried(self, kind: Kind) -> Row:
+    def buried(self, kind: Kind) -> LogRow:
         """The same as a tombstone: everything but its coordinates is gone."""
         facts = msgspec.structs.replace(self.facts, kind=int(kind), type="", attributes="", nonce=0, more=0)
-        return Row(self.seq, self.stream, facts, b"")
+        return LogRow(self.seq, self.stream, facts, b"")
 
     def entry(self) -> Entry:
         """Its entry; only if it is none of `HEAD`."""
@@ -106,10 +106,10 @@ def payload(facts: Facts, body: bytes) -> bytes:
     return len(encoded).to_bytes(2, "big") + encoded + body
 
 
-def row(seq: int, stream: str, data: bytes) -> Row:
+def row(seq: int, stream: str, data: bytes) -> LogRow:
     """What was stored."""
     end = 2 + (data[0] << 8 | data[1])
-    return Row(seq, stream, _facts.decode(data[2:end]), data[end:])
+    return LogRow(seq, stream, _facts.decode(data[2:end]), data[end:])
 
 
 def side_payload(more: int, data: bytes) -> bytes:

@@ -14,17 +14,17 @@ from typing import Final
 
 import msgspec
 
-from penstock.engines.jetstream.cells import Missing, ask
+from penstock.engines.jetstream.cells import CellsMissing, ask
 from penstock.engines.jetstream.connection import (
     ELECTING_SECONDS,
     REQUEST_SECONDS,
-    Connection,
-    Refused,
+    JetStreamRefused,
+    NatsConnection,
     header,
     status,
 )
-from penstock.engines.jetstream.frames import Message
-from penstock.engines.jetstream.rows import Row, row
+from penstock.engines.jetstream.frames import NatsMessage
+from penstock.engines.jetstream.rows import LogRow, row
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.errors import EngineGone
 
@@ -51,7 +51,7 @@ class _Answer(msgspec.Struct):
     message: _Got
 
 
-class State(msgspec.Struct):
+class StreamState(msgspec.Struct):
     """A part of what JetStream says about a stream."""
 
     messages: int = 0
@@ -63,7 +63,7 @@ class State(msgspec.Struct):
 
 
 class _Info(msgspec.Struct):
-    state: State
+    state: StreamState
     total: int = 0
 
 
@@ -74,7 +74,7 @@ class _Purged(msgspec.Struct):
 class Store:
     """The stream of one log."""
 
-    def __init__(self, connection: Connection, subjects: Subjects) -> None:
+    def __init__(self, connection: NatsConnection, subjects: Subjects) -> None:
         self.connection, self.subjects = connection, subjects
         self.patience = ELECTING_SECONDS  # a new stream has no leader yet; less will do once the log is open
 
@@ -95,14 +95,14 @@ class Store:
     async def _get(self, question: dict[str, object]) -> Stored | None:
         try:
             data = await self._ask("STREAM.MSG.GET", question)
-        except Refused as error:
+        except JetStreamRefused as error:
             if error.code == NO_MESSAGE:
                 return None
             raise EngineGone(str(error)) from error
         got = _answers.decode(data).message
         return Stored(got.seq, got.subject, b64decode(got.data))
 
-    async def state(self) -> State:
+    async def state(self) -> StreamState:
         """Sizes and sequences."""
         return (await self._info({})).state
 
@@ -120,7 +120,7 @@ class Store:
     async def _info(self, question: dict[str, object]) -> _Info:
         try:
             return _infos.decode(await self._ask("STREAM.INFO", question))
-        except Refused as error:
+        except JetStreamRefused as error:
             raise EngineGone(str(error)) from error
 
     async def _ask(self, call: str, question: dict[str, object]) -> bytes:
@@ -128,7 +128,7 @@ class Store:
         name = self.subjects.stream
         try:
             return await ask(self.connection, f"{call}.{name}", question, patience=self.patience)
-        except Missing:
+        except CellsMissing:
             raise EngineGone(f"JetStream has no stream {name} any more") from None
 
     async def purge(self, subject: str, upto: int) -> int:
@@ -136,7 +136,7 @@ class Store:
         question = {"filter": subject, "seq": upto + 1}
         try:
             data = await self.connection.api(f"STREAM.PURGE.{self.subjects.stream}", question, within=60)
-        except Refused as error:
+        except JetStreamRefused as error:
             raise EngineGone(str(error)) from error
         return msgspec.json.decode(data, type=_Purged).purged
 
@@ -144,13 +144,15 @@ class Store:
         """Remove one message and overwrite its bytes."""
         try:
             await self._ask("STREAM.MSG.DELETE", {"seq": seq})
-        except Refused as error:
+        except JetStreamRefused as error:
             if error.code not in (NO_MESSAGE, 10057):
                 raise EngineGone(str(error)) from error
 
     # ── pages ──────────────────────────────────────────────────────────────────────────────────
 
-    async def page(self, subject: str, seq: int, upto: int, *, limit: int, limit_bytes: int) -> tuple[list[Row], bool]:
+    async def page(
+        self, subject: str, seq: int, upto: int, *, limit: int, limit_bytes: int
+    ) -> tuple[list[LogRow], bool]:
         """Messages of an `e` subject with sequences from *seq* to *upto*; and whether none is left there."""
         if seq > upto:
             return [], True
@@ -172,11 +174,11 @@ class Store:
             found.append(row(missed.seq, self.subjects.name(missed.subject), missed.data))
         return found, found[-1].seq == upto
 
-    async def _direct(self, subject: str, seq: int, limit: int, limit_bytes: int) -> list[Row]:
+    async def _direct(self, subject: str, seq: int, limit: int, limit_bytes: int) -> list[LogRow]:
         """Up to *limit* messages from any server, one after the other; perhaps fewer than there are."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        rows: list[Row] = []
+        rows: list[LogRow] = []
 
         def take(headers: bytes | None, data: bytes) -> bool:
             code = status(headers)
@@ -189,7 +191,7 @@ class Store:
             return True
 
         question = {"seq": max(1, seq), "batch": limit, "max_bytes": limit_bytes + 65_536, "next_by_subj": subject}
-        message = Message(f"$JS.API.DIRECT.GET.{self.subjects.stream}", msgspec.json.encode(question))
+        message = NatsMessage(f"$JS.API.DIRECT.GET.{self.subjects.stream}", msgspec.json.encode(question))
         number = self.connection.ask(message, take)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
@@ -201,7 +203,7 @@ class Store:
         return _unbroken(rows)
 
 
-def _unbroken(rows: list[Row]) -> list[Row]:
+def _unbroken(rows: list[LogRow]) -> list[LogRow]:
     """Messages in rising order; what came after a mix-up is left out."""
     for place in range(1, len(rows)):
         if rows[place].seq <= rows[place - 1].seq:

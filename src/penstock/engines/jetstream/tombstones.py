@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.engines.jetstream.rows import Facts, Row
+from penstock.engines.jetstream.rows import Facts, LogRow
 from penstock.engines.jetstream.store import Store
 
 
@@ -25,21 +25,21 @@ _encode = msgspec.msgpack.Encoder().encode
 _lists = msgspec.msgpack.Decoder(list[_Kept])
 
 
-def encode(tombs: Sequence[Row]) -> bytes:
+def encode(tombs: Sequence[LogRow]) -> bytes:
     """The data of one message about erased entries."""
     return _encode([_Kept(tomb.seq, tomb.stream, tomb.facts) for tomb in tombs])
 
 
-def decode(data: bytes) -> list[Row]:
+def decode(data: bytes) -> list[LogRow]:
     """What `encode` was given."""
-    return [Row(kept.seq, kept.stream, kept.facts, b"") for kept in _lists.decode(data)]
+    return [LogRow(kept.seq, kept.stream, kept.facts, b"") for kept in _lists.decode(data)]
 
 
 class Tombstones:
     """Those above the trim point, by id."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, LogRow] = {}
         self._ids: list[int] = []
         self._by_stream: dict[str, list[int]] = {}
         self._messages: dict[int, int] = {}  # the message that told of some: its sequence, and the highest id in it
@@ -51,7 +51,7 @@ class Tombstones:
             self.add(found.seq, decode(found.data[2:]))
             found = await store.next(store.subjects.tombstones, found.seq + 1)
 
-    def add(self, seq: int, rows: Sequence[Row]) -> None:
+    def add(self, seq: int, rows: Sequence[LogRow]) -> None:
         """Take what one message told."""
         self._messages[seq] = max((row.seq for row in rows), default=0)
         for row in rows:
@@ -60,10 +60,10 @@ class Tombstones:
                 insort(self._ids, row.seq)
                 insort(self._by_stream.setdefault(row.stream, []), row.seq)
 
-    def get(self, id: int) -> Row | None:
+    def get(self, id: int) -> LogRow | None:
         return self._rows.get(id)
 
-    def between(self, first: int, last: int, stream: str | None = None) -> list[Row]:
+    def between(self, first: int, last: int, stream: str | None = None) -> list[LogRow]:
         """Those with ids from *first* to *last*, of one stream or of all."""
         ids = self._ids if stream is None else self._by_stream.get(stream, [])
         return [self._rows[id] for id in ids[bisect_left(ids, first) : bisect_right(ids, last)]]

@@ -2,6 +2,6 @@
 
 from penstock.engines.lake.cold import ColdLog
 from penstock.engines.lake.deliveries import Deliveries
-from penstock.engines.lake.lake import Lake, LakeUnreadable, open_lake
+from penstock.engines.lake.lake import LakeReader, LakeUnreadable, open_lake
 
-__all__ = ["ColdLog", "Deliveries", "Lake", "LakeUnreadable", "open_lake"]
+__all__ = ["ColdLog", "Deliveries", "LakeReader", "LakeUnreadable", "open_lake"]

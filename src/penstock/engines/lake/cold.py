@@ -22,8 +22,8 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.log import Log
 from penstock.core.names import check_pattern
 from penstock.core.promise import Pending
-from penstock.engines.lake.lake import Lake
-from penstock.engines.lake.look import Look
+from penstock.engines.lake.lake import LakeReader
+from penstock.engines.pages import Look, look_within
 from penstock.errors import InputInvalid, Trimmed
 from penstock.limits import BATCH_ENTRIES, PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page
@@ -37,7 +37,7 @@ _Spot = tuple[str, int, int]
 class ColdLog:
     """`core.log.Log` over an engine's log and a lake."""
 
-    def __init__(self, hot: Log, lake: Lake, clock: Clock) -> None:
+    def __init__(self, hot: Log, lake: LakeReader, clock: Clock) -> None:
         self._hot, self._lake, self._clock = hot, lake, clock
         self.durability, self.server = hot.durability, hot.server
         self._hints: OrderedDict[_Spot, int] = OrderedDict()
@@ -191,7 +191,7 @@ class ColdLog:
         return after
 
     async def _read_stream(self, stream: str, after: int, look: Look) -> Page:
-        limit, limit_bytes, meta, _ = look
+        _, limit, limit_bytes, meta, _ = look
         return await self.read_after((stream,), after, limit=limit, limit_bytes=limit_bytes, meta=meta)
 
     def _remember(self, entries: list[Entry], upto: int) -> None:
@@ -205,7 +205,7 @@ class ColdLog:
             self._hints.popitem(last=False)
 
     def _look(self, limit: int, limit_bytes: int, meta: bool) -> Look:
-        return Look(min(limit, PAGE_ENTRIES), min(limit_bytes, PAGE_BYTES), meta, self._clock.now_ms())
+        return look_within(self.followed, limit, limit_bytes, meta, self._clock.now_ms())
 
     # ── what changes the log is the engine's ──────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from penstock.core.ledger import Event
 from penstock.core.registry import Registry
 from penstock.core.trimming import Watermark
 from penstock.engines.lake.files import Files
-from penstock.engines.lake.lake import Lake
+from penstock.engines.lake.lake import LakeReader
 
 _CHOSEN_BY: Final = ("recipient", "stream", "first", "last", "key")
 _ROW: Final = (
@@ -28,7 +28,7 @@ _ROW: Final = (
 class Deliveries:
     """`core.why.Folded` over a lake."""
 
-    def __init__(self, lake: Lake, registry: Registry) -> None:
+    def __init__(self, lake: LakeReader, registry: Registry) -> None:
         self._lake, self._registry = lake, registry
         self._files = Files(lake.directory, "deliveries")
         self._rows: Any = None
@@ -86,9 +86,9 @@ class Deliveries:
 
     def _reader(self) -> Any:
         if self._rows is None:
-            from penstock.engines.lake.rows import Rows
+            from penstock.engines.lake.rows import ParquetRows
 
-            self._rows = Rows(footers=8192)
+            self._rows = ParquetRows(footers=8192)
         return self._rows
 
     def _events(self, footer: Any, group: int, chosen: Callable[[Any], Any]) -> Iterator[Event]:

@@ -14,11 +14,20 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.wire.lake import LakeFile, parse_folder, parse_name
 
 _UNSETTLED = (0, 0)
 _TICK_NS = 1_000_000_000
+
+
+class ChunkLine(NamedTuple):
+    """Where a line of a stream lies within its chunk."""
+
+    id: int
+    offset: int
+    size: int
 
 
 class Files:

@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
-from penstock.engines.lake.files import Files
-from penstock.engines.lake.look import Line, Look
+from penstock.engines.lake.files import ChunkLine, Files
+from penstock.engines.pages import Look
 from penstock.errors import Busy, ConfigInvalid, OperatorError, Trimmed
 from penstock.limits import LAKE_READS
 from penstock.values import Entry
@@ -44,7 +44,7 @@ class LakeUnreadable(OperatorError):
     retry_after = 5
 
 
-def open_lake(url: str) -> Lake:
+def open_lake(url: str) -> LakeReader:
     """The lake in a directory. Anything else is refused: commits need a rename that is atomic."""
     path = Path(url.removeprefix("file://"))
     if "://" in str(url) and not url.startswith("file://"):
@@ -54,10 +54,10 @@ def open_lake(url: str) -> Lake:
         raise ConfigInvalid("lake.url", f"{url!r} is not an absolute path")
     if path.exists() and not path.is_dir():
         raise ConfigInvalid("lake.url", f"{path} is not a directory")
-    return Lake(path)
+    return LakeReader(path)
 
 
-class Lake:
+class LakeReader:
     """Reads `events` below a directory. Lives in `async with`."""
 
     def __init__(self, directory: Path) -> None:
@@ -66,7 +66,7 @@ class Lake:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="lake")
         self._waiting = 0
 
-    async def __aenter__(self) -> Lake:
+    async def __aenter__(self) -> LakeReader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class Lake:
         """The id of the data entry at *index*; of the stream's very first entry if that is -1."""
         return await self._in_slices(lambda: self._search.find_index(stream, index))
 
-    async def find_line(self, stream: str, chunk: int, offset: int) -> Line | None:
+    async def find_line(self, stream: str, chunk: int, offset: int) -> ChunkLine | None:
         """The line at a byte position or, where none begins there, the last one before it in the chunk."""
         return await self._in_slices(lambda: self._search.find_line(stream, chunk, offset))
 

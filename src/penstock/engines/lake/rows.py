@@ -15,8 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from penstock.engines.lake.look import Look
-from penstock.engines.pages import shown
+from penstock.engines.pages import Look, shown
 from penstock.values import Entry, Kind
 from penstock.wire.columns import BYTES, EVENT, TEXT, TIME, Column
 
@@ -68,7 +67,7 @@ class _Cache(Generic[K, V]):
         return made
 
 
-class Rows:
+class ParquetRows:
     """Reads files of one table."""
 
     def __init__(self, *, footers: int = FOOTERS) -> None:

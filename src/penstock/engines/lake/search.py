@@ -15,9 +15,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.core.names import is_exact, matches
 from penstock.engines.lake import rows
-from penstock.engines.lake.files import Files
-from penstock.engines.lake.look import Line, Look
-from penstock.engines.lake.rows import Footer, Rows
+from penstock.engines.lake.files import ChunkLine, Files
+from penstock.engines.lake.rows import Footer, ParquetRows
+from penstock.engines.pages import Look
 from penstock.errors import Trimmed
 from penstock.values import Entry
 from penstock.wire.lake import LakeFile
@@ -35,11 +35,11 @@ class Search:
     """Reads what the files hold."""
 
     def __init__(self, files: Files) -> None:
-        self._files, self._rows = files, Rows()
+        self._files, self._rows = files, ParquetRows()
 
     def read(self, patterns: tuple[str, ...] | None, after: int, upto: int, look: Look) -> tuple[list[Entry], int]:
         """Matching entries with ids in (after, upto], and how far was looked. `Trimmed` at a hole."""
-        page = _Page(patterns, look)
+        page = _FoundPage(patterns, look)
         position = after
         while position < upto and not page.full and page.looked < SCAN_ROWS:
             file = self._files.holding(position + 1)
@@ -51,7 +51,7 @@ class Search:
             position = min(file.hi, upto)
         return page.entries, page.entries[-1].id if page.full else position
 
-    def _fill(self, page: _Page, file: LakeFile, after: int, upto: int) -> None:
+    def _fill(self, page: _FoundPage, file: LakeFile, after: int, upto: int) -> None:
         footer = self._rows.footer(self._files.path(file))
         for group in self._rows.groups(footer, after, upto, page.exact):
             places = rows.matching(self._rows.table(footer, group, rows.KEYS), page.wants, after, upto)
@@ -82,7 +82,7 @@ class Search:
                 return int(data.column("id")[place].as_py()) if here else None
         return None
 
-    def find_line(self, stream: str, chunk: int, offset: int) -> Steps[Line | None]:
+    def find_line(self, stream: str, chunk: int, offset: int) -> Steps[ChunkLine | None]:
         """The line at a byte position or, where none begins there, the last one before it in the chunk."""
         self._files.refresh()
         for table in self._of(stream, reversed(self._files.cover)):
@@ -93,7 +93,7 @@ class Search:
             here = pc.and_(pc.equal(lines.column("chunk"), chunk), pc.less_equal(lines.column("offset"), offset))
             before = lines.filter(here)
             if before.num_rows:
-                return Line(*(before.column(name)[-1].as_py() for name in ("id", "offset", "size")))
+                return ChunkLine(*(before.column(name)[-1].as_py() for name in ("id", "offset", "size")))
             if lines.num_rows and lines.column("chunk")[0].as_py() < chunk:
                 return None
         return None
@@ -141,7 +141,7 @@ class Search:
         return 0
 
 
-class _Page:
+class _FoundPage:
     """What a read has found so far, and the room that is left."""
 
     def __init__(self, patterns: tuple[str, ...] | None, look: Look) -> None:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from penstock.core.clock import Clock
 from penstock.core.promise import Promise
-from penstock.engines.sqlite.reader import Reader
+from penstock.engines.sqlite.reader import SqliteReader
 from penstock.engines.sqlite.readers import Readers
 from penstock.errors import PenstockError
 from penstock.values import Page
@@ -30,7 +30,7 @@ FRESH_MS: Final = 1_000
 """How old such a page may get: what has expired since it was read must not be seen."""
 
 
-class Kind(NamedTuple):
+class ReplayKind(NamedTuple):
     """What is read, page by page."""
 
     patterns: tuple[str, ...]
@@ -39,21 +39,21 @@ class Kind(NamedTuple):
     meta: bool
 
 
-Read = Callable[[Reader, int], Page]
+Read = Callable[[SqliteReader, int], Page]
 """Reads the page after an id."""
 
 
-class Reading(Promise[Page]):
+class PageReading(Promise[Page]):
     """A page that is on its way, or there."""
 
     __slots__ = ("after", "asked", "kind", "made_ms", "read", "when")
 
-    def __init__(self, kind: Kind, after: int, read: Read, when: int, *, asked: bool) -> None:
+    def __init__(self, kind: ReplayKind, after: int, read: Read, when: int, *, asked: bool) -> None:
         super().__init__()
         self.kind, self.after, self.read, self.when, self.asked = kind, after, read, when, asked
         self.made_ms = 0
 
-    def page(self, reader: Reader) -> Page:
+    def page(self, reader: SqliteReader) -> Page:
         return self.read(reader, self.after)
 
 
@@ -63,10 +63,10 @@ class Ahead:
     def __init__(self, readers: Readers, clock: Clock) -> None:
         self._readers, self._clock = readers, clock
         self._loop = asyncio.get_running_loop()
-        self._unasked: dict[tuple[Kind, int], Reading] = {}
+        self._unasked: dict[tuple[ReplayKind, int], PageReading] = {}
         self._when = 0  # how often everything was forgotten
 
-    def take(self, kind: Kind, after: int) -> Reading | None:
+    def take(self, kind: ReplayKind, after: int) -> PageReading | None:
         """The page after this id, if it was begun."""
         reading = self._unasked.pop((kind, after), None)
         if reading is None or not self._holds(reading):
@@ -78,9 +78,9 @@ class Ahead:
                 self._keep(following)
         return reading
 
-    def begin(self, kind: Kind, after: int, read: Read) -> Reading:
+    def begin(self, kind: ReplayKind, after: int, read: Read) -> PageReading:
         """Read the page after this id, and then the next one."""
-        reading = Reading(kind, after, read, self._when, asked=True)
+        reading = PageReading(kind, after, read, self._when, asked=True)
         self._start(reading)
         return reading
 
@@ -89,34 +89,34 @@ class Ahead:
         self._when += 1
         self._unasked.clear()
 
-    def _holds(self, reading: Reading) -> bool:
+    def _holds(self, reading: PageReading) -> bool:
         old = reading.done() and not 0 <= self._clock.now_ms() - reading.made_ms <= FRESH_MS
         return reading.when == self._when and reading.error is None and not old
 
-    def _keep(self, reading: Reading) -> None:
+    def _keep(self, reading: PageReading) -> None:
         if reading.when == self._when:
             self._unasked[reading.kind, reading.after] = reading
             if len(self._unasked) > UNASKED:
                 del self._unasked[next(iter(self._unasked))]
 
-    def _start(self, reading: Reading) -> None:
+    def _start(self, reading: PageReading) -> None:
         self._readers.start(lambda: self._work(reading))
 
-    def _following(self, reading: Reading) -> Reading | None:
+    def _following(self, reading: PageReading) -> PageReading | None:
         page = reading.value
         if page is None or not page.more or not reading.asked or self._readers.crowded:
             return None
-        return Reading(reading.kind, page.upto, reading.read, reading.when, asked=False)
+        return PageReading(reading.kind, page.upto, reading.read, reading.when, asked=False)
 
-    def _arrived(self, reading: Reading, following: Reading | None) -> None:
+    def _arrived(self, reading: PageReading, following: PageReading | None) -> None:
         if following is not None:
             self._keep(following)
         reading.settle()
 
     # ── in a reader's thread ──────────────────────────────────────────────────────────────────
 
-    def _work(self, reading: Reading) -> None:
-        following: Reading | None = reading
+    def _work(self, reading: PageReading) -> None:
+        following: PageReading | None = reading
         while following is not None:
             reading = following
             try:

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.epoch import KEY, Epoch
+from penstock.core.epoch import KEY, LogEpoch
 from penstock.engines.sqlite.connection import open_reader, translated
 from penstock.engines.sqlite.schema import FILE_NAME, check_file, fact, last_id, set_fact
 from penstock.errors import DataCorrupt, DiskFull, InputInvalid
@@ -181,7 +181,7 @@ def _begin_epoch(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         version = fact(connection, "version") + 1
         set_fact(connection, "version", version)
-        epoch = Epoch(secrets.token_hex(8), restored=True).encoded()
+        epoch = LogEpoch(secrets.token_hex(8), restored=True).encoded()
         connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, NULL)", (KEY, epoch, version))
 
 

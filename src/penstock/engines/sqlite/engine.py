@@ -19,20 +19,20 @@ from penstock.engines.sqlite.checkpoint import Checkpointer
 from penstock.engines.sqlite.connection import CHECKPOINT_PAGES, open_writer, stop_writing, translated
 from penstock.engines.sqlite.damage import Damage
 from penstock.engines.sqlite.export import SqliteExport
-from penstock.engines.sqlite.faults import Faults
-from penstock.engines.sqlite.known import KNOWN_STREAMS, Known, KnownStreams, load_by_number
+from penstock.engines.sqlite.faults import SqliteFaults
+from penstock.engines.sqlite.known import KNOWN_STREAMS, KnownStream, KnownStreams, load_by_number
 from penstock.engines.sqlite.lock import DirectoryLock
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.engines.sqlite.mailbox import SqliteMailbox
 from penstock.engines.sqlite.readers import READERS, Readers
 from penstock.engines.sqlite.recent import Recent
 from penstock.engines.sqlite.registry import SqliteRegistry
-from penstock.engines.sqlite.writer import Limits, Writer
+from penstock.engines.sqlite.writer import Limits, SqliteWriter
 from penstock.errors import DataCorrupt
 from penstock.values import Head, Kind
 
 
-class Options(msgspec.Struct, frozen=True):
+class SqliteOptions(msgspec.Struct, frozen=True):
     """What tests and measurements change; the server leaves it as it is."""
 
     limits: Limits = Limits()
@@ -40,15 +40,15 @@ class Options(msgspec.Struct, frozen=True):
     readers: int = READERS
     synchronous: str = "FULL"
     checkpoint_pages: int = CHECKPOINT_PAGES
-    writer: type[Writer] = Writer
+    writer: type[SqliteWriter] = SqliteWriter
 
 
 def open_sqlite(
     directory: Path, *, node: str, server: str = "127.0.0.1", clock: Clock | None = None,
-    faults: Faults | None = None, options: Options | None = None,
+    faults: SqliteFaults | None = None, options: SqliteOptions | None = None,
 ) -> SqliteEngine:  # fmt: skip
     """The engine over `penstock.db` in *directory*; `async with` opens and closes it."""
-    return SqliteEngine(directory, node, server, clock or WallClock(), faults, options or Options())
+    return SqliteEngine(directory, node, server, clock or WallClock(), faults, options or SqliteOptions())
 
 
 class SqliteEngine:
@@ -62,7 +62,7 @@ class SqliteEngine:
     changes: Changes | None = None  # nobody else can make any
 
     def __init__(
-        self, directory: Path, node: str, server: str, clock: Clock, faults: Faults | None, options: Options
+        self, directory: Path, node: str, server: str, clock: Clock, faults: SqliteFaults | None, options: SqliteOptions
     ) -> None:
         self.directory, self.path = directory, directory / schema.FILE_NAME
         self.bus = LocalBus(node)
@@ -162,4 +162,4 @@ def _read_unfolded(connection: sqlite3.Connection, known: KnownStreams, recent: 
         id, _, idx, chunk, offset, size, kind, published_ms = last[found.number]
         name, next_index = found.head.stream, idx + (kind != Kind.META)
         head = Head(name, next_index, chunk, offset + size, found.head.subscribers, id, published_ms)
-        known.add(name, Known(found.number, head))
+        known.add(name, KnownStream(found.number, head))

@@ -27,7 +27,7 @@ from typing import Final, cast
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.core.export import Block, Range, check_not_trimmed
+from penstock.core.export import Block, ExportRange, check_not_trimmed
 from penstock.core.log import Log
 from penstock.engines.sqlite.connection import open_reader
 from penstock.errors import EngineGone
@@ -57,7 +57,7 @@ _blocks = msgspec.json.Decoder(list[tuple[int, int, int, int, int] | None])
 class ExportRequest(msgspec.Struct, frozen=True):
     """What the export process is asked for."""
 
-    range: Range
+    range: ExportRange
     now_ms: int
 
 
@@ -81,7 +81,7 @@ class SqliteExport:
             connection.close()
         return [Block(*row) for row in _blocks.decode(text) if row is not None]
 
-    async def stream(self, wanted: Range) -> AsyncGenerator[bytes, None]:
+    async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         inlet = await self._begin(wanted)
         process = self._process
         try:
@@ -101,7 +101,7 @@ class SqliteExport:
             inlet.close()
             self._ended()
 
-    async def _begin(self, wanted: Range) -> Inlet:
+    async def _begin(self, wanted: ExportRange) -> Inlet:
         if self._timer is not None:
             self._timer.cancel()
         if self._process is None or not self._process.alive:

@@ -25,7 +25,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.core import arrow
-from penstock.core.export import Range, Selection
+from penstock.core.export import ExportRange, Selection
 from penstock.engines.sqlite.export import DATA, FAILURE, TRAILER, ExportRequest
 from penstock.values import Kind
 from penstock.wire.columns import EVENT, SCHEMA_VERSION, TEXT, TIME
@@ -81,7 +81,7 @@ class Database:
         self._connection.close()
 
 
-class Names:
+class ExportNames:
     """Stream names by number, and which of them are wanted."""
 
     def __init__(self, database: Database, selection: Selection) -> None:
@@ -117,9 +117,9 @@ class Names:
 class Pages:
     """The rows of one range as record batches, in order."""
 
-    def __init__(self, database: Database, wanted: Range, now_ms: int) -> None:
+    def __init__(self, database: Database, wanted: ExportRange, now_ms: int) -> None:
         self._database, self._wanted = database, wanted
-        self._names = Names(database, wanted.selection)
+        self._names = ExportNames(database, wanted.selection)
         self._began, self._now_ms = time.monotonic(), now_ms
         self._rows = PAGE_ROWS // 8
         self._by_size = False
@@ -176,7 +176,7 @@ class Pages:
 class PageColumns:
     """The columns of an export, made of one page."""
 
-    def __init__(self, table: Any, names: Names, now_ms: int) -> None:
+    def __init__(self, table: Any, names: ExportNames, now_ms: int) -> None:
         self._source = {name: _whole(table.column(name)) for name in table.column_names}
         self._rows, self._names, self._now_ms = table.num_rows, names, now_ms
         kinds = self._source["kind"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Faults(Protocol):
+class SqliteFaults(Protocol):
     """Called by the writer thread at "before commit", "after commit", "before acknowledge", "in fold"."""
 
     def at(self, point: str) -> None:

@@ -9,15 +9,15 @@ import msgspec
 
 from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
 from penstock.engines.sqlite import rows
-from penstock.engines.sqlite.keys import Keys
-from penstock.engines.sqlite.known import Known, KnownStreams
+from penstock.engines.sqlite.keys import GroupKeys
+from penstock.engines.sqlite.known import KnownStream, KnownStreams
 from penstock.engines.sqlite.recent import Recent
 from penstock.values import Appended, Batch, Entry, Head, Kind
 
 _DATA = Kind.DATA
 
 
-class Group:
+class WriteGroup:
     """Stamps batches one after the other, each against the heads that the earlier ones left.
 
     Nothing outside it changes until `settle`, so a group whose commit fails is simply forgotten.
@@ -35,7 +35,7 @@ class Group:
         self._numbers: dict[str, int] = {}
         self._new: list[tuple[int, str]] = []
         self._subscribers: dict[int, tuple[str, ...]] = {}
-        self._keys: Keys | None = None
+        self._keys: GroupKeys | None = None
         self._values: list[rows.Value] = []  # of the rows, one after the other
         self.entries: list[Entry] = []
 
@@ -49,7 +49,7 @@ class Group:
                 if one is not None:
                     return self._take_one(*one)
         if batch.key or batch.producer:
-            self._keys = self._keys or Keys(self._connection, self._now_ms)
+            self._keys = self._keys or GroupKeys(self._connection, self._now_ms)
             if found := self._keys.find(batch):
                 return found
         stamped = stamp(batch, self._lookup, next_id=self.next_id, now_ms=self._now_ms, server=self._server)
@@ -82,7 +82,7 @@ class Group:
             if known := self._known.get(name):
                 known.head = head
             else:
-                self._known.add(name, Known(self._numbers[name], head))
+                self._known.add(name, KnownStream(self._numbers[name], head))
 
     def prepare(self, batches: Sequence[Batch]) -> None:
         """Read the heads of all streams that *batches* name, with one query at most."""

@@ -18,7 +18,7 @@ _Address = tuple[str, str, str]
 _answers = msgspec.msgpack.Decoder(Appended)
 
 
-class Keys:
+class GroupKeys:
     """The keys of one group, in front of those in the file. Only for the writer thread.
 
     The answers of a producer are kept as keys without a stream; its last sequence is kept for ever.

@@ -24,7 +24,7 @@ _Row = tuple[int, str, int, int, int, tuple[str, ...], int, int]
 _rows = msgspec.json.Decoder(list[_Row])
 
 
-class Known(msgspec.Struct, gc=False):
+class KnownStream(msgspec.Struct, gc=False):
     """One stream."""
 
     number: int
@@ -41,15 +41,15 @@ class KnownStreams:
     def __init__(self, limit: int = KNOWN_STREAMS) -> None:
         self._limit = self._turn_at = limit
         # One tuple, so that a thread that peeks never sees half a turn.
-        self._generations: tuple[dict[str, Known], dict[str, Known]] = ({}, {})
+        self._generations: tuple[dict[str, KnownStream], dict[str, KnownStream]] = ({}, {})
         self.folded_upto = 0
 
-    def peek(self, name: str) -> Known | None:
+    def peek(self, name: str) -> KnownStream | None:
         """The stream if it is in memory; from any thread."""
         young, old = self._generations
         return young.get(name) or old.get(name)
 
-    def get(self, name: str) -> Known | None:
+    def get(self, name: str) -> KnownStream | None:
         """The stream if it is in memory."""
         young, old = self._generations
         if found := young.get(name):
@@ -58,7 +58,7 @@ class KnownStreams:
             self.add(name, found)
         return found
 
-    def add(self, name: str, known: Known) -> None:
+    def add(self, name: str, known: KnownStream) -> None:
         young, old = self._generations
         young[name] = known
         if len(young) > self._turn_at:
@@ -67,7 +67,7 @@ class KnownStreams:
             self._generations = (kept, young)
             self._turn_at = len(kept) + self._limit  # else many that must stay would make every call a turn
 
-    def load(self, connection: sqlite3.Connection, names: list[str]) -> list[Known]:
+    def load(self, connection: sqlite3.Connection, names: list[str]) -> list[KnownStream]:
         """Read streams that are not in memory from the file; return those that exist."""
         found = load_by_name(connection, names)
         for known in found:
@@ -75,19 +75,19 @@ class KnownStreams:
         return found
 
 
-def load_by_name(connection: sqlite3.Connection, names: list[str]) -> list[Known]:
+def load_by_name(connection: sqlite3.Connection, names: list[str]) -> list[KnownStream]:
     """Streams as the file has them: without what is not folded yet."""
     return _load(connection, _LOAD_BY_NAME, names)
 
 
-def load_by_number(connection: sqlite3.Connection, numbers: list[int]) -> list[Known]:
+def load_by_number(connection: sqlite3.Connection, numbers: list[int]) -> list[KnownStream]:
     """As `load_by_name`."""
     return _load(connection, _LOAD_BY_NUMBER, numbers)
 
 
-def _load(connection: sqlite3.Connection, query: str, values: list[str] | list[int]) -> list[Known]:
+def _load(connection: sqlite3.Connection, query: str, values: list[str] | list[int]) -> list[KnownStream]:
     text = connection.execute(query, (msgspec.json.encode(values).decode(),)).fetchone()[0]
     return [
-        Known(number, Head(name, next_index, chunk, offset, subscribers, last_id, last_ms))
+        KnownStream(number, Head(name, next_index, chunk, offset, subscribers, last_id, last_ms))
         for number, name, next_index, chunk, offset, subscribers, last_id, last_ms in _rows.decode(text)
     ]

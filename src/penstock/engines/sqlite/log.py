@@ -11,14 +11,15 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, is_exact
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
+from penstock.engines.pages import Look, look_within
 from penstock.engines.sqlite import pages, retention
-from penstock.engines.sqlite.ahead import Ahead, Kind, Read
-from penstock.engines.sqlite.known import Known, KnownStreams, load_by_name
+from penstock.engines.sqlite.ahead import Ahead, Read, ReplayKind
+from penstock.engines.sqlite.known import KnownStream, KnownStreams, load_by_name
 from penstock.engines.sqlite.pages import Source
-from penstock.engines.sqlite.reader import Look, Reader
+from penstock.engines.sqlite.reader import SqliteReader
 from penstock.engines.sqlite.readers import Readers
 from penstock.engines.sqlite.recent import Recent
-from penstock.engines.sqlite.writer import Writer
+from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import CallerError, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page
@@ -31,8 +32,8 @@ class SqliteLog:
     """`core.log.Log` over one file."""
 
     def __init__(
-        self, *, writer: Writer, readers: Readers, known: KnownStreams, recent: Recent, trimmed_upto: int, clock: Clock,
-        server: str, durability: str,
+        self, *, writer: SqliteWriter, readers: Readers, known: KnownStreams, recent: Recent, trimmed_upto: int,
+        clock: Clock, server: str, durability: str,
     ) -> None:  # fmt: skip
         self.durability, self.server = durability, server
         self._writer, self._readers, self._known, self._recent = writer, readers, known, recent
@@ -82,7 +83,7 @@ class SqliteLog:
         # A stream without any entry was committed a moment ago, and is not known here yet.
         return [head for head in current if head.last_id]
 
-    async def _find(self, stream: str) -> Known | None:
+    async def _find(self, stream: str) -> KnownStream | None:
         """A copy of the stream's number and head; it lies within what was followed."""
         known = self._known.peek(stream)
         if known is None:
@@ -90,7 +91,7 @@ class SqliteLog:
             known = self._known.peek(stream) or next((found for found in loaded if found.head.last_id), None)
         if known is None:
             return None
-        copy = Known(known.number, known.head)
+        copy = KnownStream(known.number, known.head)
         await self._wait_until_followed(copy.head.last_id)
         return copy
 
@@ -149,7 +150,7 @@ class SqliteLog:
                 page_after = await self._pages(wanted, look)
                 run = self._readers.run if _are_exact(wanted) else self._readers.scan
                 return await run(lambda reader: page_after(reader, after))
-            kind = Kind(wanted, look.limit, look.limit_bytes, meta)
+            kind = ReplayKind(wanted, look.limit, look.limit_bytes, meta)
             begun = self._ahead.take(kind, after)
             # One that says it is the last was so when its replay began, perhaps not now.
             if begun is not None and (page := await begun).more:
@@ -180,7 +181,7 @@ class SqliteLog:
         return [Source(k.number, k.head, self._recent.of(k.number, upto), self._trimmed_upto) for k in found]
 
     def _look(self, limit: int, limit_bytes: int, meta: bool) -> Look:
-        return Look(self.followed, min(limit, PAGE_ENTRIES), min(limit_bytes, PAGE_BYTES), meta, self._clock.now_ms())
+        return look_within(self.followed, limit, limit_bytes, meta, self._clock.now_ms())
 
     def _now(self, look: Look) -> Look:
         return look._replace(now_ms=self._clock.now_ms())
@@ -243,5 +244,5 @@ def _are_exact(wanted: tuple[str, ...]) -> bool:
     return len(wanted) <= EXACT_STREAMS and all(map(is_exact, wanted))
 
 
-def _heads(pattern: str, after: str, limit: int, reader: Reader) -> tuple[list[Head], str | None]:
+def _heads(pattern: str, after: str, limit: int, reader: SqliteReader) -> tuple[list[Head], str | None]:
     return reader.heads(pattern, after, limit)

@@ -22,7 +22,7 @@ from penstock.engines.sqlite.bounds import Bounds, weigh
 from penstock.engines.sqlite.putting import ITEM, Put, Putting, numbered
 from penstock.engines.sqlite.readers import Readers
 from penstock.engines.sqlite.retention import in_slices
-from penstock.engines.sqlite.writer import Writer
+from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import EngineGone, NotFound
 from penstock.limits import MAILBOX_PAGE
 from penstock.values import Item, MailboxHead, NewItem, Room
@@ -70,7 +70,7 @@ FROM mailbox_heads_{month} h LEFT JOIN messages_{month} m ON m.owner = h.owner
 class SqliteMailbox:
     """`core.mailbox.Mailbox` over the tables of the months."""
 
-    def __init__(self, writer: Writer, readers: Readers, clock: Clock) -> None:
+    def __init__(self, writer: SqliteWriter, readers: Readers, clock: Clock) -> None:
         self._writer, self._readers, self._clock = writer, readers, clock
         self._made: set[str] = set()  # months that the writer has seen; only its thread touches it
         self._putting: dict[str, Putting] = {}
@@ -245,7 +245,7 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-class _Row(NamedTuple):
+class _ItemRow(NamedTuple):
     owner: int
     next_number: int
     channels: _Channels
@@ -394,20 +394,20 @@ class _Tables:
         """
         return [_item(row) for row in self._execute(query, (recipient, *values, limit))]
 
-    def _row(self, recipient: str) -> _Row | None:
+    def _row(self, recipient: str) -> _ItemRow | None:
         query = f"SELECT owner, next_number, channels FROM {self._heads} WHERE recipient = ?"
         row = self._execute(query, (recipient,)).fetchone()
-        return _Row(row[0], row[1], msgspec.json.decode(row[2], type=_Channels)) if row else None
+        return _ItemRow(row[0], row[1], msgspec.json.decode(row[2], type=_Channels)) if row else None
 
     def _position(self, recipient: str) -> int:
         row = self._execute(f"SELECT position FROM {self._heads} WHERE recipient = ?", (recipient,)).fetchone()
         return row[0] if row else 0
 
-    def _make(self, recipient: str) -> _Row:
+    def _make(self, recipient: str) -> _ItemRow:
         if row := self._row(recipient):
             return row
         owner = self._execute(f"INSERT INTO {self._heads} (recipient) VALUES (?)", (recipient,)).lastrowid
-        return _Row(owner or 0, 1, ())
+        return _ItemRow(owner or 0, 1, ())
 
 
 def _item(row: tuple[int, int, str, int | None, bytes, str, str, str, int | None]) -> Item:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from penstock.engines.sqlite.reader import Look, Reader, Where, from_cursor, from_id, from_index
+from penstock.engines.pages import Look
+from penstock.engines.sqlite.reader import PlaceQuery, SqliteReader, from_cursor, from_id, from_index
 from penstock.engines.sqlite.recent import Spot, Spots
 from penstock.errors import InputInvalid, NotFound, Trimmed
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
@@ -19,7 +20,7 @@ class Source:
     def __init__(self, number: int, head: Head, recent: Spots, trimmed_upto: int) -> None:
         self.number, self.head, self.recent, self.trimmed_upto = number, head, recent, trimmed_upto
 
-    def spots(self, reader: Reader, where: Where, look: Look, limit: int) -> list[Spot]:
+    def spots(self, reader: SqliteReader, where: PlaceQuery, look: Look, limit: int) -> list[Spot]:
         return reader.spots(self.number, self.recent, where, look.upto, limit)
 
     def check_not_trimmed(self, spot: Spot) -> None:
@@ -27,7 +28,7 @@ class Source:
             raise Trimmed(spot.id - 1, self.trimmed_upto)
 
 
-def by_index(reader: Reader, source: Source, index: int, look: Look) -> Page:
+def by_index(reader: SqliteReader, source: Source, index: int, look: Look) -> Page:
     """Entries of a stream from an index on."""
     spots = source.spots(reader, from_index(index), look, look.limit + 1)
     if index < source.head.next_index:
@@ -42,7 +43,7 @@ def by_index(reader: Reader, source: Source, index: int, look: Look) -> Page:
     return page
 
 
-def by_cursor(reader: Reader, source: Source, chunk: int, offset: int, look: Look) -> Page:
+def by_cursor(reader: SqliteReader, source: Source, chunk: int, offset: int, look: Look) -> Page:
     """Entries of one chunk from a byte position on."""
     head = source.head
     if not 0 <= chunk <= head.chunk:
@@ -61,7 +62,7 @@ def by_cursor(reader: Reader, source: Source, chunk: int, offset: int, look: Loo
     return _page(reader, source, [spot for spot in spots if spot.chunk == chunk], look)
 
 
-def by_ids(reader: Reader, sources: list[Source], after: int, look: Look) -> Page:
+def by_ids(reader: SqliteReader, sources: list[Source], after: int, look: Look) -> Page:
     """Entries of a few streams after an id, in order of id."""
     if len(sources) == 1 and (full := reader.next_page(sources[0].number, after, look)):
         entries, last = full
@@ -81,7 +82,7 @@ def by_ids(reader: Reader, sources: list[Source], after: int, look: Look) -> Pag
     return Page(tuple(entries), look.upto, more=False)
 
 
-def _page(reader: Reader, source: Source, spots: list[Spot], look: Look) -> Page:
+def _page(reader: SqliteReader, source: Source, spots: list[Spot], look: Look) -> Page:
     """A page of these spots; the one beyond the limit, if there, says that there are more."""
     looked = spots[: look.limit]
     if not looked:
@@ -97,7 +98,7 @@ def _page(reader: Reader, source: Source, spots: list[Spot], look: Look) -> Page
     return Page(tuple(entries), last if rest else look.upto, more=bool(rest))
 
 
-def _parts_after(reader: Reader, source: Source, entry: Entry, rest: list[Spot], look: Look) -> list[Entry]:
+def _parts_after(reader: SqliteReader, source: Source, entry: Entry, rest: list[Spot], look: Look) -> list[Entry]:
     """The further parts of a page's last entry.
 
     A page never separates them: who goes on reads from the next index or line, and would miss them.
@@ -112,7 +113,7 @@ def _parts_after(reader: Reader, source: Source, entry: Entry, rest: list[Spot],
     return reader.entries(ids, look._replace(limit_bytes=2 * BATCH_BYTES))[0]
 
 
-def _lines_from(reader: Reader, source: Source, chunk: int, offset: int, look: Look) -> list[Spot]:
+def _lines_from(reader: SqliteReader, source: Source, chunk: int, offset: int, look: Look) -> list[Spot]:
     """Spots from a position on, without the parts that belong to the line before it."""
     spots = source.spots(reader, from_cursor(chunk, offset), look, look.limit + 2)
     here = [spot for spot in spots if (spot.chunk, spot.offset) == (chunk, offset)]
@@ -128,7 +129,7 @@ def _lines_from(reader: Reader, source: Source, chunk: int, offset: int, look: L
 
 
 def _check_chunk_end(
-    reader: Reader, source: Source, chunk: int, offset: int, following: list[Spot], look: Look
+    reader: SqliteReader, source: Source, chunk: int, offset: int, following: list[Spot], look: Look
 ) -> None:
     """Raise unless the position is the end of a sealed chunk."""
     next_id = following[0].id if following else source.head.last_id + 1
@@ -149,7 +150,7 @@ def _beyond(stream: str, chunk: int, offset: int, end: int) -> InputInvalid:
     return InputInvalid("cursor", f"{stream}:{chunk}:{offset} is beyond the end at {end}", code="cursor_invalid")
 
 
-def by_scan(reader: Reader, patterns: tuple[str, ...], after: int, look: Look) -> Page:
+def by_scan(reader: SqliteReader, patterns: tuple[str, ...], after: int, look: Look) -> Page:
     """Entries after an id whose streams match, from the log as a whole."""
     entries, upto = reader.scan(patterns, after, look)
     return Page(tuple(entries), upto, more=upto < look.upto)

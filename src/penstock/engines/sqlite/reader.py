@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.core.names import matches
+from penstock.engines.pages import Look
 from penstock.engines.sqlite.recent import Spot, Spots
 from penstock.values import Entry, Head, Kind
 
@@ -129,17 +130,7 @@ _PlainRow = tuple[int, int, int, int, int, int, int, int]
 _plain_rows = msgspec.json.Decoder(list[_PlainRow])
 
 
-class Look(NamedTuple):
-    """How a page is to be read."""
-
-    upto: int  # an id: nothing beyond it
-    limit: int
-    limit_bytes: int
-    meta: bool  # meta entries and tombstones, too
-    now_ms: int
-
-
-class Where(NamedTuple):
+class PlaceQuery(NamedTuple):
     """A property that holds from some entry of a stream on: as a query for places, and of a spot."""
 
     query: str
@@ -153,23 +144,23 @@ _BY_INDEX = _PLACES_WITH.format(reached="idx >= :idx")
 _BY_CURSOR = _PLACES_WITH.format(reached="(chunk, offset) >= (:chunk, :offset)")
 
 
-def from_id(id: int) -> Where:
+def from_id(id: int) -> PlaceQuery:
     """Entries with this id or a higher one."""
-    return Where(_BY_ID, {"id": id}, id, lambda spot: spot.id)
+    return PlaceQuery(_BY_ID, {"id": id}, id, lambda spot: spot.id)
 
 
-def from_index(index: int) -> Where:
+def from_index(index: int) -> PlaceQuery:
     """Entries that stand at this index or a higher one."""
-    return Where(_BY_INDEX, {"idx": index}, index, lambda spot: spot.idx)
+    return PlaceQuery(_BY_INDEX, {"idx": index}, index, lambda spot: spot.idx)
 
 
-def from_cursor(chunk: int, offset: int) -> Where:
+def from_cursor(chunk: int, offset: int) -> PlaceQuery:
     """Entries whose lines begin at this byte or a later one."""
     values = {"chunk": chunk, "offset": offset}
-    return Where(_BY_CURSOR, values, (chunk, offset), lambda spot: (spot.chunk, spot.offset))
+    return PlaceQuery(_BY_CURSOR, values, (chunk, offset), lambda spot: (spot.chunk, spot.offset))
 
 
-class Names:
+class StreamNames:
     """Stream names by number, and which patterns cover them. Shared by the readers."""
 
     def __init__(self) -> None:
@@ -215,14 +206,14 @@ def _load_names(connection: sqlite3.Connection, numbers: Collection[int]) -> dic
     return dict(msgspec.json.decode(text, type=list[tuple[int, str]]))
 
 
-class Reader:
+class SqliteReader:
     """One reading connection. Never looks beyond the id it is given."""
 
-    def __init__(self, connection: sqlite3.Connection, names: Names) -> None:
+    def __init__(self, connection: sqlite3.Connection, names: StreamNames) -> None:
         self.connection, self._names = connection, names
         self._plain = True  # the last page had plain events only
 
-    def spots(self, stream: int, recent: Spots, where: Where, upto: int, limit: int) -> list[Spot]:
+    def spots(self, stream: int, recent: Spots, where: PlaceQuery, upto: int, limit: int) -> list[Spot]:
         """The stream's first spots with a property. *recent* must have been taken before this call."""
         values = {"stream": stream, "upto": upto, "limit": limit, "leap": 1 << upto.bit_length(), **where.values}
         text = self.connection.execute(where.query, values).fetchone()[0]

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from penstock.engines.sqlite.connection import open_reader
 from penstock.engines.sqlite.damage import Damage
-from penstock.engines.sqlite.reader import Names, Reader
+from penstock.engines.sqlite.reader import SqliteReader, StreamNames
 from penstock.errors import Busy, EngineGone
 
 READERS: Final = 3
@@ -30,19 +30,19 @@ T = TypeVar("T")
 
 
 class Readers:
-    """Runs functions of a `Reader` outside the event loop."""
+    """Runs functions of a `SqliteReader` outside the event loop."""
 
     def __init__(self, path: Path, damage: Damage, *, threads: int = READERS, waiting: int = WAITING_READS) -> None:
         self._path, self._damage, self._threads, self._limit = path, damage, threads, waiting
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-reader")
-        self._names = Names()
+        self._names = StreamNames()
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         self._running = self._scanning = 0
         self._lane = asyncio.Semaphore(max(1, threads - 1))
         self._closed = False
 
-    async def run(self, function: Callable[[Reader], T]) -> T:
+    async def run(self, function: Callable[[SqliteReader], T]) -> T:
         """Call *function* in a reader's thread; `Busy` if too many wait."""
         self._admit()
         try:
@@ -50,7 +50,7 @@ class Readers:
         finally:
             self._running -= 1
 
-    async def scan(self, function: Callable[[Reader], T]) -> T:
+    async def scan(self, function: Callable[[SqliteReader], T]) -> T:
         """As `run`, for one slice of a scan: first come, first served among scans."""
         if self._scanning >= WAITING_SCANS:
             raise Busy("scans at once", WAITING_SCANS)
@@ -71,7 +71,7 @@ class Readers:
         """No thread is free. May be asked in any thread."""
         return self._running >= self._threads
 
-    def here(self, function: Callable[[Reader], T]) -> T:
+    def here(self, function: Callable[[SqliteReader], T]) -> T:
         """Call *function* with the reader of this thread, which is one of ours."""
         try:
             return function(self._reader())
@@ -95,10 +95,10 @@ class Readers:
         for connection in self._connections:
             connection.close()
 
-    def _reader(self) -> Reader:
-        reader: Reader | None = getattr(self._local, "reader", None)
+    def _reader(self) -> SqliteReader:
+        reader: SqliteReader | None = getattr(self._local, "reader", None)
         if reader is None:
             connection = open_reader(self._path)
             self._connections.append(connection)
-            reader = self._local.reader = Reader(connection, self._names)
+            reader = self._local.reader = SqliteReader(connection, self._names)
         return reader

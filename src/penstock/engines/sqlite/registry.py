@@ -9,7 +9,7 @@ from penstock.engines.checks import check_record, check_version
 from penstock.engines.sqlite.readers import Readers
 from penstock.engines.sqlite.retention import in_slices
 from penstock.engines.sqlite.schema import fact, set_fact
-from penstock.engines.sqlite.writer import Writer
+from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Record
 
@@ -24,7 +24,7 @@ ORDER BY key LIMIT ?
 class SqliteRegistry:
     """`core.registry.Registry` over the table `records`."""
 
-    def __init__(self, writer: Writer, readers: Readers, clock: Clock) -> None:
+    def __init__(self, writer: SqliteWriter, readers: Readers, clock: Clock) -> None:
         self._writer, self._readers, self._clock = writer, readers, clock
 
     async def get(self, key: str) -> Record | None:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from penstock.engines.sqlite.schema import set_fact
-from penstock.engines.sqlite.writer import Writer
+from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.limits import BATCH_ENTRIES
 from penstock.values import Kind
 
@@ -116,7 +116,7 @@ def stored_bytes(connection: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-async def in_slices(writer: Writer, some: Callable[[sqlite3.Connection, int], int], limit: int = 1 << 62) -> int:
+async def in_slices(writer: SqliteWriter, some: Callable[[sqlite3.Connection, int], int], limit: int = 1 << 62) -> int:
     """Call *some* with how many rows it may delete, a transaction each, until it deletes none; return how many went."""
     total = 0
     while total < limit:

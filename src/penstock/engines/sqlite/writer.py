@@ -27,8 +27,8 @@ from penstock.core.promise import Promise
 from penstock.engines.sqlite import fold, schema
 from penstock.engines.sqlite.checkpoint import Checkpointer
 from penstock.engines.sqlite.damage import Damage
-from penstock.engines.sqlite.faults import Faults
-from penstock.engines.sqlite.group import Group
+from penstock.engines.sqlite.faults import SqliteFaults
+from penstock.engines.sqlite.group import WriteGroup
 from penstock.engines.sqlite.known import KnownStreams
 from penstock.engines.sqlite.recent import Recent
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
@@ -51,7 +51,7 @@ Together = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
 """Does something for many at once: a result for each argument, or the exception that it gets instead."""
 
 
-class Job(Promise[Any]):
+class WriterJob(Promise[Any]):
     """Something to store: a batch, a function of the connection, or an argument of one that takes many at once."""
 
     __slots__ = ("argument", "batch", "function", "together", "weight")
@@ -77,12 +77,12 @@ class Limits(msgspec.Struct, frozen=True):
     gather_ms: int = 0  # how long batches wait for others to be stored with
 
 
-class Writer:
+class SqliteWriter:
     """Owns the writing connection, the numbering, and what the followers have been given."""
 
     def __init__(
         self, path: Path, connection: sqlite3.Connection, *, known: KnownStreams, recent: Recent, next_id: int,
-        next_number: int, clock: Clock, server: str, faults: Faults | None = None, limits: Limits, damage: Damage,
+        next_number: int, clock: Clock, server: str, faults: SqliteFaults | None = None, limits: Limits, damage: Damage,
         checkpointer: Checkpointer,
     ) -> None:  # fmt: skip
         self._path, self._connection, self._clock, self._server = path, connection, clock, server
@@ -90,9 +90,9 @@ class Writer:
         self._next_id, self._next_number = next_id, next_number
         self._faults, self._limits, self._damage, self._checkpointer = faults, limits, damage, checkpointer
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[Job] = []  # in this turn of the loop, for the writer at its end
-        self._queue: SimpleQueue[list[Job] | None] = SimpleQueue()
-        self._waiting: deque[Job] = deque()  # taken from the queue, and more than one group holds
+        self._gathered: list[WriterJob] = []  # in this turn of the loop, for the writer at its end
+        self._queue: SimpleQueue[list[WriterJob] | None] = SimpleQueue()
+        self._waiting: deque[WriterJob] = deque()  # taken from the queue, and more than one group holds
         self._queued = self._queued_bytes = 0
         self._gather_seconds = limits.gather_ms / 1000
         self._enough = limits.group_jobs if limits.gather_ms else HAND_OVER_JOBS
@@ -120,18 +120,18 @@ class Writer:
 
     def submit_batch(self, batch: Batch, weight: int) -> Promise[Appended]:
         """Store *batch* with the next group."""
-        return self._submit(Job(weight, batch))
+        return self._submit(WriterJob(weight, batch))
 
     def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> Promise[T]:
         """Call *function* with the connection, inside the next group's transaction.
 
         It must raise a `CallerError` before it writes, or not at all.
         """
-        return self._submit(Job(weight, function=function))
+        return self._submit(WriterJob(weight, function=function))
 
     def submit_together(self, together: Together, argument: Any, weight: int = 0) -> Promise[Any]:
         """As `run`, of a function that takes the arguments of all neighbours in the group which call the same."""
-        return self._submit(Job(weight, together=together, argument=argument))
+        return self._submit(WriterJob(weight, together=together, argument=argument))
 
     async def fold_now(self) -> None:
         """Return when everything that is followed now has been folded."""
@@ -145,7 +145,7 @@ class Writer:
         """Jobs that wait or are being written."""
         return self._queued
 
-    def _submit(self, job: Job) -> Job:
+    def _submit(self, job: WriterJob) -> WriterJob:
         if self._closed:
             job.fail(EngineGone("the engine is closed"))
         elif self._queued >= self._limits.queue_jobs:
@@ -173,7 +173,7 @@ class Writer:
             jobs, self._gathered = self._gathered, []
             self._queue.put(jobs)
 
-    def _answer(self, jobs: Sequence[Job], entries: Sequence[Entry]) -> None:
+    def _answer(self, jobs: Sequence[WriterJob], entries: Sequence[Entry]) -> None:
         """Give the group's entries to the followers, then its answers to the callers."""
         if entries:
             self.followers.tell(entries)
@@ -195,7 +195,7 @@ class Writer:
                 self._try(jobs)
         self._finish()
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[WriterJob]:
         """All that waits, up to a group's size. Waits for the first, unless a fold is to be gone on with."""
         waiting, limits = self._waiting, self._limits
         block = not waiting and self._fold is None
@@ -206,20 +206,20 @@ class Writer:
             self._ending = True
         except Empty:
             pass
-        jobs: list[Job] = []
+        jobs: list[WriterJob] = []
         weight = 0
         while waiting and len(jobs) < limits.group_jobs and weight < limits.group_bytes:
             jobs.append(waiting.popleft())
             weight += jobs[-1].weight
         return jobs
 
-    def _try(self, jobs: list[Job]) -> None:
+    def _try(self, jobs: list[WriterJob]) -> None:
         try:
             self._store(jobs)
         except Exception as error:  # noqa: BLE001 - whatever it is, callers must hear of it and the thread must live
             self._fail(jobs, error)
 
-    def _store(self, jobs: list[Job]) -> None:
+    def _store(self, jobs: list[WriterJob]) -> None:
         """One transaction, then one call to the loop."""
         group = self._new_group()
         self._run_jobs(jobs, group)
@@ -228,18 +228,18 @@ class Writer:
         self._acknowledge(jobs, group.entries)
         self._checkpointer.committed(self._connection, sum([job.weight for job in jobs]))
 
-    def _new_group(self) -> Group:
-        return Group(
+    def _new_group(self) -> WriteGroup:
+        return WriteGroup(
             self._connection, self._known, next_id=self._next_id, next_number=self._next_number,
             now_ms=self._clock.now_ms(), server=self._server,
         )  # fmt: skip
 
-    def _run_jobs(self, jobs: list[Job], group: Group) -> None:
+    def _run_jobs(self, jobs: list[WriterJob], group: WriteGroup) -> None:
         batches = [job.batch for job in jobs if job.batch is not None]
         group.prepare(batches)
         if len(batches) < len(jobs):
             self._begin()
-        neighbours: list[Job] = []
+        neighbours: list[WriterJob] = []
         for job in jobs:
             if neighbours and job.together is not neighbours[0].together:
                 self._run_together(neighbours)
@@ -251,7 +251,7 @@ class Writer:
         if neighbours:
             self._run_together(neighbours)
 
-    def _run_job(self, job: Job, group: Group) -> None:
+    def _run_job(self, job: WriterJob, group: WriteGroup) -> None:
         changes = self._connection.total_changes
         try:
             if job.batch is not None:
@@ -265,7 +265,7 @@ class Writer:
                 raise
             job.error = error
 
-    def _run_together(self, jobs: list[Job]) -> None:
+    def _run_together(self, jobs: list[WriterJob]) -> None:
         together = cast("Together", jobs[0].together)
         results = together(self._connection, [job.argument for job in jobs])
         for job, result in zip(jobs, results, strict=True):
@@ -274,7 +274,7 @@ class Writer:
             else:
                 job.value = result
 
-    def _commit(self, group: Group) -> None:
+    def _commit(self, group: WriteGroup) -> None:
         if self._fold is None and (self._fold_wanted or self._recent.count >= self._limits.fold_entries):
             self._fold_wanted = False
             self._fold = fold.Fold(self._known.folded_upto, self._next_id - 1, self._limits.fold_rows)
@@ -304,7 +304,7 @@ class Writer:
         if self._faults:
             self._faults.at(point)
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self, group: WriteGroup) -> None:
         """The group is durable: go on from it."""
         self._next_id, self._next_number = group.next_id, group.next_number
         group.settle(self._recent)
@@ -313,12 +313,12 @@ class Writer:
             self._recent.drop(self._fold.upto)
             self._fold = None
 
-    def _acknowledge(self, jobs: Sequence[Job], entries: Sequence[Entry]) -> None:
+    def _acknowledge(self, jobs: Sequence[WriterJob], entries: Sequence[Entry]) -> None:
         if jobs:
             self._at("before acknowledge")
             self._loop.call_soon_threadsafe(self._answer, jobs, entries)
 
-    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
+    def _fail(self, jobs: Sequence[WriterJob], error: Exception) -> None:
         """Nothing of this group was stored: say so, and be ready for the next one."""
         self._fold = None
         try:
