@@ -1,4 +1,4 @@
-"""Which entries are old enough to go: only such as are shown to be, one after the other from the oldest on.
+"""Which entries are old enough to go. Each is looked at, one after the other from the oldest on.
 
 Times in the log are wall clocks' of several nodes, and clocks are set. So no time is taken for the age of its
 neighbours: a search that leaps would find one entry with a wrong time and drop thousands of fresh ones with it.

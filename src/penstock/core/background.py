@@ -89,12 +89,12 @@ class Background:
             log.info("background.works_again", extra={"loop": name, "rounds": before.rounds})
 
     def stopped(self, name: str) -> None:
-        """It is not failing any more: it is not there."""
+        """Forget that it was failing: it was stopped."""
         self._failing.pop(name, None)
 
 
 class Loop:
-    """One of them. It runs from when it is made until `stop`."""
+    """One background loop. It runs from when it is made until `stop`."""
 
     __slots__ = ("_home", "_name", "_seconds", "_task", "_wake", "_work")
 

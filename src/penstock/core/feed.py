@@ -58,11 +58,11 @@ class Sink(Protocol):
         ...
 
     def deliver(self, entries: Sequence[Entry]) -> None:
-        """Take entries, ascending by id, at most as many as may wait. One that raises is ended, by `failed`."""
+        """Take entries, ascending by id, at most as many as may wait. If it raises, its feed ends by `failed`."""
         ...
 
     def deliver_last(self, entries: Sequence[Entry]) -> bool:
-        """As `deliver`, of one entry, and nothing more comes for now: it need not be gathered with anything.
+        """As `deliver`, of one entry after which nothing more comes for now: it can be written at once.
 
         False if it is full, and has taken nothing.
         """

@@ -28,7 +28,7 @@ log = logging.getLogger("penstock.hub")
 AT_ONCE = 512
 """Feeds that are given the newest entry before the loop may do something else: about 6 ms of writing."""
 CROWD = 8
-"""Feeds in the line that make it worth to read the newest entries from before the start into memory."""
+"""When so many feeds wait in the line, the newest entries from before the start are read into memory, once."""
 JOINS = 8
 """Feeds that are served from memory before the loop may do something else: with a hundred entries each some 2 ms."""
 PAGE_BYTES = 1 << 20
@@ -313,7 +313,7 @@ class Hub:
     def _forget_ahead(self, feed: Feed) -> None:
         ahead = self._ahead.pop(feed, None)
         if ahead is not None and not ahead.page.cancel() and not ahead.page.cancelled():
-            ahead.page.exception()  # it failed and nobody will ask: that is all right
+            ahead.page.exception()  # its error is looked at, so that asyncio does not report it
 
 
 class _Round(NamedTuple):

@@ -50,7 +50,7 @@ class Log(Protocol):
         """Store *batch* durably; what is returned is done when it is, in order of acceptance.
 
         Fails with a `CallerError` (nothing was stored), `Busy` (the queue is full), `DiskFull` or
-        `EngineGone`. Who stops waiting for it does not take the batch back: it may still be stored.
+        `EngineGone`. A caller that stops waiting does not take the batch back: it may still be stored.
         """
         ...
 

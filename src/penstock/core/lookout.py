@@ -49,7 +49,7 @@ HearMailbox = Callable[[MailboxChange], None]
 
 
 class Lookout:
-    """Looks for a node. Lives in `async with`, from when all who want to hear have said so."""
+    """Looks for changes on behalf of one node. Enter it after every listener was added."""
 
     def __init__(
         self, changes: Changes | None = None, background: Background | None = None, seconds: float = LOOK_SECONDS

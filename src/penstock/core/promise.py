@@ -35,7 +35,7 @@ class Pending(Protocol[T_co]):
 
 
 class Promise(Generic[T]):
-    """A result, or an error, that somebody sets and then settles. To be cancelled it has nothing: who waits can be."""
+    """A result, or an error, that somebody sets and then settles. It cannot be cancelled; a task that awaits it can."""
 
     __slots__ = ("_settled", "_then", "error", "value")
 
@@ -82,19 +82,19 @@ class Promise(Generic[T]):
 
 
 def pending(awaitable: Awaitable[T]) -> Pending[T]:
-    """The same, if it is waited for without a task already; else a task that waits for it."""
+    """*awaitable* itself if it is a promise; else a task that awaits it."""
     return awaitable if isinstance(awaitable, Promise) else asyncio.ensure_future(awaitable)
 
 
 def failed(error: Exception) -> Promise[Any]:
-    """One that has failed already."""
+    """A promise that has failed already."""
     promise: Promise[Any] = Promise()
     promise.fail(error)
     return promise
 
 
 class _Both:
-    """Two who wait for the same, which is rare."""
+    """Two callbacks of one promise, which is rare."""
 
     __slots__ = ("_first", "_second")
 

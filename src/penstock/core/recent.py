@@ -1,4 +1,4 @@
-"""The newest entries of the log in memory: whom they reach back to reads no disk."""
+"""The newest entries of the log in memory: a feed that is no further behind than these needs no read of the disk."""
 
 from __future__ import annotations
 

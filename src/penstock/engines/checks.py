@@ -30,7 +30,7 @@ def check_version(key: str, found: Record | None, expect: int | None) -> None:
 def first_answer(
     batch: Batch, producer: Producer, known: Appended | None, last_sequence: int, last: Appended
 ) -> Appended:
-    """What the repeat of a producer's sequence is told, never the coordinates of a stream it is not for.
+    """The answer to a repeat of a producer's sequence. It never has coordinates of a stream that the batch is not for.
 
     *known* is the answer of that very sequence. It may be pruned, or the number was left out: then the producer's
     last answer says enough, if it is of the same stream.

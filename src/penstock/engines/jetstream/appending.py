@@ -129,7 +129,7 @@ class Appender:
         return (waits is not None and now - waits.born > STUCK_SECONDS) or now - self._gave_up < PATIENCE_SECONDS
 
     def _left(self, job: AppendJob) -> None:
-        """It does not count for the limits any more."""
+        """Let a job no longer count towards the limits of the queue."""
         if job.open:
             job.open = False
             self.entries -= job.weight
@@ -167,7 +167,7 @@ class Appender:
         self._send(group)
 
     def _part(self, group: AppendGroup) -> None:
-        """Somebody else was quicker in one of its streams: the others need not suffer for that."""
+        """Send the parts of a group one by one: only one of its streams was changed by somebody else."""
         group.settled = True
         self._flying.pop(group.nonce, None)
         self._connection.forget(group.number)
@@ -286,7 +286,7 @@ class Appender:
             self._settle(group, group.planned, first_seq)
 
     def followed(self, upto: int) -> None:
-        """The follower has given on everything up to *upto*."""
+        """The follower has passed on everything up to *upto*."""
         self._followed = upto
         self._answer_followed()
 
@@ -329,7 +329,7 @@ class Appender:
         if not isinstance(needed, HeadMissing):
             await asyncio.gather(*(self._look_up(job) for job in group.jobs))
             return
-        # Not only the one that was missed first: each further question would cost a plan of the whole group.
+        # All that are missing, not only the first: each further question would cost another plan of the whole group.
         unknown = [name for name in _streams(group) if name not in group.found and self._known.get(name) is None]
         await asyncio.gather(*(self._load(group, name) for name in {needed.stream, *unknown}))
 
@@ -370,7 +370,7 @@ class Appender:
             job.looked_up = True
 
     async def _resolve(self, group: AppendGroup) -> None:
-        """Refused as stale: either it is ours that is there, or somebody else's; then plan anew."""
+        """Refused as stale: our own earlier attempt was stored, or somebody else's append was; then plan anew."""
         planned = group.planned
         if planned is not None and group.unsure:
             subject, expected, place = planned.mark

@@ -49,7 +49,7 @@ class Stale(Exception):
 
 
 class Unsure(Exception):
-    """No answer came: it was stored, or was not, or will be."""
+    """No answer came: it may have been stored, or may still be."""
 
 
 class CellsMissing(Exception):
@@ -239,7 +239,7 @@ class Cells:
                 if error.code not in (*_AWAY, *_TOO_MANY):
                     raise error.told(f"store in {self.stream}") from error
             except EngineGone:
-                # Nobody is there for a subject also when there is no such stream: this waits, or says so.
+                # Nobody answers: either there is no leader now, so this waits, or no such stream, so this raises.
                 await self._api(f"STREAM.INFO.{self.stream}")
             else:
                 return ack.seq - len(writes) + 1
@@ -290,7 +290,7 @@ async def ask(
 ) -> bytes:  # fmt: skip
     """What JetStream answers; asks again while nobody does, and calls *unanswered* each time.
 
-    `Refused` when it says no, `CellsMissing` without the stream.
+    `JetStreamRefused` when it says no, `CellsMissing` without the stream.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience

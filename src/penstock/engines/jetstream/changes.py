@@ -124,7 +124,7 @@ class Watch:
             self._done = None
 
     def _take(self, subject: bytes, reply: bytes, headers: bytes | None, data: bytes) -> None:
-        """One change, or the end of an answer."""
+        """Receive one change, or the end of an answer."""
         done = self._done
         if done is None or done.done():
             return

@@ -1,4 +1,4 @@
-"""nats-py's client, with raw bytes for those who want them, and with an end that always comes."""
+"""nats-py's client, which can also hand over raw bytes, and which always ends within a few seconds."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _NatsTransport(TcpTransport):
 
 
 class RawClient(Client):
-    """nats-py's client, with a way around its queues for those who want bytes, and with an end that always comes."""
+    """nats-py's client. Receivers of raw bytes go around its queues, and `end` always returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,14 +76,14 @@ class RawClient(Client):
         try:
             await self._stop_reconnecting()
             await self._send_rest()
-            if self._flush_queue is not None:  # else it has not come so far that there is anything to close
+            if self._flush_queue is not None:  # else it was never connected, and there is nothing to close
                 await self.close()
         finally:
             giving_up.cancel()
             self._cut()
 
     def _cut(self) -> None:
-        # What an end that was itself cancelled has left; after any other there is nothing to do here.
+        # If `end` was itself cancelled, something is left to stop; otherwise this does nothing.
         self._status = Client.CLOSED
         serving = (self._reading_task, self._ping_interval_task, self._flusher_task, self._reconnection_task)
         for task in (*serving, *(subscription._wait_for_msgs_task for subscription in self._subs.values())):
@@ -92,7 +92,7 @@ class RawClient(Client):
         self.abort()
 
     async def _stop_reconnecting(self) -> None:
-        # First, and waited for: nats-py's own close looks for it a tenth of a second, and then goes on beside it.
+        # nats-py's own close waits for this task a tenth of a second only, and then goes on beside it.
         task = self._reconnection_task
         if task is not None and not task.done():
             task.cancel()

@@ -55,7 +55,7 @@ class JetStreamRefused(Exception):
         self.code, self.description = code, description
 
     def told(self, what: str) -> OperatorError:
-        """As a caller hears it, who wanted *what*: there is no room, or JetStream does not do its work."""
+        """The error for a caller that wanted *what*: no room, or JetStream does not work."""
         if self.code in _FULL:
             return DiskFull(f"JetStream has no room: {self.description}")
         return EngineGone(f"JetStream does not {what}: {self}")
@@ -98,7 +98,7 @@ class NatsConnection:
         self._number = 0
         self._out: list[bytes] = []
         self._last_error = ""
-        self.leaving = False  # this node stops: without a connection nothing is worth to wait for
+        self.leaving = False  # this node stops: nobody waits for a connection any more
         self.on_lost: list[Callable[[], None]] = []
         self.on_back: list[Callable[[], None]] = []
 
@@ -224,7 +224,7 @@ class NatsConnection:
         return found
 
     async def publish(self, message: NatsMessage, *, within: float = REQUEST_SECONDS) -> PubAck:
-        """Store one message. `Refused` if JetStream said no; `EngineGone` leaves the outcome unknown."""
+        """Store one message. `JetStreamRefused` if JetStream said no; `EngineGone` leaves the outcome unknown."""
         return read_ack(*await self.request(message.subject, message.payload, headers=message.headers, within=within))
 
     async def publish_batch(
@@ -253,7 +253,7 @@ class NatsConnection:
             self.forget(number)
 
     async def api(self, subject: str, question: object = None, *, within: float = REQUEST_SECONDS) -> bytes:
-        """Ask JetStream's API (`$JS.API.` is put in front). `Refused` if it answers with an error."""
+        """Ask JetStream's API (`$JS.API.` is put in front). `JetStreamRefused` if it answers with an error."""
         payload = b"" if question is None else msgspec.json.encode(question)
         _, data = await self.request(f"$JS.API.{subject}", payload, within=within)
         _check_accepted(data)
@@ -322,7 +322,7 @@ def header(headers: bytes | None, name: bytes) -> bytes:
 
 
 def read_ack(headers: bytes | None, data: bytes) -> PubAck:
-    """What JetStream answered to a publish. `Refused`, or `EngineGone` when nobody took it for certain."""
+    """What JetStream answered to a publish. `JetStreamRefused`, or `EngineGone` when nobody took it for certain."""
     if found := status(headers):
         raise EngineGone("the connection was lost" if found == 499 else f"JetStream does not answer ({found})")
     if b'"error"' in data:
@@ -331,7 +331,7 @@ def read_ack(headers: bytes | None, data: bytes) -> PubAck:
 
 
 def _check_accepted(data: bytes) -> None:
-    """Raise `Refused` if an answer of JetStream's API is an error."""
+    """Raise `JetStreamRefused` if an answer of JetStream's API is an error."""
     error = _answers.decode(data).error
     if error is not None:
         raise JetStreamRefused(error.err_code or error.code, error.description)

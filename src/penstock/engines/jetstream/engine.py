@@ -87,7 +87,7 @@ class JetStreamEngine:
         )  # fmt: skip
 
     async def __aenter__(self) -> Self:
-        """Connect and open everything. `EngineGone` without servers; `ConfigInvalid` if theirs is another's."""
+        """Connect and open everything. `EngineGone` without servers; `ConfigInvalid` if their streams do not fit."""
         try:
             await self._open()
         except BaseException:

@@ -18,7 +18,7 @@ from penstock.engines.jetstream.store import Store
 from penstock.values import Head
 
 KNOWN_STREAMS: Final = 200_000
-"""Heads in memory, some 400 bytes each. Over it: those first met go, and are asked for when needed."""
+"""Heads in memory, some 400 bytes each. Over it: the oldest are forgotten, and asked for when needed."""
 
 _subscribers = msgspec.msgpack.Decoder(tuple[str, ...])
 

@@ -66,7 +66,7 @@ class _Lane:
 
 
 _HELD = _Lane(busy=True)
-"""Every lane that is busy while nobody waits in it: most are, and need no object of their own."""
+"""A lane that is busy and in which nobody waits, shared by all such lanes: most are of that kind."""
 
 
 class Lanes:

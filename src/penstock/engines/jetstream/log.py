@@ -76,7 +76,7 @@ class JetStreamLog:
         await self._appender.__aexit__(*error)
 
     async def _end(self) -> int:
-        """The last message there is; of a batch that is just being stored, its end."""
+        """The sequence of the last message; if a batch is being stored, of its last message."""
         last = (await self._store.state()).last_seq
         found = await self._store.at(last)
         if found is None:

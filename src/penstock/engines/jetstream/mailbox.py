@@ -64,7 +64,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Crowded(Exception):
-    """By what its head says there may be no room: somebody has to count."""
+    """By its head there may be no room: the items must be counted."""
 
 
 class _Counted(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.engines.lake.search import Search
 
 THREADS: Final = 2
-"""One long replay must not hold up the others."""
+"""Threads: one long replay must not hold up the others."""
 SLICE_SECONDS: Final = 0.05
 """How long a search keeps a thread while others wait: a few row groups."""
 _ATTEMPTS: Final = 4  # a file that compaction has just moved is found again by listing once more

@@ -55,7 +55,7 @@ class MemoryMailbox:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._months: dict[str, dict[str, _MonthBox]] = {}
-        self.watchers: list[Callable[[tuple[str, str], int], None]] = []  # hear who, in which month, and how far
+        self.watchers: list[Callable[[tuple[str, str], int], None]] = []  # called with who, month, next number
 
     async def put(
         self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None,

@@ -17,7 +17,7 @@ class MemoryRegistry:
         self._clock = clock
         self._records: dict[str, Record] = {}
         self._version = 0
-        self.watchers: list[Callable[[str, int], None]] = []  # hear which record has changed, and its version
+        self.watchers: list[Callable[[str, int], None]] = []  # called with the key of a changed record, and its version
 
     async def get(self, key: str) -> Record | None:
         check_record(key)

@@ -85,7 +85,7 @@ class Ahead:
         return reading
 
     def forget(self) -> None:
-        """What was read before this moment holds no more: something was trimmed or erased."""
+        """Forget all pages that were read ahead: something was trimmed or erased."""
         self._when += 1
         self._unasked.clear()
 

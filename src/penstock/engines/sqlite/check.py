@@ -29,7 +29,7 @@ class FileCheck:
             self._task = asyncio.get_running_loop().run_in_executor(None, self._run, self._connection)
 
     def again(self) -> None:
-        """Look once more, because something seems to be wrong; not while it looks, nor when that is known."""
+        """Check again; something seems wrong. Does nothing while a check runs, or once damage is known."""
         if self.state not in ("running", "damaged"):
             if self._connection:
                 self._connection.close()

@@ -14,7 +14,7 @@ log = logging.getLogger("penstock.engines")
 
 
 class Damage:
-    """Of one file: `detail` is empty until damage is met, and then says what was found first. For any thread."""
+    """Damage of one file. `detail` is empty until some is met, then says what was found first. For any thread."""
 
     def __init__(self, path: Path, met: Callable[[], object]) -> None:
         self._path, self._met = path, met

@@ -33,7 +33,7 @@ from penstock.values import Head, Kind
 
 
 class SqliteOptions(msgspec.Struct, frozen=True):
-    """What tests and measurements change; the server leaves it as it is."""
+    """Options for tests and measurements; the server leaves them as they are."""
 
     limits: Limits = Limits()
     known_streams: int = KNOWN_STREAMS

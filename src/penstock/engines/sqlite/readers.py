@@ -72,7 +72,7 @@ class Readers:
         return self._running >= self._threads
 
     def here(self, function: Callable[[SqliteReader], T]) -> T:
-        """Call *function* with the reader of this thread, which is one of ours."""
+        """Call *function* with the reader of the thread that this runs in."""
         try:
             return function(self._reader())
         except sqlite3.Error as error:

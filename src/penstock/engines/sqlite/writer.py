@@ -158,7 +158,7 @@ class SqliteWriter:
             if not self._gathered:
                 self._loop.call_later(self._gather_seconds, self._hand_over)
             self._gathered.append(job)
-            # Who asks for something else than an append waits for it: a confirmation, a lease.
+            # A call other than an append (a confirmation, a lease) is waited for, so the writer begins at once.
             if len(self._gathered) >= self._enough or (job.batch is None and self._gather_seconds):
                 self._hand_over()
         return job
