@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -16,7 +17,7 @@ from penstock.pipeline.jobs import Workplace, archive, compact, ledger, rollup
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.tables import exchange, open_lake
 from penstock.testing import RunningServer, start_server, wait_until
-from penstock.wire.lake import LakeFile, first_overlap
+from penstock.wire.lake import LakeFile
 from tests.spark.conftest import make_place
 from tests.spark.filling import archived, differences, fill, publish
 
@@ -58,7 +59,8 @@ def filled(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_events_equal_the_log_row_for_row(filled: Workplace) -> None:
     assert differences(filled.client, filled.lake.root) == []
     assert watermark(filled.client, "events") == filled.client.newest()
-    assert first_overlap(filled.lake.files("events")) is None
+    files = filled.lake.files("events")
+    assert all(one.hi == following.lo for one, following in pairwise(files))
 
 
 def test_deliveries_say_what_became_of_what_for_whom(filled: Workplace) -> None:

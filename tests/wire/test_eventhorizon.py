@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.values import Entry, Kind
 from penstock.wire import eventhorizon as eh
-from penstock.wire.eventhorizon import Cursor, CursorInvalid, Line, LineInvalid, parse_cursor
+from penstock.wire.eventhorizon import Cursor, CursorInvalid, Line, parse_cursor
 
 # ── cursors ────────────────────────────────────────────────────────────────────────────────────
 
@@ -106,31 +106,28 @@ def test_any_text_is_a_cursor_or_refused(text: str) -> None:
 # ── lines ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def stored(content: str, type: str = "") -> Entry:
+    kind = Kind.META if type else Kind.DATA
+    return Entry(1, "/a", None if type else 0, 0, 0, 2, kind, type, 0, None, "", content.encode())
+
+
 @pytest.mark.parametrize(("content", "line"), [("", b" "), ("a", b" a"), ("foobar", b" foobar"), ("/x {", b" /x {")])
 def test_a_regular_line_begins_with_a_space(content: str, line: bytes) -> None:
-    assert eh.encode_line(content) == line
-    assert eh.parse_line(line) == ("", content)
+    assert eh.raw_line(stored(content)) == line + b"\n"
 
 
 def test_a_meta_line_has_a_type_and_a_payload() -> None:
-    assert eh.parse_line(b'/poop {"foo": "bar"}') == ("poop", '{"foo": "bar"}')
-
-
-@pytest.mark.parametrize("raw", [b"", b"/fooMissingPayload", b"yes oh hai", b"/foo bar", b"/a1 {}", b"/a  {}"])
-def test_what_is_no_line_is_refused(raw: bytes) -> None:
-    with pytest.raises(LineInvalid):
-        eh.parse_line(raw)
+    assert eh.raw_line(stored('{"foo": "bar"}', "poop")) == b'/poop {"foo": "bar"}\n'
 
 
 @pytest.mark.parametrize("content", ["foo\nbar", "x" * 65_535, "é" * 32_768])
 def test_what_no_reader_could_read_back_is_no_line(content: str) -> None:
-    with pytest.raises(LineInvalid):
-        eh.encode_line(content)
+    assert not eh.is_line(content.encode())
 
 
 @given(st.text(st.characters(exclude_characters="\n", codec="utf-8"), max_size=100))
-def test_every_content_without_a_newline_comes_back(content: str) -> None:
-    assert eh.parse_line(eh.encode_line(content)) == ("", content)
+def test_every_content_without_a_newline_is_a_line_by_itself(content: str) -> None:
+    assert eh.raw_line(stored(content)) == b" " + content.encode() + b"\n"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.lake import LETTERS, LakeFile, first_overlap, parse_folder, parse_name
+from penstock.wire.lake import LETTERS, LakeFile, parse_folder, parse_name
 
 files = st.builds(
     LakeFile, st.integers(0, 2**62), st.integers(0, 2**62), st.dates().map(str), st.sampled_from(sorted(LETTERS)),
@@ -45,11 +45,3 @@ def test_other_names_are_none_of_ours(name: str) -> None:
 @pytest.mark.parametrize("name", ["day=2026-1-1", "2026-11-15", "day=2026-11-15x", "_staging"])
 def test_other_folders_are_none_of_ours(name: str) -> None:
     assert parse_folder(name) is None
-
-
-def test_files_that_claim_the_same_ids_are_found() -> None:
-    day = "2026-11-15"
-    sound = [LakeFile(0, 10, day, "events"), LakeFile(10, 20, day, "events"), LakeFile(30, 40, day, "events")]
-
-    assert first_overlap(sound) is None
-    assert first_overlap([*sound, LakeFile(9, 12, day, "events")]) == (sound[0], LakeFile(9, 12, day, "events"))

@@ -27,17 +27,12 @@ from penstock.values import Entry, Kind
 
 _INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
-_META_LINE = re.compile(rb"/([A-Za-z]+) (\{.+)", re.DOTALL)
 # What Go's encoder escapes beyond JSON's own rules. The lengths of lines depend on it.
 _GO_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
 class CursorInvalid(ValueError):
     """The text is not a cursor."""
-
-
-class LineInvalid(ValueError):
-    """The bytes are not a line of a chunk."""
 
 
 class Cursor(NamedTuple):
@@ -157,23 +152,6 @@ def rotated(stream: str, next_chunk: int, server: str, ts: str) -> bytes:
 
 
 # ── lines of a chunk ───────────────────────────────────────────────────────────────────────────
-
-
-def encode_line(content: str) -> bytes:
-    """A regular line without its newline; *LineInvalid* for what no reader could read back."""
-    body = content.encode()
-    if not is_line(body):
-        raise LineInvalid(f"content of {len(body):,} bytes has a newline or is over {LINE_BYTES:,} bytes")
-    return b" " + body
-
-
-def parse_line(raw: bytes) -> tuple[str, str]:
-    """The meta type (empty for a regular line) and the content of a line without its newline."""
-    if raw[:1] == b" ":
-        return "", raw[1:].decode()
-    if found := _META_LINE.fullmatch(raw):
-        return found[1].decode(), found[2].decode()
-    raise LineInvalid(f"line of {len(raw)} bytes has no type, or one without its payload")
 
 
 class Line(msgspec.Struct, frozen=True, gc=False, rename="pascal"):

@@ -11,7 +11,7 @@ This module knows names, nothing else: the server, the pipeline and Spark's work
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,13 +96,3 @@ def first_hole(files: Sequence[LakeFile], after: int, upto: int) -> tuple[int, i
         return None
     following = min((file.lo for file in files if file.lo > position), default=upto)
     return position, min(following, upto)
-
-
-def first_overlap(files: Iterable[LakeFile]) -> tuple[LakeFile, LakeFile] | None:
-    """Two files that claim the same ids: there never are any in a sound lake."""
-    last: LakeFile | None = None
-    for file in sorted(files):
-        if last is not None and file.lo < last.hi:
-            return last, file
-        last = file
-    return None
