@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.core.registry import NEW
-from penstock.errors import InputInvalid, MailboxFull, SequencePassed, SequenceReused, TooLarge, VersionMismatch
+from penstock.errors import InputInvalid, MailboxFull, TooLarge, VersionMismatch
 from penstock.limits import RECIPIENT_BYTES, RECORD_BYTES, RECORD_KEY_BYTES
-from penstock.values import Appended, Batch, Item, NewItem, Producer, Record, Room
+from penstock.values import Item, NewItem, Record, Room
 
 
 def check_recipient(recipient: str) -> str:
@@ -25,26 +25,6 @@ def check_version(key: str, found: Record | None, expect: int | None) -> None:
     """Refuse to change a record for somebody who believes it to be at another version."""
     if expect is not None and expect != (found.version if found else NEW):
         raise VersionMismatch(key, expect, found.version if found else None)
-
-
-def first_answer(
-    batch: Batch, producer: Producer, known: Appended | None, last_sequence: int, last: Appended
-) -> Appended:
-    """The answer to a repeat of a producer's sequence. It never has coordinates of a stream that the batch is not for.
-
-    *known* is the answer of that very sequence. It may be pruned, or the number was left out: then the producer's
-    last answer says enough, if it is of the same stream.
-    """
-    if known is not None and not _is_for(batch, known):
-        raise SequenceReused(producer.name, producer.sequence)
-    if known is None and not _is_for(batch, last):
-        raise SequencePassed(producer.name, producer.sequence, last_sequence)
-    return known or last
-
-
-def _is_for(batch: Batch, answer: Appended) -> bool:
-    streams = {draft.stream for draft in batch.drafts}
-    return not streams or {answer.first.stream, answer.last.stream} <= streams
 
 
 def check_record(key: str, value: bytes = b"") -> None:

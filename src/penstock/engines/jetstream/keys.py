@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from penstock.engines.checks import first_answer
 from penstock.engines.jetstream.rows import row
 from penstock.engines.jetstream.store import Store, Stored
+from penstock.engines.repeats import Address, Owner, addresses, first_answer, key_address, owner_of, sequence_address
 from penstock.errors import KeyReused
 from penstock.limits import KEY_SECONDS
-from penstock.values import Appended, Batch, Key, Place, Producer
+from penstock.values import Appended, Batch, Place, Producer
 
 RECENT_KEYS: Final = 100_000
 """Answers in memory, so that a quick repeat needs no question. Over it: the oldest are looked up."""
@@ -27,8 +27,6 @@ RECENT_KEYS: Final = 100_000
 TTL: Final = f"Nats-TTL: {KEY_SECONDS + 3600}s\r\n".encode()
 """JetStream removes keys by itself, an hour after we stop to honour them."""
 
-Address = tuple[str, str, str]
-Owner = tuple[str, str]
 """The subject and the name of a producer."""
 
 
@@ -87,14 +85,14 @@ class KnownAnswers:
 
         `NotKnown` if only the log can tell, and it was not looked up yet.
         """
-        if (key := batch.key) and (held := self._get(_address(key), now_ms)):
+        if (key := batch.key) and (held := self._get(key_address(key), now_ms)):
             if held.digest != key.digest:
                 raise KeyReused(key.key)
             return held.appended
         return self._find_sequence(batch, batch.producer, now_ms, looked_up) if batch.producer else None
 
     def _find_sequence(self, batch: Batch, producer: Producer, now_ms: int, looked_up: bool) -> Appended | None:
-        if known := self._get(_address_of(producer), now_ms):
+        if known := self._get(sequence_address(producer), now_ms):
             return first_answer(batch, producer, known.appended, producer.sequence, known.appended)
         owner = owner_of(producer)
         if owner not in self.producers:
@@ -139,7 +137,7 @@ class KnownAnswers:
             return None
         found = await self._store.last(self._store.subjects.key((producer.name, "", str(producer.sequence))))
         if found and (held := _held(found, found.seq)).made_ms > now_ms - KEY_SECONDS * 1000:
-            self.remember(_address_of(producer), held)
+            self.remember(sequence_address(producer), held)
         return msgspec.structs.replace(_held(last, last.seq), seq=0)  # under its own subject there is nothing yet
 
     async def _resolved(self, stored: Stored) -> HeldAnswer | None:
@@ -151,29 +149,6 @@ class KnownAnswers:
         if found is None or row(found.seq, "", found.data).facts.nonce != begun.nonce:
             return None
         return _held(stored, found.seq)
-
-
-def addresses(batch: Batch) -> list[tuple[Address, bytes]]:
-    """Under what the answer to a batch is remembered, with the digest that must come again."""
-    found: list[tuple[Address, bytes]] = []
-    if batch.key:
-        found.append((_address(batch.key), batch.key.digest))
-    if batch.producer:
-        found.append((_address_of(batch.producer), b""))
-    return found
-
-
-def owner_of(producer: Producer) -> Owner:
-    """Under what its last sequence is kept."""
-    return producer.subject, producer.name
-
-
-def _address(key: Key) -> Address:
-    return key.subject, key.stream, key.key
-
-
-def _address_of(producer: Producer) -> Address:
-    return producer.subject, "", f"{producer.name}/{producer.sequence}"
 
 
 def encode(digest: bytes, made_ms: int, sequence: int, appended: Appended, begun: Begun | None = None) -> bytes:

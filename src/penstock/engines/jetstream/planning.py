@@ -17,10 +17,11 @@ from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
 from penstock.engines.jetstream import keys
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.heads import KnownHead, KnownHeads
-from penstock.engines.jetstream.keys import HeldAnswer, KnownAnswers, NotKnown, Owner, addresses, owner_of, shifted
+from penstock.engines.jetstream.keys import HeldAnswer, KnownAnswers, NotKnown, shifted
 from penstock.engines.jetstream.lanes import AppendJob
 from penstock.engines.jetstream.rows import facts_of, payload, side_payload
 from penstock.engines.jetstream.subjects import Subjects
+from penstock.engines.repeats import Address, Owner, addresses, owner_of
 from penstock.errors import PositionMismatch
 from penstock.values import Appended, Draft, Entry, Head, Kind, Producer
 
@@ -135,7 +136,7 @@ class Planner:
                 raise HeadMissing(mismatch.stream) from None  # it may be us who are behind: the leader decides
             raise
 
-    def _add_key(self, job: AppendJob, address: keys.Address, digest: bytes, appended: Appended) -> None:
+    def _add_key(self, job: AppendJob, address: Address, digest: bytes, appended: Appended) -> None:
         subject = self._subjects.key(address)
         data = self._answer(digest, 0, appended)
         self._parts.append(_Part(subject, data, None, _EXPECT % job.old_keys.get(subject, 0) + keys.TTL))

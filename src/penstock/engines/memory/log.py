@@ -12,11 +12,11 @@ from penstock.core.clock import Clock
 from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, matches
 from penstock.core.stamp import check_batch, stamp
-from penstock.engines.checks import first_answer
 from penstock.engines.pages import fitting, is_over, page_of_stream, shown, tombstone
+from penstock.engines.repeats import Address, addresses, first_answer, key_address, owner_of, sequence_address
 from penstock.errors import InputInvalid, KeyReused, NotFound, PenstockError, Trimmed
 from penstock.limits import KEY_SECONDS, PAGE_BYTES, PAGE_ENTRIES
-from penstock.values import Appended, Batch, Entry, Head, Kind, Page, Producer
+from penstock.values import Appended, Batch, Entry, Head, Kind, Page
 
 SCAN_ENTRIES = 32_768
 """Entries that one `read_after` looks at."""
@@ -33,7 +33,7 @@ class MemoryLog:
         self._entries: list[Entry] = []
         self._heads: dict[str, Head] = {}
         self._next_id = 1
-        self._answers: dict[tuple[str, str, str], tuple[bytes, Appended, int]] = {}
+        self._answers: dict[Address, tuple[bytes, Appended, int]] = {}
         self._last_sequences: dict[tuple[str, str], tuple[int, Appended]] = {}  # of a subject's producer
         self.followers = Followers()
         self._followed = 0
@@ -75,27 +75,28 @@ class MemoryLog:
         self._next_id += len(stamped.entries)
         self._entries += stamped.entries
         self._heads |= stamped.heads
-        for address, digest in _addresses(batch):
+        for address, digest in addresses(batch):
             self._answers[address] = (digest, stamped.appended, now_ms)
         if producer := batch.producer:
-            self._last_sequences[producer.subject, producer.name] = (producer.sequence, stamped.appended)
+            self._last_sequences[owner_of(producer)] = (producer.sequence, stamped.appended)
         return stamped.entries, stamped.appended
 
     def _first_answer(self, batch: Batch, now_ms: int) -> Appended | None:
         """What was answered when this batch came for the first time: kept for a day, a producer's last for ever."""
         if key := batch.key:
-            digest, answer = self._answer((key.subject, key.stream, key.key), now_ms)
+            digest, answer = self._answer(key_address(key), now_ms)
             if answer and digest != key.digest:
                 raise KeyReused(key.key)
             if answer:
                 return answer
         if producer := batch.producer:
-            sequence, last = self._last_sequences.get((producer.subject, producer.name), (0, None))
+            sequence, last = self._last_sequences.get(owner_of(producer), (0, None))
             if last and producer.sequence <= sequence:
-                return first_answer(batch, producer, self._answer(_address_of(producer), now_ms)[1], sequence, last)
+                known = self._answer(sequence_address(producer), now_ms)[1]
+                return first_answer(batch, producer, known, sequence, last)
         return None
 
-    def _answer(self, address: tuple[str, str, str], now_ms: int) -> tuple[bytes, Appended | None]:
+    def _answer(self, address: Address, now_ms: int) -> tuple[bytes, Appended | None]:
         digest, answer, made_ms = self._answers.get(address, (b"", None, 0))
         return (digest, answer) if made_ms > now_ms - KEY_SECONDS * 1000 else (b"", None)
 
@@ -236,17 +237,3 @@ class MemoryLog:
 
     async def stored_bytes(self) -> int:
         return sum(len(entry.body) for entry in self._entries)
-
-
-def _addresses(batch: Batch) -> list[tuple[tuple[str, str, str], bytes]]:
-    """Under what the answer to a batch is remembered, with the digest that must come again."""
-    found = []
-    if key := batch.key:
-        found.append(((key.subject, key.stream, key.key), key.digest))
-    if batch.producer:
-        found.append((_address_of(batch.producer), b""))
-    return found
-
-
-def _address_of(producer: Producer) -> tuple[str, str, str]:
-    return (producer.subject, "", f"{producer.name}/{producer.sequence}")

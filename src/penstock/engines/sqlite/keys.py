@@ -7,14 +7,13 @@ from typing import Final
 
 import msgspec
 
-from penstock.engines.checks import first_answer
+from penstock.engines.repeats import Address, first_answer, key_address, owner_of, sequence_address
 from penstock.errors import KeyReused
 from penstock.limits import KEY_COUNT, KEY_SECONDS
 from penstock.values import Appended, Batch, Key, Producer
 
 PRUNE_EVERY: Final = 1_000
 """Keys after which the oldest are looked at."""
-_Address = tuple[str, str, str]
 _answers = msgspec.msgpack.Decoder(Appended)
 
 
@@ -30,7 +29,7 @@ class GroupKeys:
 
     def __init__(self, connection: sqlite3.Connection, now_ms: int) -> None:
         self._connection, self._now_ms = connection, now_ms
-        self._new: dict[_Address, tuple[bytes, Appended]] = {}
+        self._new: dict[Address, tuple[bytes, Appended]] = {}
         self._sequences: dict[tuple[str, str], tuple[int, Appended]] = {}  # of a subject's producer
 
     def find(self, batch: Batch) -> Appended | None:
@@ -44,10 +43,10 @@ class GroupKeys:
     def add(self, batch: Batch, appended: Appended) -> None:
         """Remember the answer to a batch that is stored in this group."""
         if batch.key:
-            self._new[_address(batch.key)] = (batch.key.digest, appended)
+            self._new[key_address(batch.key)] = (batch.key.digest, appended)
         if producer := batch.producer:
-            self._new[_address_of(producer)] = (b"", appended)
-            self._sequences[producer.subject, producer.name] = (producer.sequence, appended)
+            self._new[sequence_address(producer)] = (b"", appended)
+            self._sequences[owner_of(producer)] = (producer.sequence, appended)
 
     def write(self) -> None:
         """Store what was added, in the caller's transaction, and drop some of what is too old."""
@@ -66,13 +65,13 @@ class GroupKeys:
             self._prune(newest)
 
     def _find_key(self, key: Key) -> Appended | None:
-        digest, answer = self._get(_address(key))
+        digest, answer = self._get(key_address(key))
         if answer and digest != key.digest:
             raise KeyReused(key.key)
         return answer
 
     def _find_sequence(self, batch: Batch, producer: Producer) -> Appended | None:
-        owner, address = (producer.subject, producer.name), _address_of(producer)
+        owner, address = owner_of(producer), sequence_address(producer)
         found = self._sequences.get(owner) or self._load("producers WHERE subject = ? AND name = ?", owner)
         if found is None:
             found = self._load("producers_without_subject WHERE name = ?", owner[1:])
@@ -84,7 +83,7 @@ class GroupKeys:
             batch, producer, self._get(address)[1], sequence, msgspec.structs.replace(last, repeated=True)
         )
 
-    def _get(self, address: _Address) -> tuple[bytes, Appended | None]:
+    def _get(self, address: Address) -> tuple[bytes, Appended | None]:
         """A remembered answer, marked as a repeat."""
         if known := self._new.get(address):
             return known[0], msgspec.structs.replace(known[1], repeated=True)
@@ -105,14 +104,6 @@ class GroupKeys:
             "ORDER BY number LIMIT ?)",
             (newest - KEY_COUNT, self._now_ms - KEY_SECONDS * 1000, 2 * PRUNE_EVERY),
         )
-
-
-def _address(key: Key) -> _Address:
-    return (key.subject, key.stream, key.key)
-
-
-def _address_of(producer: Producer) -> _Address:
-    return (producer.subject, "", f"{producer.name}/{producer.sequence}")
 
 
 def _encoded(appended: Appended) -> bytes:
