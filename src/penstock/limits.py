@@ -234,21 +234,6 @@ TOPIC_BYTES: Final = 64
 DEVICE_CHARACTERS: Final = 64
 """Characters of a device's name (`hid`): it is part of every record about the device. Over it: 400."""
 
-UNCONFIRMED_SPANS: Final = 64
-"""Intervals of sent and unconfirmed events that are remembered for one wire; several only where some events
-of a stream were for other devices. Over it: the oldest are forgotten and stay `sent` in the ledger."""
-
-UNCONFIRMED_WIRES: Final = 20_000
-"""Wires whose unconfirmed events are remembered after they ended. Over it: the oldest stay `sent`."""
-
-RECALLED_BYTES: Final = 16 * 1024 * 1024
-"""Memory for what former lives of a server have sent, read back from the ledger, the newest first, for devices that
-come back to confirm it: 200 bytes for an interval, four for each device it was sent to. Over it: the older stays
-`sent`."""
-
-RECALLED_BATCHES: Final = 50_000
-"""Batches of the ledger that are looked at for that. Over it: the older deliveries stay `sent`."""
-
 PRESENCE_LINES: Final = 100_000
 """Changes of presence that wait while the log takes nothing. Over it: the oldest are dropped, and logged."""
 

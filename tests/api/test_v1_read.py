@@ -164,6 +164,21 @@ def test_why_tells_that_an_entry_was_sent(shared_server: RunningServer, stream: 
     assert "over v1" in answer["words"]
 
 
+def test_a_consumer_confirms_by_coming_back(shared_server: RunningServer, stream: str) -> None:
+    name = f"desk{stream}"
+    with Tail(shared_server, f"{stream},{stream}/b", consumer=name) as tail:
+        ids = [publish(shared_server, one, b"a").json["id"] for one in (stream, f"{stream}/b", stream)]
+        assert [tail.line()["id"] for _ in ids] == ids
+
+    def verdicts() -> list[str]:
+        return [ask(shared_server, "GET", "/v1/why", entry=id, recipient=name).json["verdict"] for id in ids]
+
+    with Tail(shared_server, stream, consumer=name, after=ids[1]):
+        assert verdicts() == ["acked", "sent", "sent"]  # it does not speak of the other stream
+    with Tail(shared_server, f"{stream}/>", consumer=name, after=ids[2]):
+        assert verdicts() == ["acked", "acked", "acked"]
+
+
 def test_why_tells_why_not(shared_server: RunningServer, stream: str) -> None:
     entry = publish(shared_server, stream, b"a").json["id"]
     with Tail(shared_server, stream, consumer=f"late{stream}"), Tail(shared_server, "/other", consumer=f"else{stream}"):

@@ -46,8 +46,13 @@ def test_any_records_become_batches_that_fit_and_are_read_back(told, told_items,
             for text, times, state, people, id in told:
                 reason = (text * times)[:LEDGER_REASON_CHARACTERS]
                 who = [recipient("v1", f"{text}{number}") for number in range(people)]
-                written.record_all(who, state, "/" + text * 3, id, id, reason=text * times)
-                expected.update((state, reason, one.name, "/" + text * 3, id, "") for one in who)
+                for one in who:
+                    written.record(one, state, "/s" + text * 3, id, id, reason=text * times)
+                    written.sent(one, "/s" + text * 3, id, id)
+                    written.confirm(one, id)
+                expected.update((state, reason, one.name, "/s" + text * 3, id, "") for one in who)
+                expected.update(("sent", "", one.name, "/s" + text * 3, id, "") for one in who)
+                expected.update(("confirmed", "", one.name, "", 0, "") for one in who)
             for text, times, key, number in told_items:
                 written.record_item(recipient("v1", text), "acked", key, "2026_11", number, reason=text * times)
                 reason = (text * times)[:LEDGER_REASON_CHARACTERS]

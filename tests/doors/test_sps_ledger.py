@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.doors.sps.spans import NO_MARK, Span, confirm, put_aside
-from penstock.limits import UNCONFIRMED_SPANS
+from penstock.core.ledger import Event, decode
+from penstock.doors.sps.frames import Run, join_runs, runs_of
 from penstock.testing import RunningServer, wait_until
 from penstock.values import Batch, Draft, Entry, Kind
 from tests.api.client import ask
@@ -96,7 +98,7 @@ def test_nobody_confirms_what_was_not_sent(shared_server: RunningServer) -> None
         assert verdict(shared_server, id, wire.uid) == "sent"
 
 
-# ── spans ──────────────────────────────────────────────────────────────────────────────────────
+# ── what the ledger is told ────────────────────────────────────────────────────────────────────
 
 Sent = tuple[str, str]  # a stream, and the device it is for: empty for all
 events = st.lists(
@@ -106,58 +108,67 @@ events = st.lists(
 
 
 @settings(max_examples=60)
-@given(st.lists(events, max_size=4), st.integers(0, 150))
-def test_spans_cover_what_was_sent_and_nothing_else(batches: list[list[Sent]], upto: int) -> None:
+@given(st.lists(events, max_size=4))
+def test_the_ledger_hears_of_what_was_sent_and_of_nothing_else(batches: list[list[Sent]]) -> None:
     with TemporaryDirectory() as keys:
-        spans, published = asyncio.run(spans_after(Path(keys), batches))
-    sent = {(stream, id) for stream, id, hid in published if hid in ("", "a")}
-    confirmed, left = confirm(spans, upto)
+        recorded, published = asyncio.run(recorded_after(Path(keys), batches))
+    covered = {
+        (stream, id)
+        for stream, id, _ in published
+        if any(event.stream == stream and event.first <= id <= event.last for event in recorded)
+    }
 
-    assert covered(spans, published) == sent
-    assert covered(confirmed, published) == {(stream, id) for stream, id in sent if id <= upto}
-    assert covered(left, published) == {(stream, id) for stream, id in sent if id > upto}
+    assert covered == {(stream, id) for stream, id, hid in published if hid in ("", "a")}
 
 
-async def spans_after(keys: Path, batches: list[list[Sent]]) -> tuple[list[Span], list[tuple[str, int, str]]]:
-    """What a device's wire remembers after these were published, and all that was."""
+async def recorded_after(keys: Path, batches: list[list[Sent]]) -> tuple[list[Event], list[tuple[str, int, str]]]:
+    """What the ledger has of a device after these were published, and all that was."""
     async with place(keys) as here:
-        await here.subscribe("uid=7&hid=a&tid=earth")
-        published = []
+        reader, _ = await here.subscribe("uid=7&hid=a&tid=earth")
         for batch in filter(None, batches):
             drafts = [Draft(stream, b"x", "", f'{{"hid":"{hid}"}}' if hid else "") for stream, hid in batch]
             await here.engine.log.append(Batch(tuple(drafts)))
         page = await here.engine.log.read_after(("/users/7", "/rooms/earth", "/all"), 0)
         published = [(e.stream, e.id, e.attributes[8:-2]) for e in page.entries]
-        wire = here.door.wires.find("7", "a")
-        assert wire
-        return wire.spans, published
+        for _ in range(1 + sum(hid in ("", "a") for _, _, hid in published)):
+            await reader.readline()
+        await here.door.wires.ledger.flush()
+        found = await here.engine.log.read_after(("/_ledger",), 0)
+        return [event for entry in found.entries for event in decode(entry.body)[1]], published
 
 
-def covered(spans: list[Span], published: list[tuple[str, int, str]]) -> set[tuple[str, int]]:
-    return {
-        (stream, id)
-        for stream, id, _ in published
-        if any(span.stream == stream and span.first <= id <= span.last for span in spans)
-    }
+def entry(id: int, index: int | None, stream: str = "/a") -> Entry:
+    return Entry(id, stream, index, 0, 0, 1, Kind.DATA, "", 0, None, "", b"x")
 
 
-def entry(id: int, index: int | None) -> Entry:
-    return Entry(id, "/a", index, 0, 0, 1, Kind.DATA, "", 0, None, "", b"x")
+def intervals(runs: list[Run]) -> list[tuple[int, int]]:
+    return [(run.first, run.last) for run in runs]
 
 
-def test_the_oldest_spans_are_forgotten_at_the_limit() -> None:
-    spans: list[Span] = []
-    for number in range(UNCONFIRMED_SPANS + 10):
-        put_aside(spans, Span(number + 1, NO_MARK.mark(entry(number + 1, 2 * number))))
+shapes = st.lists(st.tuples(st.sampled_from(["/a", "/b"]), st.booleans(), st.integers(0, 1)), max_size=30)
 
-    assert len(spans) == UNCONFIRMED_SPANS
-    assert spans[0].first == 11
+
+@given(shapes, st.sets(st.integers(1, 29)))
+def test_runs_that_are_joined_are_those_of_all_at_once(shape: list[tuple[str, bool, int]], cuts: set[int]) -> None:
+    next_index = {"/a": 0, "/b": 0}
+    entries: list[Entry] = []
+    for id, (stream, part, skipped) in enumerate(shape, 1):
+        if part and entries and entries[-1].stream == stream:  # of the entry before it
+            entries.append(entry(id, None, stream))
+        else:
+            entries.append(entry(id, next_index[stream] + skipped, stream))
+            next_index[stream] += 1 + skipped
+    places = [place for place in range(1, len(entries)) if place in cuts and entries[place].index is not None]
+    pieces = [entries[begin:end] for begin, end in itertools.pairwise([0, *places, len(entries)])]
+
+    joined = functools.reduce(join_runs, map(runs_of, pieces)) if entries else []
+
+    assert intervals(joined) == intervals(runs_of(entries))
 
 
 def test_parts_belong_to_the_entry_before_them() -> None:
-    first = NO_MARK.mark(entry(1, 3))
-    part = first.mark(entry(2, None))
+    whole = [entry(1, 3), entry(2, None), entry(3, 4)]
 
-    assert first.continued_by(entry(2, None))
-    assert part.continued_by(entry(3, 4))
-    assert not part.continued_by(entry(3, 5))
+    assert intervals(runs_of(whole)) == [(1, 3)]
+    assert intervals(join_runs(runs_of(whole[:1]), runs_of(whole[1:2]))) == [(1, 2)]
+    assert intervals(runs_of([*whole, entry(4, 6)])) == [(1, 3), (4, 4)]

@@ -15,13 +15,14 @@ from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import Ledger, decode
+from penstock.core.ledger import Ledger
 from penstock.core.lookout import Changes, Lookout
 from penstock.core.members import Members
 from penstock.core.registry import Registry
+from penstock.core.why import Why
 from penstock.doors.sps import Sps
 from penstock.doors.sps.claims import Claims
-from penstock.doors.sps.recall import Recall
+from penstock.doors.sps.wire import Wire
 from penstock.doors.sps.wires import Wires
 from penstock.engines.memory import MemoryChanges, MemoryEngine
 from penstock.http.caps import Caps
@@ -30,7 +31,7 @@ from penstock.http.routing import Router
 from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
 from penstock.settings import Settings
-from penstock.testing import TooLate, wait_until_async
+from penstock.testing import wait_until_async
 from penstock.values import Record
 from tests.faulty_bus import Faults, FaultyBus
 from tests.nodes import Network
@@ -264,10 +265,11 @@ async def test_the_devices_of_a_dead_node_go_offline(tmp_path: Path) -> None:
         assert await a.engine.registry.list("sps/wires/") == []
 
 
-async def acked(node: Node) -> list[tuple[str, int, int]]:
-    page = await node.engine.log.read_after(("/_ledger",), 0)
-    events = [event for entry in page.entries for event in decode(entry.body)[1]]
-    return [(event.recipient, event.first, event.last) for event in events if event.state == "acked"]
+async def verdicts(node: Node, ids: list[int], recipient: str = "7/phone") -> list[str]:
+    """What this node tells of entries, by the ledger that all share."""
+    wires = node.door.wires
+    answers = [await Why(node.engine.log, wires.ledger, wires.hub).entry(id, recipient) for id in ids]
+    return [answer.verdict for answer in answers]
 
 
 async def test_what_one_node_sent_is_confirmed_through_another(tmp_path: Path) -> None:
@@ -276,13 +278,13 @@ async def test_what_one_node_sent_is_confirmed_through_another(tmp_path: Path) -
         await wait_until_async(lambda: claimed(a, "7"))
         await b.ask("POST", "/notify_to_user?uid=7", b"one")
         id = (await line(reader))["id"]
+        assert await verdicts(a, [id]) == ["sent"]
         a.hang_up()
         await wait_until_async(lambda: len(a.door.wires) == 0)
 
         await b.subscribe(f"uid=7&hid=phone&o={id}")
 
-        await wait_until_async(lambda: acked(a))
-        assert await acked(a) == [("7/phone", id, id)]
+        assert await verdicts(b, [id]) == ["acked"]
 
 
 async def taken_for_dead(node: Node, other: Node, network: Network) -> None:
@@ -336,7 +338,7 @@ async def test_a_node_that_was_away_takes_up_again_the_devices_that_stayed(tmp_p
 # ── what a node that died has sent ─────────────────────────────────────────────────────────────
 
 
-async def check_the_living_confirm_for_the_dead(keys: Path, *, before: bool, within: float = 20) -> None:
+async def check_the_living_confirm_for_the_dead(keys: Path, *, before: bool) -> None:
     """A device of a node that dies comes to another one: *before* that one knows of the death, or after."""
     async with two(keys) as (a, b, network):
         reader = await a.subscribe("uid=7&hid=phone")
@@ -345,20 +347,16 @@ async def check_the_living_confirm_for_the_dead(keys: Path, *, before: bool, wit
         for body in (b"one", b"two"):
             await b.ask("POST", "/notify_to_user?uid=7", body)
             ids.append((await line(reader))["id"])
-        await b.ask("POST", "/notify_to_user?uid=7&hid=tv", b"not for the phone")
+        _, other = await b.ask("POST", "/notify_to_user?uid=7&hid=tv", b"not for the phone")
         await a.door.wires.ledger.flush()
         network.cut.add("a")
+        assert await verdicts(b, ids) == ["sent", "sent"]
 
-        if before:
-            await b.subscribe(f"uid=7&hid=phone&o={ids[-1]}")
-            await wait_until_async(lambda: claimed(b, "7"))
-            assert await acked(b) == []
-        await taken_for_dead(a, b, network)
         if not before:
-            await b.subscribe(f"uid=7&hid=phone&o={ids[-1]}")
+            await taken_for_dead(a, b, network)
+        await b.subscribe(f"uid=7&hid=phone&o={other['id']}")
 
-        await wait_until_async(lambda: acked(b), within=within)
-        assert await acked(b) == [("7/phone", id, id) for id in ids]
+        assert await verdicts(b, [*ids, other["id"]]) == ["acked", "acked", "no_record"]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -366,16 +364,17 @@ async def test_what_a_dead_node_sent_is_confirmed_through_a_living_one(tmp_path:
     await check_the_living_confirm_for_the_dead(tmp_path, before=before)
 
 
-class TrustsTheDead(Recall):
-    """The sabotage: takes every node for one that still remembers what it sent."""
+class TrustsItself(Wires):
+    """The sabotage: a device can confirm only what its open wire was sent."""
 
-    def _take(self, batches: object, known: object, living: object) -> None:
-        pass
+    def confirm(self, wire: Wire, upto: int) -> None:
+        if upto > wire.began:
+            super().confirm(wire, upto)
 
 
-async def test_the_same_check_finds_nodes_that_know_nothing_of_the_dead(
+async def test_the_same_check_finds_nodes_that_know_only_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Wires, "recalling", TrustsTheDead)
-    with pytest.raises(TooLate):
-        await check_the_living_confirm_for_the_dead(tmp_path, before=False, within=3)
+    monkeypatch.setattr(Sps, "kind", TrustsItself)
+    with pytest.raises(AssertionError):
+        await check_the_living_confirm_for_the_dead(tmp_path, before=False)

@@ -47,6 +47,24 @@ def write_deliveries(lake: Path, lo: int, hi: int, rows: list[dict[str, object]]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path, row_group_size=3)
 
 
+POSITIONS = pa.schema(
+    [("door", pa.utf8()), ("recipient", pa.utf8()), ("stream", pa.utf8()), ("upto", pa.int64()), ("time", TIME)]
+)
+
+
+def hour_ms(hour: int) -> int:
+    return int(datetime(2026, 11, 15, hour, tzinfo=UTC).timestamp() * 1000)
+
+
+def write_positions(lake: Path, lo: int, hi: int, said: list[tuple[Recipient, str, int, int]]) -> None:
+    """A file of `positions`, of (recipient, stream, id, hour)."""
+    path = lake / LakeFile(lo, hi, "2026-11-15", "positions").path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [(who.door, who.name, stream, upto, hour_ms(hour) * 1000) for who, stream, upto, hour in said]
+    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), POSITIONS, strict=True)]
+    pq.write_table(pa.Table.from_arrays(columns, schema=POSITIONS), path)
+
+
 class World:
     """A log with an entry, a ledger, and a lake beside them."""
 
@@ -104,6 +122,41 @@ async def test_an_acknowledgement_that_came_long_after_counts(tmp_path: Path) ->
         answer = await world.why.entry(entry, "alice")
 
         assert (answer.verdict, [event.state for event in answer.events]) == ("acked", ["sent", "acked"])
+
+
+async def test_a_position_confirms_what_was_sent_wherever_the_two_are(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        later = (await world.log.append(Batch((Draft("/b", b"x"),)))).last.id
+        write_positions(
+            tmp_path, 0, later + 1, [(ALICE, "/b", later, 11), (ALICE, "", later, 12), (ALICE, "", later, 13)]
+        )
+        await world.fold([row(ALICE, entry, entry), row(BOB, entry, entry)])
+        world.ledger.confirm(BOB, entry)
+
+        answer = await world.why.entry(entry, "alice")  # both are in the lake
+        assert answer.verdict == "acked"
+        assert answer.words.endswith("acked to alice over sps at 2026-11-15T12:00:00Z.")
+        assert (await world.why.entry(entry, "bob")).verdict == "acked"  # one is in the log
+        answer = await world.why.entry(later, "alice")
+        assert answer.verdict == "no_record"
+        assert answer.words.endswith("alice confirmed it at 2026-11-15T11:00:00Z; no record of the sending.")
+
+
+async def test_positions_are_looked_for_until_the_first_that_reaches_the_entry(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        done = await world.fold([row(ALICE, entry, entry)])
+        for number, upto in enumerate((entry - 1, entry, entry + 50)):
+            write_positions(tmp_path, done + number, done + number + 1, [(ALICE, "", upto, 13 + number)])
+        await world.engine.registry.put("lake/ledger", b'{"done":%d}' % (done + 3))
+
+        events = (await world.why.entry(entry, "alice")).events
+
+        assert [(event.state, event.ms) for event in events][1:] == [("acked", hour_ms(14))]
+        assert len(await world.why._folded.of_entry("/a", entry, "alice")) == 2  # type: ignore[union-attr]
 
 
 async def test_entries_that_were_trimmed_are_explained_too(tmp_path: Path) -> None:

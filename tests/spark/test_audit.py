@@ -22,7 +22,7 @@ from penstock.wire.lake import LakeFile
 from tests.api.client import Tail
 from tests.doors.msgstream_client import emit, login, packs
 from tests.spark.conftest import make_place
-from tests.spark.doors_at_work import APP, PUSHED, doors_at_work
+from tests.spark.doors_at_work import APP, DEVICE, PUSHED, USER, doors_at_work
 from tests.spark.filling import archived, publish
 
 T0 = datetime(2026, 11, 15, tzinfo=UTC)
@@ -93,6 +93,15 @@ def test_every_door_has_had_its_say(audited: Audited) -> None:
     doors = set(records["door"].to_pylist())
 
     assert {"eventhorizon", "sps", "trickle", "webpush", "msgstream", "v1"} <= doors
+
+
+def test_a_device_that_came_back_has_said_how_far_it_had_come(audited: Audited) -> None:
+    place, _, _ = audited
+    rows = archived(place.lake.root, "positions").to_pylist()
+
+    said = [row["upto"] for row in rows if (row["door"], row["recipient"]) == ("sps", f"{USER}/{DEVICE}")]
+    assert said
+    assert sorted(set(said)) == sorted(said)
 
 
 def test_it_says_the_same_when_it_reads_everything_again(audited: Audited) -> None:

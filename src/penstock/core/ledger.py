@@ -1,8 +1,8 @@
 """What happened to entries and items for a recipient, recorded in columns.
 
-Doors call `sent` for each flush of a wire, and `record` or `record_item` when something else was
-decided: a state of the table in `wire/ledger.py`. Records are buffered and appended to the stream
-`/_ledger`, one entry per batch:
+Doors call `sent` for each flush of a wire, `confirm` when a recipient says how far it has come, and `record` or
+`record_item` when something else was decided: a state of the table in `wire/ledger.py`. Records are buffered and
+appended to the stream `/_ledger`, one entry per batch:
 
     {"node":"n1","epoch":3,"sequence":17,"mark":"","lost":0,
      "rows":[[ms,state,reason,stream,first,last,count],…],
@@ -14,10 +14,14 @@ A fan-out of one entry to five thousand wires is one row and five thousand numbe
 keeps a delivery's share at some 0.2 µs and a few bytes. The attributes of the entry hold the smallest
 and the greatest id it speaks of, so that a reader can pass over it without decoding.
 
+A position ("has everything up to here") is one cumulative row: state `confirmed`, from 0 to the id, of one stream or,
+without a name, of all. It says nothing about what was sent; whoever reads joins it with the rows that do
+(`core/why.py`).
+
 Crash contract: batches are numbered (node, epoch, sequence) without a gap; an epoch begins with a
 batch marked "open" and ends with one marked "close". `sent` is flushed within 200 ms and may be lost
-in a crash; an epoch without its "close" tells which interval is unknown. `acked` is durable before
-its effect is visible: record it, then await `flush`.
+in a crash; an epoch without its "close" tells which interval is unknown. `acked` and `confirmed` are durable before
+their effect is visible: record them, then await `flush`.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import logging
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import msgspec
@@ -46,7 +50,7 @@ from penstock.limits import (
     LEDGER_WAITING,
 )
 from penstock.values import Batch, Draft, Entry
-from penstock.wire.ledger import RANKS
+from penstock.wire.ledger import CONFIRMED, RANKS
 
 log = logging.getLogger("penstock.ledger")
 
@@ -76,7 +80,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     door: str
     recipient: str
     stream: str = ""
-    first: int = 0  # ids of entries; 0 for an item
+    first: int = 0  # ids of entries; 0 for an item, and where a position counts from
     last: int = 0
     key: str = ""  # the item's message id; empty for entries
     month: str = ""
@@ -133,11 +137,6 @@ class Header(msgspec.Struct):
     items: list[_Item] = []
 
 
-def epoch_key(node: str) -> str:
-    """Where the registry has a node's epoch."""
-    return f"nodes/{node}/epoch"
-
-
 class Ledger:
     """Buffers records and appends them to `/_ledger`. `open` and `close` bracket a node's epoch."""
 
@@ -146,12 +145,13 @@ class Ledger:
         throughput: Throughput | None = None,
     ) -> None:  # fmt: skip
         self._log, self._clock, self._node, self._throughput = target, clock, node, throughput
-        self.flush_ms = flush_ms
+        self._flush_ms = flush_ms
         self.enabled = enabled
         self._epoch, self._sequence = 0, 0
         self._rows: list[_Row] = []
         self._buffered = 0  # deliveries in all of them but the last
         self._row = _NO_ROW
+        self._positions: dict[tuple[str, int], _Row] = {}  # rows of what was confirmed, by stream and id
         self._items: list[_Item] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sealed: deque[Sealed] = deque()
@@ -164,16 +164,11 @@ class Ledger:
         self.lost = 0
         self.refused = 0
 
-    @property
-    def life(self) -> tuple[str, int]:
-        """This node and its epoch: what its batches are recorded under."""
-        return self._node, self._epoch
-
     async def open(self, registry: Registry) -> None:
         """Begin a new epoch of this node."""
         if not self.enabled:
             return
-        key = epoch_key(self._node)
+        key = f"nodes/{self._node}/epoch"
         record = await registry.get(key)
         self._epoch = 1 + (int(record.value) if record else 0)
         await registry.put(key, str(self._epoch).encode(), expect=record.version if record else NEW)
@@ -220,16 +215,23 @@ class Ledger:
 
     def record(self, who: Recipient, state: str, stream: str, first: int, last: int, *, reason: str = "") -> None:
         """Something else happened to an interval of entries."""
-        self.record_all([who], state, stream, first, last, reason=reason)
-
-    def record_all(
-        self, who: Sequence[Recipient], state: str, stream: str, first: int, last: int, *, reason: str = ""
-    ) -> None:
-        """The same happened to an interval of entries for several recipients."""
         _check_state(state)
         if self.enabled:
-            self._begin_row(state, reason, stream, first, last).who.extend(who)
+            self._begin_row(state, reason, stream, first, last).who.append(who)
             self._row = _NO_ROW
+
+    def confirm(self, who: Recipient, upto: int, stream: str = "") -> None:
+        """This recipient has everything that it was sent up to an id, of one stream or of all.
+
+        Thousands that come back after the same event share a row, whatever is recorded in between.
+        """
+        if self.enabled and upto > 0:
+            row = self._positions.get((stream, upto))
+            if row is None:
+                row = self._positions[stream, upto] = self._begin_row(CONFIRMED, "", stream, 0, upto)
+                self._row = _NO_ROW
+            row.who.append(who)
+            self._buffered += 1
 
     def record_item(
         self,
@@ -262,7 +264,7 @@ class Ledger:
 
     def _book(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.flush_ms / 1000, self._flush_soon)
+            self._timer = asyncio.get_running_loop().call_later(self._flush_ms / 1000, self._flush_soon)
 
     # ── appending ─────────────────────────────────────────────────────────────────────────────
 
@@ -334,6 +336,7 @@ class Ledger:
             self._timer.cancel()
             self._timer = None
         rows, self._rows, self._row, self._buffered = self._rows, [], _NO_ROW, 0
+        self._positions = {}
         items, self._items = self._items, []
         if self._throughput is not None and rows:
             self._throughput.sealed(rows)
@@ -467,45 +470,16 @@ def _little_endian(column: array[int]) -> array[int]:
     return column
 
 
-class Batched:
-    """A batch as it was recorded: intervals, and of each the numbers of its recipients in `who`."""
-
-    def __init__(self, body: bytes) -> None:
-        line, _, column = body.partition(b"\n")
-        self.header = msgspec.json.decode(line, type=Header)
-        self.who = msgspec.json.decode(self.header.who, type=list[tuple[str, str]])
-        self._column = _little_endian(array("I", column))
-
-    @property
-    def greatest(self) -> int:
-        """The greatest number of a recipient; -1 if there is none."""
-        return max(self._column, default=-1)
-
-    def rows(self) -> Iterator[tuple[str, tuple[str, int, int], array[int]]]:
-        """State, interval (stream, first, last) and recipients of each row."""
-        position = 0
-        for _, state, _, stream, first, last, count in self.header.rows:
-            yield state, (stream, first, last), self._column[position : position + count]
-            position += count
-
-
-def readable(body: bytes) -> Batched | None:
-    """A batch, if it is one: whoever may write into `/_ledger` can write anything."""
-    try:
-        batch = Batched(body)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    return batch if batch.greatest < len(batch.who) else None
-
-
 def decode(body: bytes) -> tuple[Header, list[Event]]:
     """Read a batch back: its header, and everything in it one by one."""
-    batch = Batched(body)
-    header, events = batch.header, []
-    for (ms, _, reason, *_), (state, (stream, first, last), numbers) in zip(header.rows, batch.rows(), strict=True):
-        for number in numbers:
-            door, name = batch.who[number]
+    line, _, column = body.partition(b"\n")
+    header = msgspec.json.decode(line, type=Header)
+    who = msgspec.json.decode(header.who, type=list[tuple[str, str]])
+    numbers, position, events = _little_endian(array("I", column)), 0, []
+    for ms, state, reason, stream, first, last, count in header.rows:
+        for door, name in map(who.__getitem__, numbers[position : position + count]):
             events.append(Event(ms, state, reason, door, name, stream, first, last))
+        position += count
     for ms, state, reason, door, name, key, month, number, expires_ms in header.items:
         events.append(Event(ms, state, reason, door, name, "", 0, 0, key, month, number, expires_ms))
     return header, events

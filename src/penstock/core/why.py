@@ -2,11 +2,15 @@
 
 What happened is recorded in batches of `/_ledger`. The pipeline folds them into the lake's table `deliveries`; what it
 has not folded yet is read from the log itself. Without a lake that is all of it.
+
+A recipient that confirms by a position has what it was *sent* up to there: `joined` tells that as `acked`, at the time
+of the first position that reached the entry. A position alone proves nothing: the recipient may never have been sent
+the entry, or a crash took the record of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -18,7 +22,7 @@ from penstock.core.names import matches
 from penstock.errors import NotFound, PenstockError, Trimmed
 from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import timestamp
-from penstock.wire.ledger import verdict
+from penstock.wire.ledger import CONFIRMED, COVERED, verdict
 
 
 class BatchSpan(msgspec.Struct):
@@ -89,7 +93,11 @@ class Why:
             story.append("it has moved from the log to the lake")
         if entry.kind is Kind.EXPIRED or entry.kind is Kind.ERASED:
             story.append(f"its body is {entry.kind.name.lower()}")
-        found, reason = _without_record(self._hub, entry, recipient) if not events else (_verdict(events), "")
+        events, position = joined(events)
+        found, reason = (_verdict(events), "") if events else _without_record(self._hub, entry, recipient)
+        if found == "no_record" and position is not None:
+            event = "it" if position.last == id else f"a later event, id {position.last},"
+            reason = f"{recipient} confirmed {event} at {timestamp(position.ms)}; no record of the sending"
         return _answer(id, entry.stream, recipient, found, story, events, reason)
 
     def _missing(self, id: int) -> PenstockError:
@@ -148,7 +156,23 @@ def _answer(
 
 
 def _is_about(event: Event, entry: Entry, recipient: str) -> bool:
-    return event.recipient == recipient and event.stream == entry.stream and event.first <= entry.id <= event.last
+    about = event.stream == entry.stream or (event.state == CONFIRMED and not event.stream)
+    return about and event.recipient == recipient and event.first <= entry.id <= event.last
+
+
+def joined(events: Sequence[Event]) -> tuple[list[Event], Event | None]:
+    """What happened to one entry, in order, with positions told as `acked`; and the first position, if there is one.
+
+    *events* are in order. Each door is looked at by itself: it may know another recipient by the same name.
+    """
+    positions = [event for event in events if event.state == CONFIRMED]
+    told = [event for event in events if event.state != CONFIRMED]
+    for door, position in {position.door: position for position in reversed(positions)}.items():
+        same = [event for event in told if event.door == door]
+        sent = next((event for event in same if event.state in COVERED), None)
+        if sent is not None and _verdict(same) in COVERED:
+            told.append(msgspec.structs.replace(sent, ms=position.ms, state="acked", reason=""))
+    return sorted(told, key=_ms), positions[0] if positions else None
 
 
 def _without_record(hub: Hub, entry: Entry, recipient: str) -> tuple[str, str]:

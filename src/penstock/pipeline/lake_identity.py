@@ -22,7 +22,7 @@ MARK: Final = "lake.json"
 RECORD: Final = "lake/id"
 RECORDS: Final = {
     "events": ("events",),
-    "ledger": ("ledger", "deliveries", "unreadable"),
+    "ledger": ("ledger", "deliveries", "positions", "unreadable"),
     "rollup": ("rollup_hourly", "activity"),
 }
 """The tables under each record's watermark."""

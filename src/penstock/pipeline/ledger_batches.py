@@ -7,6 +7,7 @@ before it is a repeat. Those highest ones are the *heads*; the record of the tab
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+
+from penstock.wire.ledger import CONFIRMED
 
 BATCH: Final = "batch"
 """The state of the row that stands for a batch itself."""
@@ -44,20 +47,22 @@ class FileBatches:
 
     repeats: frozenset[int]  # ids of entries that repeat a batch
     unreadable: int  # how many entries cannot be read
+    positions: int  # how many records say how far a recipient has come
     heads: Heads  # after this file
 
 
 def read_batches(path: Path, heads: Heads) -> FileBatches:
     """Look through a file that comes after the batches of *heads*. A row group at a time is in memory."""
-    file, unreadable = parquet.ParquetFile(path), 0
+    file, counts = parquet.ParquetFile(path), Counter[str]()
     batches: list[Batch] = []
     for number in range(file.num_row_groups):
         states = file.read_row_group(number, columns=["state"])["state"]
-        unreadable += pc.sum(pc.equal(states, UNREADABLE)).as_py() or 0
+        for state in (UNREADABLE, CONFIRMED):
+            counts[state] += pc.sum(pc.equal(states, state)).as_py() or 0
         rows = file.read_row_group(number, columns=list(_COLUMNS)).filter(pc.equal(states, BATCH))
         batches += zip(*(rows[name].to_pylist() for name in _COLUMNS), strict=True)
     repeats, newest = find_repeats(batches, heads)
-    return FileBatches(repeats, unreadable, newest)
+    return FileBatches(repeats, counts[UNREADABLE], counts[CONFIRMED], newest)
 
 
 def find_repeats(batches: Iterable[Batch], heads: Heads) -> tuple[frozenset[int], Heads]:

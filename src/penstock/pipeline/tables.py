@@ -3,6 +3,7 @@
     events         what was published, every stream, `/_…` too
     ledger         what happened to it: the decoded batches of `/_ledger`
     deliveries     the ledger folded: what became of it, for whom
+    positions      how far recipients say that they have come
     rollup_hourly  sums per hour, in columns that may be added up
     activity       when each recipient was last heard of
     unreadable     entries of the system that cannot be read, and why
@@ -42,6 +43,10 @@ DELIVERIES: Final = (
     "number BIGINT, state STRING, reason STRING, first_time TIMESTAMP, last_time TIMESTAMP, sent_time TIMESTAMP, "
     "acked_time TIMESTAMP, attempts BIGINT, expires_at TIMESTAMP, upto BIGINT"
 )
+POSITIONS: Final = (
+    # The recipient had everything by then that it was sent up to this id, in one stream, or in all if it is empty.
+    "door STRING, recipient STRING, stream STRING, upto BIGINT, time TIMESTAMP"
+)
 ACTIVITY: Final = "door STRING, recipient STRING, first_time TIMESTAMP, last_time TIMESTAMP, records BIGINT"
 
 ROLLUP_HOURLY: Final = (
@@ -55,6 +60,7 @@ SCHEMAS: Final = {
     "events": EVENTS,
     "ledger": LEDGER,
     "deliveries": DELIVERIES,
+    "positions": POSITIONS,
     "rollup_hourly": ROLLUP_HOURLY,
     "activity": ACTIVITY,
     "unreadable": UNREADABLE,

@@ -19,6 +19,7 @@ LETTERS: Final = {
     "events": "e",
     "ledger": "l",
     "deliveries": "d",
+    "positions": "p",
     "rollup_hourly": "r",
     "activity": "a",
     "unreadable": "u",

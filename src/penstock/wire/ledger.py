@@ -48,6 +48,13 @@ FINAL: Final = tuple(state.name for state in STATES if state.final)
 RANKS: Final = {state.name: state.rank for state in STATES}
 UNKNOWN_RANK: Final = 1 + max(RANKS.values())
 """Of states that another version recorded."""
+CONFIRMED: Final = "confirmed"
+"""The state of a position: the recipient has everything that it was sent up to the record's `last`, in the record's
+stream, or in all if it names none. It is told of what was `sent` as `acked`, and of nothing else."""
+
+COVERED: Final = ("sent", "retried")
+"""States that a position at or after the entry turns into `acked`: handed over, and nothing final was recorded."""
+
 LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999: what reads tables has no later times."""
 

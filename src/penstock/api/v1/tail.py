@@ -11,6 +11,7 @@ from penstock.api.describing import flag as flag_parameter
 from penstock.api.live import LiveWire
 from penstock.api.v1.shown import EntryShown, Shown
 from penstock.core.ledger import Ledger, Recipient, recipient
+from penstock.core.names import is_exact
 from penstock.errors import InputInvalid
 from penstock.http.exchange import LIVE, Request, Response
 from penstock.limits import RECIPIENT_BYTES
@@ -87,6 +88,10 @@ class Tails:
         meta = flag(request, "meta")
         after = integer(request, "after", 0) if "after" in request.params else None
         wire = self._open(request, recipient("v1", _name(request, caller)))
+        if after and "consumer" in request.params:  # who reads under a name of its own says how far it has come
+            for one in patterns:
+                upto = min(after, self._context.hub.position)
+                self._context.ledger.confirm(wire.who, upto, one if is_exact(one) else "")
         check = None if allow is None else lambda entry: allow(entry.stream)
         wire.feed = self._context.hub.start(wire, patterns, after=after, meta=meta, allow=check)
         return LIVE

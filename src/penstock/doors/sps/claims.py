@@ -39,7 +39,6 @@ log = logging.getLogger("penstock.sps")
 
 PREFIX: Final = "sps/wires/"
 REPLACED: Final = "sps.replaced"
-CONFIRMED: Final = "sps.confirmed"
 WORKERS: Final = 32
 """Claims that are on their way at once; the others wait in line, one place for each device."""
 RETRY_SECONDS: Final = 0.5
@@ -54,7 +53,6 @@ class Claim(msgspec.Struct, frozen=True, omit_defaults=True):
     member: str
     number: int  # of the wire, on its node
     since_ms: int
-    upto: int | None = None  # the device has everything up to this id, as it said when it came
 
 
 class _Replaced(msgspec.Struct):
@@ -63,14 +61,6 @@ class _Replaced(msgspec.Struct):
     uid: str
     hid: str
     version: int
-
-
-class _Confirmed(msgspec.Struct):
-    """Says that a device has everything up to an id, whoever sent it."""
-
-    uid: str
-    hid: str
-    upto: int
 
 
 class _Held(NamedTuple):
@@ -87,14 +77,6 @@ class Local(Protocol):
 
     def replace(self, uid: str, hid: str, number: int) -> None:
         """End that wire: there is a newer one elsewhere."""
-        ...
-
-    def confirmed(self, uid: str, hid: str, upto: int) -> None:
-        """A device has said elsewhere what it has."""
-        ...
-
-    def waits(self, uid: str, hid: str) -> bool:
-        """A device was sent something here, has gone, and has not said what it has."""
         ...
 
 
@@ -126,12 +108,10 @@ class Claims:
         self._loops: list[Loop] = []
         self._sweep, self._idle = asyncio.Event(), asyncio.Event()
         self._stopping = False
-        self._upto: dict[Device, int] = {}  # said, and not yet told to the others
         self._late: dict[Device, int] = {}  # versions that replaced ours before we knew that it was ours
         self._me = members.me
         self._again: set[Device] = set()  # claimed in a former life of this node
         bus.listen(REPLACED, self._told)
-        bus.listen(CONFIRMED, self._heard)
         if lookout is not None:
             lookout.on_record(PREFIX, self._record_changed)
 
@@ -154,13 +134,8 @@ class Claims:
                     await self._idle.wait()
         await asyncio.gather(*(loop.stop() for loop in self._loops))
 
-    def changed(self, uid: str, hid: str, upto: int | None = None) -> None:
-        """A device's wire on this node has opened, or ended, or both: see what is to be done.
-
-        *upto* is what a device that comes back says it has: the node that sent it wants to know.
-        """
-        if upto is not None:
-            self._upto[uid, hid] = upto
+    def changed(self, uid: str, hid: str) -> None:
+        """A device's wire on this node has opened, or ended, or both: see what is to be done."""
         if (uid, hid) not in self._waiting:
             self._waiting[uid, hid] = None
             self._work.release()
@@ -215,7 +190,6 @@ class Claims:
             number, held = self._local.number(uid, hid), self._held.get((uid, hid))
             if number == (held.number if held else None):
                 self._late.pop((uid, hid), None)
-                self._upto.pop((uid, hid), None)
                 if (uid, hid) not in self._doubted:
                     return
                 await self._check(uid, hid, held)
@@ -226,7 +200,7 @@ class Claims:
                 await self._take(uid, hid, number, held)
 
     async def _take(self, uid: str, hid: str, number: int, held: _Held | None) -> None:
-        claim = Claim(self._members.me, number, self._clock.now_ms(), self._upto.get((uid, hid)))
+        claim = Claim(self._members.me, number, self._clock.now_ms())
         before: Claim | None = None
         expect = held.version if held else NEW
         while True:
@@ -243,8 +217,6 @@ class Claims:
                     return
         self._again.discard((uid, hid))
         self._held[uid, hid] = _Held(record.version, number)
-        if (upto := self._upto.pop((uid, hid), None)) is not None:
-            await self._bus.hint(CONFIRMED, _encode(_Confirmed(uid, hid, upto)))
         if before is not None and self._is_elsewhere(before):
             await self._tell(before.member, _Replaced(uid, hid, record.version))
         elif held is None or before is not None:
@@ -291,12 +263,12 @@ class Claims:
         """What a message may have told already: look at the record if its version is not ours."""
         uid, _, hid = change.key.removeprefix(PREFIX).partition("/")
         held = self._held.get((uid, hid))
-        if (held is not None and held.version < change.version) or self._local.waits(uid, hid):
+        if held is not None and held.version < change.version:
             self._doubted.add((uid, hid))
             self.changed(uid, hid)
 
     async def _check(self, uid: str, hid: str, held: _Held | None) -> None:
-        """End the wire if another node has its device, and take in what the device said there."""
+        """End the wire if another node has its device."""
         found = await self._registry.get(_key(uid, hid))
         self._doubted.discard((uid, hid))
         claim = msgspec.json.decode(found.value, type=Claim) if found else None
@@ -304,12 +276,6 @@ class Claims:
             return
         if held is not None and found.version > held.version:
             self._local.replace(uid, hid, held.number)
-        if claim.upto is not None:
-            self._local.confirmed(uid, hid, claim.upto)
-
-    def _heard(self, topic: str, message: bytes) -> None:
-        heard = msgspec.json.decode(message, type=_Confirmed)
-        self._local.confirmed(heard.uid, heard.hid, heard.upto)
 
     # ── nodes that died ────────────────────────────────────────────────────────────────────────
 

@@ -49,7 +49,6 @@ class Sps:
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._presence)
-        await self._stack.enter_async_context(self.wires.recall)
         if self.wires.claims is not None:
             await self._stack.enter_async_context(self._rooms.calls)
             await self._stack.enter_async_context(self.wires.claims)

@@ -6,12 +6,11 @@ for the same recent events thousands of times: they are still here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from penstock.core.names import ROOMS
-from penstock.doors.sps.spans import NO_MARK, Mark, Run, runs
 from penstock.doors.sps.topics import first_room
 from penstock.values import Entry
 from penstock.wire.sps import Form, topic_of
@@ -51,8 +50,55 @@ def is_plain(entry: Entry) -> bool:
     return not entry.attributes and entry.expires_ms is None and entry.stream != ROOMS
 
 
+class Run(msgspec.Struct, gc=False):
+    """Neighbouring entries of one stream that were sent.
+
+    The ledger records intervals of ids, and none may cover an entry that was not sent: one for another device of the
+    same user, or of a room that was left in between. Indexes tell: they count the entries of a stream, so two entries
+    are neighbours exactly when nothing lies between them.
+    """
+
+    stream: str
+    first: int
+    last: int
+    index: int | None  # of the first entry; the parts of a large body have none, and continue whatever came before
+    next_index: int = -1
+
+    def continued_by(self, after: Run) -> bool:
+        """Nothing of the stream lies between the two."""
+        return after.stream == self.stream and (after.index is None or after.index == self.next_index)
+
+
+def runs_of(entries: Iterable[Entry]) -> list[Run]:
+    """Part entries into runs."""
+    found: list[Run] = []
+    run = _NO_RUN
+    for entry in entries:
+        index = entry.index
+        if entry.stream == run.stream and (index is None or index == run.next_index):
+            run.last = entry.id
+        else:
+            run = Run(entry.stream, entry.id, entry.id, index)
+            found.append(run)
+        if index is not None:
+            run.next_index = index + 1
+    return found
+
+
+def join_runs(before: list[Run], after: list[Run]) -> list[Run]:
+    """Both, as few runs as can be. The lists belong to all wires that were sent the same: neither is changed."""
+    last, first = before[-1], after[0]
+    if not last.continued_by(first):
+        return before + after
+    next_index = last.next_index if first.next_index < 0 else first.next_index
+    return [*before[:-1], Run(last.stream, last.first, first.last, last.index, next_index), *after[1:]]
+
+
+_NO_RUN = Run("", 0, 0, None)
+
+
 class Together(msgspec.Struct):
-    """Entries that go out together: what all wires write, and remember of it."""
+    """Entries that go out together: what all wires write, and tell the ledger."""
 
     framed: bytes
     runs: list[Run]
@@ -75,8 +121,7 @@ class Frames:
         self._limit, self._limit_bytes = limit, limit_bytes
         self._kept: dict[Key, bytes] = {}
         self._bytes = 0
-        self.newest, self.framed = 0, b""  # the last event that came alone
-        self.mark = Mark("", 0, -1)  # the newest of all that wires have sent
+        self.newest, self.framed, self.runs = 0, b"", runs_of(())  # the last event that came alone
         self._asked: Sequence[Entry] = ()
         self._together: Together | None = None
         self.anti_idle = frame(form.anti_idle)
@@ -87,12 +132,11 @@ class Frames:
         return self._frame(data) if data else b""
 
     def single(self, entry: Entry) -> bool:
-        """Make ready what all wires write of one entry (`framed`, `mark`); False if it is not the same for all."""
+        """Make ready what all wires write of one entry (`framed`, `runs`); False if it is not the same for all."""
         if not is_plain(entry):
             return False
         self.at = self._time()
-        self.newest, self.framed = entry.id, self._find(entry, ())
-        self._follow_mark(entry, runs((entry,), self.mark)[0].end)
+        self.newest, self.framed, self.runs = entry.id, self._find(entry, ()), runs_of((entry,))
         return True
 
     def plain(self, entries: Sequence[Entry]) -> Together | None:
@@ -102,25 +146,12 @@ class Frames:
             self._together = self.together(entries, ()) if all(map(is_plain, entries)) else None
         return self._together
 
-    def together(self, entries: Sequence[Entry], topics: tuple[str, ...], before: Mark = NO_MARK) -> Together:
-        """What a wire that reads *topics* and was sent *before* last writes of entries, each in a frame of its own."""
+    def together(self, entries: Sequence[Entry], topics: tuple[str, ...]) -> Together:
+        """What a wire that reads *topics* writes of entries, each in a frame of its own."""
         self.at = self._time()
         kept = self._kept
         framed = b"".join([kept.get(entry.id) or self._find(entry, topics) for entry in entries])
-        found = runs(entries, before)
-        end = found[-1].end
-        if end.id > self.mark.id:
-            self._follow_mark(found[-1].first, end)
-        elif end.id == self.mark.id:
-            found[-1].end = self.mark
-        return Together(framed, found)
-
-    def _follow_mark(self, first: Entry, mark: Mark) -> None:
-        """Wires that ended at the mark before, which is most of them in a fan-out, need only look at that."""
-        before, self.mark = self.mark, mark
-        before.before = None  # or all of them would hang together
-        if before.continued_by(first):
-            mark.before = before
+        return Together(framed, runs_of(entries))
 
     def _find(self, entry: Entry, topics: tuple[str, ...]) -> bytes:
         key: Key = entry.id

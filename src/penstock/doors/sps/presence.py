@@ -37,26 +37,6 @@ MANY: Final = 16
 _text = msgspec.json.Encoder().encode
 
 
-class Line(msgspec.Struct):
-    """One change, read back."""
-
-    state: str
-    uid: str = ""
-    hid: str = ""
-    after: int | None = None
-
-
-def lines_of(body: bytes) -> list[Line]:
-    """The changes in an entry; none in what somebody else has written into the stream."""
-    try:
-        return _read_lines(body)
-    except msgspec.MsgspecError:
-        return []
-
-
-_read_lines = msgspec.json.Decoder(Line).decode_lines
-
-
 class Presence:
     """Gathers changes and appends them, in order, one append at a time. Lives in `async with`."""
 

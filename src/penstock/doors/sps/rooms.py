@@ -75,9 +75,7 @@ class Rooms:
     async def _subsist(self, asked: Asked) -> None:
         wire = self._wires.find(asked.uid, asked.hid)
         if asked.upto is not None and wire is not None:
-            self._wires.confirm_open(wire, asked.upto)
-            self._wires.recall.confirm(wire.who, asked.upto, wire if asked.upto <= wire.began else None)
-            await self._wires.recall.confirmed()
+            self._wires.confirm(wire, asked.upto)
             await self._context.ledger.flush()
 
     def _living(self, uid: str, hid: str) -> Wire:

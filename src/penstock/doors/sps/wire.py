@@ -1,7 +1,7 @@
 """One open wire: the sink of a feed, the owner of an outlet, and what is known of the device behind it.
 
-It is not a `LiveWire`: what a device confirms must be told to the ledger as exactly as what was sent to
-it, so a wire remembers what it sent as spans (`spans.py`), and its deadlines stand in the wheel.
+It is not a `LiveWire`: the ledger must hear exactly what was sent, also where some events of a stream were for
+other devices (`frames.Run`), and a wire has deadlines, which stand in the wheel.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.core.feed import Feed
 from penstock.core.ledger import Recipient
 from penstock.core.names import ROOMS, matches
-from penstock.doors.sps.frames import Frames
-from penstock.doors.sps.spans import NO_MARK, Mark, Span, put_aside, take_up
+from penstock.doors.sps.frames import Frames, Run, join_runs
 from penstock.doors.sps.topics import ALL, first_room, patterns_for
 from penstock.errors import Busy
 from penstock.http.flush import Outlet
@@ -44,9 +43,8 @@ class Wire(Timed):
     """One device that listens. `lost` and `end` are its two ends; each happens once."""
 
     __slots__ = (
-        "_aside", "_changes", "_first", "_home", "_mark", "_narrow", "_pending", "_plain", "_untold", "alive",
-        "anti_idle", "began", "feed", "frames", "hid", "opened", "own", "patience", "tap", "topics", "who",
-        "written",
+        "_changes", "_home", "_narrow", "_plain", "_untold", "alive", "anti_idle", "began", "confirmed", "feed",
+        "frames", "hid", "opened", "own", "patience", "tap", "topics", "who", "written",
     )  # fmt: skip
 
     feed: Feed
@@ -58,16 +56,13 @@ class Wire(Timed):
         self.own, self.hid, self.topics = own, hid, topics
         self.frames: Frames
         self.began = 0  # the id after which it was fed
+        self.confirmed = 0  # the id up to which its device has everything, as it said
         self.opened = self.written = self.alive = home.time()  # seconds of the loop, as all times here
         self.anti_idle = self.patience = 0.0  # silence to break, silence to bear; 0 is never and for ever
         self._narrow: Narrow | None = None  # which streams of a wide pattern its token covers
         self._changes: list[Change] | None = None  # topics up to an id, while it is behind
         self._plain = True  # neither of the two
-        # Sent and not confirmed: the span in use, from `_first` to `_mark`, and others.
-        self._first, self._mark = 0, NO_MARK
-        self._aside: list[Span] | None = None
-        self._untold = 0  # the first entry of the span in use that the ledger has not heard of
-        self._pending: list[tuple[str, int, int]] | None = None  # the same of spans that were left
+        self._untold: list[Run] | None = None  # sent, and the ledger has not heard of it
 
     @property
     def uid(self) -> str:
@@ -159,13 +154,10 @@ class Wire(Timed):
             self._settle(entries[-1].id)
             if not wanted:
                 return
-            together = self.frames.together(wanted, self.topics, self._mark)
+            together = self.frames.together(wanted, self.topics)
         self.tap.put(together.framed)
         self.written = self.frames.at
-        for run in together.runs:
-            self._remember(run.first, run.end)
-            if not self._untold:
-                self._untold = run.first.id
+        self._tell_later(together.runs)
 
     def deliver_last(self, entries: Sequence[Entry]) -> bool:
         # The feed has no check of its own: nearly every entry needs none, and this is the path of a fan-out.
@@ -177,55 +169,21 @@ class Wire(Timed):
             return True
         taken = tap.put_last(frames.framed)
         self.written = frames.at
-        mark = frames.mark
-        if mark.before is self._mark:
-            self._mark = mark
-        else:
-            self._remember(entry, mark)
         if taken:
             self._home.ledger.sent(self.who, entry.stream, entry.id, entry.id)
-        elif not self._untold:
-            self._untold = entry.id
+        else:
+            self._tell_later(frames.runs)
         return True
 
-    def _remember(self, first: Entry, end: Mark) -> None:
-        """Keep in mind what was sent, from *first* to *end*, until the device confirms it."""
-        if not self._mark.continued_by(first):
-            self._turn_to(first)
-        self._mark = end
+    def _tell_later(self, runs: list[Run]) -> None:
+        """The ledger hears of it when the kernel has taken it."""
+        self._untold = join_runs(self._untold, runs) if self._untold else runs
 
     def say(self, framed: bytes) -> None:
         """Put words about the wire onto it; nothing is nothing."""
         if framed:
             self.tap.put(framed)
             self.written = self._home.time()
-
-    def _turn_to(self, entry: Entry) -> None:
-        """Go on with the span that *entry* continues, or with a new one."""
-        self._leave_span()
-        if self._first:
-            self._aside = self._aside or []
-            put_aside(self._aside, Span(self._first, self._mark))
-        span = take_up(self._aside, entry) if self._aside else None
-        self._first, self._mark = (span.first, span.end) if span else (entry.id, NO_MARK)
-
-    def _leave_span(self) -> None:
-        """The ledger still has to hear of the span in use, when that is flushed."""
-        if self._untold:
-            self._pending = self._pending or []
-            self._pending.append((self._mark.stream, self._untold, self._mark.id))
-            self._untold = 0
-
-    @property
-    def spans(self) -> list[Span]:
-        """What was sent and not confirmed."""
-        return [*(self._aside or ()), Span(self._first, self._mark)] if self._first else []
-
-    def keep(self, left: list[Span]) -> None:
-        """Remember only these of the spans: the others were confirmed."""
-        self._leave_span()
-        self._first, self._mark = (left[-1].first, left[-1].end) if left else (0, NO_MARK)
-        self._aside = left[:-1] or None
 
     def gap(self, after: int, upto: int) -> None:
         self.say(self.frames.words(self.frames.form.gap(after + 1, upto)))
@@ -239,13 +197,10 @@ class Wire(Timed):
 
     def flushed(self) -> None:
         """The kernel has taken everything."""
-        if self._pending is not None:
-            for stream, first, last in self._pending:
-                self._home.ledger.sent(self.who, stream, first, last)
-            self._pending = None
-        if self._untold:
-            self._home.ledger.sent(self.who, self._mark.stream, self._untold, self._mark.id)
-            self._untold = 0
+        if self._untold is not None:
+            for run in self._untold:
+                self._home.ledger.sent(self.who, run.stream, run.first, run.last)
+            self._untold = None
 
     def drained(self) -> None:
         """The device takes bytes again."""

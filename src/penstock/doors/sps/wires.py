@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from penstock.api.context import Context
@@ -12,12 +11,9 @@ from penstock.doors.sps.asking import Subscribing
 from penstock.doors.sps.claims import Claims
 from penstock.doors.sps.frames import Frames, Targets
 from penstock.doors.sps.presence import Presence
-from penstock.doors.sps.recall import Recall
-from penstock.doors.sps.spans import Span, confirm
 from penstock.doors.sps.topics import name_of, patterns_for, shown, user_stream
 from penstock.doors.sps.wire import Wire
 from penstock.http.exchange import Request
-from penstock.limits import UNCONFIRMED_WIRES
 from penstock.settings import SpsSettings
 from penstock.wire.http import chunk
 from penstock.wire.sps import EventStream, Form, Lines, Raw
@@ -33,7 +29,6 @@ class Wires:
     """
 
     kind: type[Wire] = Wire
-    recalling: type[Recall] = Recall
 
     def __init__(
         self, context: Context, settings: SpsSettings, presence: Presence, time: Callable[[], float] | None = None
@@ -45,10 +40,8 @@ class Wires:
         self.targets = Targets()
         self._open: dict[str, Wire] = {}
         self.claims: Claims | None = None  # among other nodes; a server that is alone needs none
-        self.recall = self.recalling(context.log, context.ledger, context.registry, context.members, context.background)
         self._numbers: dict[str, int] = {}  # of open wires, for claims
         self._opened = 0
-        self._left: OrderedDict[str, list[Span]] = OrderedDict()  # unconfirmed when the wire ended
         forms: dict[str, Form] = {"lines": Lines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
         self._frames = {
             (name, chunked): Frames(
@@ -109,12 +102,13 @@ class Wires:
         if self.claims is not None:
             self._opened += 1
             self._numbers[name] = self._opened
-            self.claims.changed(asked.uid, asked.hid, asked.after)
+            self.claims.changed(asked.uid, asked.hid)
         elif before is None:
             self._presence.note("online", asked.uid, asked.hid, wire.began)
         if before is not None:
+            wire.confirmed = before.confirmed
             before.end("replaced")
-        self.confirm(wire, asked.after)
+        self.confirm(wire, asked.after or 0)
         self._start(wire, asked.after)
         return wire
 
@@ -143,10 +137,6 @@ class Wires:
     def ended(self, wire: Wire) -> None:
         """A wire is over. One that was replaced is not registered any more, and takes nobody offline."""
         name = wire.who.name
-        if spans := wire.spans:
-            self._left[name] = spans
-            if len(self._left) > UNCONFIRMED_WIRES:
-                self._left.popitem(last=False)
         if self._open.get(name) is wire:
             del self._open[name]
             if self.claims is None:
@@ -155,33 +145,12 @@ class Wires:
                 self._numbers.pop(name, None)
                 self.claims.changed(wire.uid, wire.hid)
 
-    def confirm(self, wire: Wire, upto: int | None) -> None:
-        """A device comes back: it has what it was sent up to the id it names. What it does not name stays `sent`."""
-        spans = self._left.pop(wire.who.name, None)
-        if upto is not None:
-            self._record(wire.who, confirm(spans or (), upto)[0])
-            self.recall.confirm(wire.who, upto, None if spans else wire)
+    def confirm(self, wire: Wire, upto: int) -> None:
+        """A device has everything that it was sent up to an id, on whatever node; the ledger keeps that as a position.
 
-    def confirmed(self, uid: str, hid: str, upto: int) -> None:
-        """A device has said on another node what it has; this one may have sent it."""
-        wire = self.find(uid, hid)
-        if wire is not None and wire.began < upto:
-            self.confirm_open(wire, upto)
-        elif wire is None and (spans := self._left.pop(name_of(uid, hid), None)):
-            self._record(recipient(DOOR, name_of(uid, hid)), confirm(spans, upto)[0])
-
-    def waits(self, uid: str, hid: str) -> bool:
-        """A device was sent something here, has gone, and has not said what it has."""
-        return name_of(uid, hid) in self._left
-
-    def confirm_open(self, wire: Wire, upto: int) -> None:
-        """A device that listens has what it was sent up to that id."""
-        confirmed, left = confirm(wire.spans, upto)
-        if confirmed:
-            wire.keep(left)
-            self._record(wire.who, confirmed)
-
-    def _record(self, who: Recipient, confirmed: list[Span]) -> None:
-        for span in confirmed:
-            if not span.stream.startswith("/_"):
-                self.ledger.record(who, "acked", span.stream, span.first, span.last)
+        An id that the log has not reached confirms no more than there is.
+        """
+        upto = min(upto, self.hub.position)
+        if upto > wire.confirmed:
+            wire.confirmed = upto
+            self.ledger.confirm(wire.who, upto)

@@ -1,8 +1,9 @@
-"""The table `deliveries`, as `why` reads it: a few row groups of a few files, chosen by names and footers.
+"""The tables `deliveries` and `positions`, as `why` reads them: a few row groups, chosen by names and footers.
 
 A row is what became of an interval of a stream, or of an item, for one recipient; its file is named by the ids of the
 ledger's batches that it was folded from. So all that can speak of an entry lies in files that end after it. Rows of
-the same delivery may lie in several files: the caller takes them all.
+the same delivery may lie in several files: the caller takes them all. Of the positions of a recipient only the first
+that reaches an entry says something about it, so files of these are read in order, and no further than to that one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from penstock.core.registry import Registry
 from penstock.core.trimming import Watermark
 from penstock.engines.lake.files import Files
 from penstock.engines.lake.lake import LakeReader
+from penstock.wire.ledger import CONFIRMED, COVERED
 
 _CHOSEN_BY: Final = ("recipient", "stream", "first", "last", "key")
 _ROW: Final = (
@@ -24,13 +26,15 @@ _ROW: Final = (
     "sent_time", "acked_time", "expires_at",
 )  # fmt: skip
 
+_POSITION: Final = ("door", "recipient", "stream", "upto", "time")
+
 
 class Deliveries:
     """`core.why.Folded` over a lake."""
 
     def __init__(self, lake: LakeReader, registry: Registry) -> None:
         self._lake, self._registry = lake, registry
-        self._files = Files(lake.directory, "deliveries")
+        self._files, self._positions = Files(lake.directory, "deliveries"), Files(lake.directory, "positions")
         self._rows: Any = None
 
     async def folded_upto(self) -> int:
@@ -39,7 +43,7 @@ class Deliveries:
 
     async def of_entry(self, stream: str, id: int, recipient: str) -> list[Event]:
         upto = await self.folded_upto()
-        return await self._lake.run(lambda: list(self._find_entry(stream, id, recipient, upto)))
+        return await self._lake.run(lambda: self._find_all(stream, id, recipient, upto))
 
     async def of_item(self, key: str, recipient: str) -> list[Event]:
         upto = await self.folded_upto()
@@ -47,8 +51,38 @@ class Deliveries:
 
     # ── in the lake's threads ─────────────────────────────────────────────────────────────────
 
-    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[Event]:
+    def _find_all(self, stream: str, id: int, recipient: str, upto: int) -> list[Event]:
+        found = list(self._find_entry(stream, id, recipient, upto))
+        doors = {event.door for event in found if event.state in COVERED}  # that a position would say something about
+        if doors or not found:
+            for position in self._find_positions(stream, id, recipient, upto):
+                found.append(position)
+                doors.discard(position.door)
+                if not doors:
+                    break
+        return found
+
+    def _find_positions(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[Event]:
+        """Where the recipient said that it had come to this entry, or beyond it; of each file in order."""
+        for footer in self._footers(self._positions, id, upto):
+            rows = [row for row in self._positions_in(footer, id, recipient) if row["stream"] in ("", stream)]
+            for row in sorted(rows, key=lambda row: row["time"]):
+                at = _ms(row["time"]) or 0
+                yield Event(at, CONFIRMED, "", row["door"], recipient, row["stream"], 0, row["upto"])
+
+    def _positions_in(self, footer: Any, id: int, recipient: str) -> Iterator[dict[str, Any]]:
         import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+        reader = self._reader()
+        for group in range(footer.metadata.num_row_groups):
+            names, reached = reader.bounds(footer, group, "recipient"), reader.bounds(footer, group, "upto")
+            if (names is None or names[0] <= recipient <= names[1]) and (reached is None or reached[1] >= id):
+                table = reader.table(footer, group, _POSITION)
+                mine = pc.equal(table.column("recipient"), recipient)
+                yield from table.filter(pc.and_(mine, pc.greater_equal(table.column("upto"), id))).to_pylist()
+
+    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[Event]:
+        import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
             inside = pc.and_(pc.less_equal(rows.column("first"), id), pc.greater_equal(rows.column("last"), id))
@@ -56,7 +90,7 @@ class Deliveries:
             return pc.and_(inside, whose)
 
         reader = self._reader()
-        for footer in self._footers(id, upto):
+        for footer in self._footers(self._files, id, upto):
             for group in range(footer.metadata.num_row_groups):
                 first, last = reader.bounds(footer, group, "first"), reader.bounds(footer, group, "last")
                 if (first is None or first[0] <= id) and (last is None or last[1] >= id):
@@ -69,20 +103,20 @@ class Deliveries:
             return pc.and_(pc.equal(rows.column("key"), key), pc.equal(rows.column("recipient"), recipient))
 
         reader = self._reader()
-        for footer in self._footers(0, upto):
+        for footer in self._footers(self._files, 0, upto):
             for group in range(footer.metadata.num_row_groups):
                 keys = reader.bounds(footer, group, "key")
                 if keys is None or keys[0] <= key <= keys[1]:
                     yield from self._events(footer, group, chosen)
 
-    def _footers(self, after: int, upto: int) -> Iterator[Any]:
+    def _footers(self, files: Files, after: int, upto: int) -> Iterator[Any]:
         """The footers of all files that were folded from batches after an id, up to the watermark.
 
         What lies beyond that may be of a history that this log has not had: it was restored from a backup.
         """
-        self._files.refresh()
-        for file in self._files.overlapping(after, upto):
-            yield self._reader().footer(self._files.path(file))
+        files.refresh()
+        for file in files.overlapping(after, upto):
+            yield self._reader().footer(files.path(file))
 
     def _reader(self) -> Any:
         if self._rows is None:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from penstock.pipeline.commit import Slice, Staged, StagedWrong, watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.jobs.ledger import fold_deliveries
+from penstock.pipeline.jobs.ledger import first_positions, fold_deliveries
 from penstock.pipeline.jobs.rollup import add_up, merge_activity
 from penstock.pipeline.replace_files import exchange_files, sweep, workshop
 from penstock.pipeline.staging import rows_of, stage_one
@@ -50,6 +50,7 @@ KINDS: Final = {
     "events": Kind("events", lambda frame: frame.sortWithinPartitions("id"), True),
     "ledger": Kind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
     "deliveries": Kind("ledger", lambda frame: _sorted(fold_deliveries(frame)), False),
+    "positions": Kind("ledger", first_positions, False),
     "rollup_hourly": Kind("rollup", add_up, False),
     "activity": Kind("rollup", merge_activity, False),
     "unreadable": Kind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),

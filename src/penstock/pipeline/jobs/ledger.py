@@ -1,4 +1,4 @@
-"""`ledger`: the batches of `/_ledger` in `events` → `ledger`, one row a record, and `deliveries`, folded.
+"""`ledger`: the batches of `/_ledger` in `events` → `ledger`, one row a record, `deliveries`, folded, and `positions`.
 
 A batch that comes again is left out, in whichever turn it comes (`pipeline/ledger_batches.py`). One that cannot be read
 becomes a row of `unreadable`, and the job goes on.
@@ -7,6 +7,9 @@ A turn reads what the archive has written, never the server: it costs the server
 overtaken by a trim. A file of `deliveries` is the fold of the file of `ledger` with the same ids. What happened to
 one delivery at different times may be in several files; whoever reads folds again, by rank (`fold_deliveries`),
 and so does compaction. Nothing is ever too late to be folded in: an acknowledgement may come after 60 days.
+
+A position ("has everything up to here") is no delivery: it says something about all that the recipient was sent until
+then, whichever file that is in. So positions have a table of their own; whoever reads joins the two (`core/why.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from penstock.pipeline.ledger_batches import (
 )
 from penstock.pipeline.staging import rows_of, stage_one
 from penstock.pipeline.tables import LEDGER, SCHEMAS, days_between
-from penstock.wire.ledger import RANKS, UNKNOWN_RANK, decode_batch
+from penstock.wire.ledger import CONFIRMED, RANKS, UNKNOWN_RANK, decode_batch
 
 OPTIONS: Mapping[str, str] = {}
 
@@ -124,7 +127,7 @@ def without_repeats(ledger: DataFrame) -> DataFrame:
 
 def fold(ledger: DataFrame) -> DataFrame:
     """Records → what became of each delivery: one row for each door, recipient and interval or item."""
-    records = without_repeats(ledger).where(F.col("state") != BATCH)
+    records = without_repeats(ledger).where(~F.col("state").isin(BATCH, CONFIRMED))
     rows = records.select(
         *_WHAT,
         "state",
@@ -155,6 +158,18 @@ def fold_deliveries(deliveries: DataFrame) -> DataFrame:
     )
     named = folded.withColumn("state", F.col("best.state")).withColumn("reason", F.col("best.reason"))
     return named.select(*(one.split()[0] for one in SCHEMAS["deliveries"].split(", ")))
+
+
+def positions(ledger: DataFrame) -> DataFrame:
+    """Records → how far recipients said that they had come."""
+    said = without_repeats(ledger).where(F.col("state") == CONFIRMED)
+    return first_positions(said.select("door", "recipient", "stream", F.col("last").alias("upto"), "time"))
+
+
+def first_positions(said: DataFrame) -> DataFrame:
+    """Rows of `positions` that say the same → the first of them."""
+    first = said.groupBy("door", "recipient", "stream", "upto").agg(F.min("time").alias("time"))
+    return first.coalesce(1).sortWithinPartitions("recipient", "upto")
 
 
 def _rank() -> Column:
@@ -217,15 +232,17 @@ def _stage(place: Workplace, turn: Turn, one: Slice, heads: Heads) -> tuple[list
     whole = stage_one(transform(events), folder / "decoded", "ledger", one, empty=True)
     found = read_batches(whole[0].path, heads)
     decoded = _read(place, whole[0])
-    bad = stage_one(unreadable(decoded), folder / "unreadable", "unreadable", one) if found.unreadable else []
-    if bad or found.repeats:
+    others = stage_one(unreadable(decoded), folder / "unreadable", "unreadable", one) if found.unreadable else []
+    if others or found.repeats:
         left = decoded.where((F.col("state") != UNREADABLE) & ~F.col("entry").isin(*found.repeats, -1))
         whole = stage_one(left, folder / "ledger", "ledger", one, empty=True)
         decoded = _read(place, whole[0])
     if not rows_of(whole[0].path):
-        return whole + bad, found.heads
+        return whole + others, found.heads
+    if found.positions:
+        others += stage_one(positions(decoded), folder / "positions", "positions", one)
     folded = fold(decoded).coalesce(1).sortWithinPartitions("first", "key", "recipient")
-    return whole + stage_one(folded, folder / "deliveries", "deliveries", one) + bad, found.heads
+    return whole + stage_one(folded, folder / "deliveries", "deliveries", one) + others, found.heads
 
 
 def _read(place: Workplace, staged: Staged) -> DataFrame:

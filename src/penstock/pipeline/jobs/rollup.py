@@ -47,13 +47,13 @@ def delivered(ledger: DataFrame, entries: DataFrame) -> DataFrame:
     """A row for each record of the ledger, to be added up.
 
     *entries* (id, index, time) are those that records begin or end with: the entries of an interval are counted
-    by the indexes of its ends, and the latency is that of its last.
+    by the indexes of its ends, and the latency is that of its last. A position is one record, of no latency.
     """
     records = without_repeats(ledger).where(F.col("state") != BATCH)
     begins = entries.select(F.col("id").alias("first"), F.col("index").alias("begin"))
     ends = entries.select(F.col("id").alias("last"), F.col("index").alias("end"), F.col("time").alias("published"))
     joined = records.join(begins, "first", "left").join(ends, "last", "left")
-    latency = (F.unix_micros("time") - F.unix_micros("published")) / 1000
+    latency = F.when(F.col("first") > 0, (F.unix_micros("time") - F.unix_micros("published")) / 1000)
     return joined.select(
         F.date_trunc("hour", "time").alias("hour"),
         "stream",

@@ -1,0 +1,91 @@
+"""A position is the same before and after the fold: what was sent up to there is acked, at the same time."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from penstock.core.ledger import recipient
+from penstock.core.why import Why
+from penstock.pipeline.jobs import ledger
+from penstock.pipeline.tables import EVENTS, POSITIONS
+from penstock.values import Batch, Draft
+from penstock.wire.lake import LakeFile
+from tests.engines.test_deliveries import World, write_deliveries
+from tests.spark.test_transforms import batch, events, rows_of
+
+PEOPLE = [recipient(door, name) for door, name in (("sps", "1"), ("sps", "1/phone"), ("v1", "1"))]
+STREAMS = ("/a", "/b")
+AT = datetime(2026, 11, 15, tzinfo=UTC)
+
+
+def test_positions_are_a_table_of_their_own(spark: SparkSession) -> None:
+    one = batch(0, ("sent", "/a", 1, 1, "a"), ("confirmed", "", 0, 4, "b"), ("confirmed", "", 0, 4, "a"))
+    two = batch(1, ("confirmed", "", 0, 4, "a"), ("confirmed", "/b", 0, 4, "a"), ("confirmed", "", 0, 6, "a"))
+    whole = ledger.transform(events(spark, one, two))
+
+    assert rows_of(ledger.fold(whole), "recipient", "stream", "first", "last", "state") == [("a", "/a", 1, 1, "sent")]
+    said = ledger.positions(whole)
+    assert [column.split()[0] for column in POSITIONS.split(", ")] == said.columns
+    found = [(row.recipient, row.stream, row.upto, row.time.microsecond // 1000) for row in said.collect()]
+    assert sorted(found[:2]) == [("a", "", 4, 0), ("a", "/b", 4, 1)]
+    assert found[2:] == [("a", "", 6, 2), ("b", "", 4, 1)]
+    in_steps = [ledger.positions(whole.where(f"sequence = {number}")) for number in range(2)]
+    assert sorted(ledger.first_positions(in_steps[0].union(in_steps[1])).collect()) == sorted(said.collect())
+
+
+async def write_history(world: World, seed: int) -> list[int]:
+    """Entries, and what became of them for three recipients, in batches of the ledger; return the entries' ids."""
+    chance, ids = random.Random(seed), []
+    await world.ledger.open(world.engine.registry)
+    for _ in range(60):
+        world.clock.advance(0.01)
+        stream = chance.choice(STREAMS)
+        ids.append((await world.log.append(Batch((Draft(stream, b"x"),)))).last.id)
+        for who in PEOPLE:
+            if chance.random() < 0.6:
+                world.ledger.sent(who, stream, ids[-1], ids[-1])
+            if chance.random() < 0.2:
+                world.ledger.record(who, "dead", stream, ids[-1], ids[-1])
+            if chance.random() < 0.15:
+                world.ledger.confirm(who, chance.choice(ids), chance.choice(("", *STREAMS)))
+        if chance.random() < 0.3:
+            await world.ledger.flush()
+    await world.ledger.flush()
+    return ids
+
+
+async def told(why: Why, ids: list[int]) -> list[Any]:
+    """Verdicts and what they rest on; words where that is nothing. Things of one moment have no order."""
+    answers = [await why.entry(id, name) for id in ids for name in ("1", "1/phone")]
+    return [(one.verdict, sorted((e.ms, e.state, e.door) for e in one.events) or one.words) for one in answers]
+
+
+async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        ids = await write_history(world, seed=7)
+        before = await told(world.why, ids)
+        assert {"acked", "sent", "dead", "no_record"} <= {verdict for verdict, *_ in before}
+
+        page = await world.log.read_after(("/_ledger",), 0)
+        middle, done = page.entries[len(page.entries) // 2].id, world.log.followed
+        for lo, hi in ((0, middle), (middle, done)):
+            rows = [
+                (one.id, "/_ledger", one.index, 0, 0, 0, "data", None, AT, None, None, bytearray(one.body), 1)
+                for one in page.entries
+                if lo < one.id <= hi
+            ]
+            decoded = ledger.transform(spark.createDataFrame(rows, EVENTS))
+            write_deliveries(tmp_path, lo, hi, ledger.fold(decoded).toArrow().to_pylist())
+            path = tmp_path / LakeFile(lo, hi, "2026-11-15", "positions").path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(ledger.positions(decoded).toArrow(), path)
+        await world.engine.registry.put("lake/ledger", b'{"done":%d}' % done)
+
+        assert await told(world.why, ids) == before
