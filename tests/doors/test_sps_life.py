@@ -11,8 +11,8 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
+from penstock.doors.sps.admission import AT_ONCE, Admission
 from penstock.doors.sps.presence import Presence
-from penstock.doors.sps.turnstile import AT_ONCE, Turnstile
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import Busy, InputInvalid
 from penstock.http.exchange import LIVE, Request, Response
@@ -172,8 +172,8 @@ async def test_a_storm_of_subscribes_passes_in_order_a_few_in_each_turn() -> Non
         passed.append(request)
         return LIVE
 
-    turnstile = Turnstile(passes)
-    answers = [turnstile(cast("Request", number)) for number in range(100)]
+    admission = Admission(passes)
+    answers = [admission(cast("Request", number)) for number in range(100)]
     assert passed == list(range(AT_ONCE))
     await asyncio.sleep(0)
     assert len(passed) == 2 * AT_ONCE

@@ -20,7 +20,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from penstock.doors.sps import Sps
-from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Entry
@@ -219,7 +219,7 @@ def test_nothing_is_lost_nothing_comes_twice_and_order_is_kept(script: list[tupl
 # ── sabotage: the same test finds a door that does one thing wrong ─────────────────────────────
 
 
-class TakesAll(Wire):
+class TakesAll(DeviceWire):
     """Lets events for other devices and rooms through."""
 
     def wants(self, entry: Entry) -> bool:
@@ -240,7 +240,7 @@ class ForgetsWhatWasMissed(Wires):
         return super().beginning(None)
 
 
-class ChangesNothing(Wire):
+class ChangesNothing(DeviceWire):
     """Answers a join or leave, and goes on as before."""
 
     def change(self, topics: tuple[str, ...], narrow: object) -> None:

@@ -21,17 +21,18 @@ from penstock.core.members import Members
 from penstock.core.registry import Registry
 from penstock.core.why import Why
 from penstock.doors.sps import Sps
-from penstock.doors.sps.claims import Claims
-from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.cluster import WireOwners
+from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 from penstock.engines.memory import MemoryChanges, MemoryEngine
+from penstock.errors import EngineGone
 from penstock.http.caps import Caps
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
 from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
 from penstock.settings import Settings
-from penstock.testing import wait_until_async
+from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
 from tests.faulty_bus import Faults, FaultyBus
 from tests.nodes import Network
@@ -116,10 +117,9 @@ async def node(
 
 async def claimed(node: Node, uid: str) -> bool:
     """Whether the registry says that this node has the user's one device."""
-    claims = node.door.wires.claims
-    assert claims
-    found = await claims.of_user(uid)
-    return [claim.member for _, claim in found] == [node.members.me]
+    owners = node.door.wires.owners
+    assert owners
+    return list((await owners.of_user(uid)).values()) == [node.members.me]
 
 
 async def presence(node: Node) -> list[str]:
@@ -167,19 +167,19 @@ async def offline(node: Node) -> bool:
     return (await presence(node))[-1:] == ["offline"]
 
 
-class Forgetful(Claims):
+class Forgetful(WireOwners):
     """The sabotage: lets go of a device whoever has it by now."""
 
-    async def _let_go(self, uid: str, hid: str) -> None:
-        await self._registry.delete(f"sps/wires/{uid}/{hid}")
-        self._held.pop((uid, hid), None)
-        self._presence.note("offline", uid, hid)
+    async def _settle(self, key: str) -> None:
+        await super()._settle(key)
+        if self._local.number(*key.split("/")) is None:
+            await self._owned._registry.delete(f"sps/wires/{key}")
 
 
 async def test_the_same_check_finds_a_node_that_lets_go_of_others_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.doors.sps.door.Claims", Forgetful)
+    monkeypatch.setattr("penstock.doors.sps.wires.WireOwners", Forgetful)
     with pytest.raises(AssertionError):
         await test_a_late_end_of_the_old_wire_does_not_take_the_new_one_offline(tmp_path)
 
@@ -219,9 +219,9 @@ class Slow:
 
 async def test_a_wire_that_is_replaced_before_it_knows_of_its_own_claim_ends_all_the_same(tmp_path: Path) -> None:
     async with two(tmp_path) as (a, b, _):
-        assert a.door.wires.claims
+        assert a.door.wires.owners
         slow = Slow(a.engine.registry)
-        a.door.wires.claims._registry = cast("Any", slow)
+        a.door.wires.owners._owned._registry = cast("Any", slow)
         old = await a.subscribe("uid=7")
         await asyncio.wait_for(slow.stored.wait(), 20)
         await b.subscribe("uid=7")
@@ -230,6 +230,71 @@ async def test_a_wire_that_is_replaced_before_it_knows_of_its_own_claim_ends_all
 
         assert (await line(old))["event"] == "replaced"
         assert await claimed(b, "7")
+
+
+class Unsure:
+    """A registry that stores and then says that it could not, until it is mended."""
+
+    def __init__(self, inner: Registry) -> None:
+        self._inner, self.mended, self.failures = inner, False, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def put(self, key: str, value: bytes, **more: Any) -> Record:
+        record = await self._inner.put(key, value, **more)
+        if not self.mended:
+            self.failures += 1
+            raise EngineGone("the answer was lost")
+        return record
+
+
+async def check_a_claim_without_an_answer_goes_with_its_wire(keys: Path, within: float = 20) -> None:
+    async with two(keys) as (a, b, _):
+        assert a.door.wires.owners
+        registry = Unsure(a.engine.registry)
+        a.door.wires.owners._owned._registry = cast("Any", registry)
+        await a.subscribe("uid=7")
+        await wait_until_async(lambda: registry.failures > 0)
+        a.hang_up()
+        await wait_until_async(lambda: len(a.door.wires) == 0)
+        registry.mended = True
+
+        async def nobody() -> bool:
+            return not (await b.ask("GET", "/online?uid=7"))[1]["online"] and not await a.engine.registry.list(
+                "sps/wires/"
+            )
+
+        await wait_until_async(nobody, within=within)
+
+
+async def test_a_claim_without_an_answer_goes_with_its_wire(tmp_path: Path) -> None:
+    await check_a_claim_without_an_answer_goes_with_its_wire(tmp_path)
+
+
+async def test_a_claim_without_an_answer_is_made_again(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, _, _):
+        assert a.door.wires.owners
+        registry = Unsure(a.engine.registry)
+        a.door.wires.owners._owned._registry = cast("Any", registry)
+        await a.subscribe("uid=7")
+        await wait_until_async(lambda: registry.failures > 0)
+        registry.mended = True
+
+        await wait_until_async(lambda: online(a))
+        assert await claimed(a, "7")
+
+
+async def online(node: Node) -> bool:
+    return (await presence(node))[-1:] == ["online"]
+
+
+async def test_the_same_check_finds_a_node_that_takes_no_answer_for_a_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WireOwners, "_if_ours", lambda owners, record: None)
+    with pytest.raises(TooLate):
+        await check_a_claim_without_an_answer_goes_with_its_wire(tmp_path, within=2)
 
 
 async def test_any_node_answers_about_any_wire(tmp_path: Path) -> None:
@@ -367,7 +432,7 @@ async def test_what_a_dead_node_sent_is_confirmed_through_a_living_one(tmp_path:
 class TrustsItself(Wires):
     """The sabotage: a device can confirm only what its open wire was sent."""
 
-    def confirm(self, wire: Wire, upto: int) -> None:
+    def confirm(self, wire: DeviceWire, upto: int) -> None:
         if upto > wire.began:
             super().confirm(wire, upto)
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from penstock.cli.app import run
 from penstock.core import why
 from penstock.core.ledger import Event
-from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 
 
-def forgetful(wires: Wires, wire: Wire, upto: int) -> None:
+def forgetful(wires: Wires, wire: DeviceWire, upto: int) -> None:
     """Confirms only what the wire that is open now was sent: knows nothing of wires and lives before it."""
     if upto > wire.began:
         wires.ledger.confirm(wire.who, upto)

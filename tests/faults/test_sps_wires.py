@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.doors.sps import Sps
-from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 from penstock.testing import RunningServer, TooLate, start_server, wait_until, wait_until_async
 from penstock.values import Batch, Draft
@@ -55,7 +55,7 @@ def test_the_same_check_finds_a_server_that_never_cuts(tmp_path: Path) -> None:
 UNDER_THEIR_TOPICS = [("earth", len(BIG))] * 30 + [("mars", len("on time"))] * 3
 
 
-class ForgetsFormerTopics(Wire):
+class ForgetsFormerTopics(DeviceWire):
     """Applies new topics to everything that was not read yet."""
 
     def change(self, topics: tuple[str, ...], narrow: object) -> None:
@@ -120,7 +120,7 @@ async def test_the_same_check_finds_a_door_that_forgets_them(tmp_path: Path) -> 
 class TrustsEveryEnd(Wires):
     """Takes a device offline when any of its wires ends, as the first sps once did."""
 
-    def ended(self, wire: Wire) -> None:
+    def ended(self, wire: DeviceWire) -> None:
         self._open.pop(wire.who.name, None)
 
 

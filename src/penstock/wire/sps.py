@@ -138,7 +138,7 @@ class Form(Protocol):
         ...
 
 
-class Lines:
+class JsonLines:
     """One JSON object a line."""
 
     content_type = "application/x-ndjson"

@@ -7,20 +7,24 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from penstock.api.context import Context
+import msgspec
+
+from penstock.api.context import Context, decoded, only
+from penstock.api.describing import INTEGER, STRING, an_object, operation
 from penstock.core.metering import Sample
-from penstock.doors.sps.asking import subscribing
-from penstock.doors.sps.claims import Claims
+from penstock.core.names import check_pattern
+from penstock.doors.sps.admission import Admission
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.publish import Notify, to_all, to_room, to_user
+from penstock.doors.sps.requests import TokenRequest, read_subscribe
 from penstock.doors.sps.rooms import Rooms
-from penstock.doors.sps.tokens import Tokens
-from penstock.doors.sps.turnstile import Turnstile
 from penstock.doors.sps.wires import DOOR, Wires
+from penstock.errors import InputInvalid
 from penstock.http.exchange import LIVE, Request, Response
 from penstock.http.routing import WHOLE, Route
-from penstock.limits import ENTRY_BYTES
+from penstock.limits import ENTRY_BYTES, USER_TOKEN_SECONDS
 from penstock.settings import Settings
+from penstock.wire.sps import user_number
 
 
 class Sps:
@@ -30,28 +34,16 @@ class Sps:
 
     def __init__(self, context: Context, settings: Settings, time: Callable[[], float] | None = None) -> None:
         self._context, self._settings = context, settings.sps
-        members = context.members
-        self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence, alone=members.alone)
+        alone = context.members.alone
+        self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence, alone=alone)
         self.wires = self.kind(context, settings.sps, self._presence, time)
-        self._stack = AsyncExitStack()
-        if not members.alone:
-            self.wires.claims = Claims(
-                context.registry,
-                context.bus,
-                members,
-                context.clock,
-                self._presence,
-                self.wires,
-                context.background,
-                context.lookout,
-            )
         self._rooms = Rooms(context, self.wires)
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._presence)
-        if self.wires.claims is not None:
-            await self._stack.enter_async_context(self._rooms.calls)
-            await self._stack.enter_async_context(self.wires.claims)
+        for living in (self._presence, self._rooms.remote, self.wires.owners):
+            if living is not None:
+                await self._stack.enter_async_context(living)
         return self
 
     async def __aexit__(
@@ -65,19 +57,19 @@ class Sps:
 
     def routes(self) -> list[Route]:
         """Every path of the seed, and those that its promises need."""
-        context, rooms, tokens = self._context, self._rooms, Tokens(self._context)
+        rooms = self._rooms
         rows = [
-            Route("GET", "/subscribe", Turnstile(self.subscribe), timeout=None, door=DOOR),
+            Route("GET", "/subscribe", Admission(self.subscribe), timeout=None, door=DOOR),
             Route("POST", "/subsist", rooms.subsist, door=DOOR),
             Route("POST", "/join", rooms.join, door=DOOR),
             Route("POST", "/leave", rooms.leave, door=DOOR),
             Route("PUT", "/rooms", rooms.replace, door=DOOR),
             Route("GET", "/rooms", rooms.counts, door=DOOR),
             Route("GET", "/online", rooms.online, door=DOOR),
-            Route("POST", "/v1/tokens", tokens, body=WHOLE(64 * 1024), admit=tokens.admit, door=DOOR),
+            Route("POST", "/v1/tokens", self.make_token, body=WHOLE(64 * 1024), admit=self._admit_backend, door=DOOR),
         ]
         for path, read in (("user", to_user), ("room", to_room), ("all", to_all)):
-            notify = Notify(context, self.wires, read)
+            notify = Notify(self._context, self.wires, read)
             rows.append(
                 Route("POST", f"/notify_to_{path}", notify, body=WHOLE(ENTRY_BYTES), admit=notify.admit, door=DOOR)
             )
@@ -85,8 +77,36 @@ class Sps:
 
     def subscribe(self, request: Request) -> Response:
         """Open a wire. HEAD is answered as GET would be, and replaces nobody."""
-        asked = subscribing(request, self._context, self._settings)
+        asked = read_subscribe(request, self._context, self._settings)
         if request.method == "HEAD":
             return Response(200, content_type="")
         self.wires.open(request, asked)
         return LIVE
+
+    @operation(
+        "Make the token of a user who has logged in (sps).",
+        body=TokenRequest,
+        answers={201: an_object(token=STRING, uid=STRING, expires=INTEGER)},
+    )
+    def make_token(self, request: Request) -> Response:
+        """Sign one that can listen and nothing else, so that it may stand in a URL.
+
+        For the admin, or a backend with the grant `sessions`, of what it may read itself.
+        """
+        caller = self._context.caller(request)
+        caller.check_grant("sessions")
+        wanted = decoded(request.body, TokenRequest)
+        uid = user_number("uid", str(wanted.uid))
+        patterns = tuple(check_pattern(pattern) for pattern in wanted.subscribe)
+        if not 1 <= wanted.ttl <= USER_TOKEN_SECONDS:
+            raise InputInvalid("ttl", f"is not a number of seconds from 1 to {USER_TOKEN_SECONDS:,}")
+        for pattern in patterns:
+            caller.check_subscribe(pattern)
+        now = self._context.clock.now_ms() // 1000
+        token = self._context.gate.keys.issue(uid, subscribe=patterns, ttl=wanted.ttl, now=now)
+        return Response(201, msgspec.json.encode({"token": token, "uid": uid, "expires": now + wanted.ttl}))
+
+    def _admit_backend(self, request: Request) -> None:
+        """Turn strangers away before a byte of their body is read."""
+        only(request)
+        self._context.known(request).check_grant("sessions")

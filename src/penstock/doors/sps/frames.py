@@ -11,38 +11,38 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from penstock.core.names import ROOMS
-from penstock.doors.sps.topics import first_room
+from penstock.doors.sps.requests import Topics, first_room
 from penstock.values import Entry
 from penstock.wire.sps import Form, topic_of
 
 Key = int | tuple[int, str | None]
 
 
-class Target(msgspec.Struct):
+class Audience(msgspec.Struct):
     """The attributes by which an entry is meant for some of a stream's readers only."""
 
     hid: str = ""
     tids: str = ""  # separated by commas
 
 
-_NOBODY = Target()
+_EVERYBODY = Audience()
 
 
-class Targets:
+class Audiences:
     """Reads entries' attributes, once for all wires that look at the same one."""
 
     def __init__(self) -> None:
-        self._id, self._target = 0, _NOBODY
+        self._id, self._audience = 0, _EVERYBODY
 
-    def of(self, entry: Entry) -> Target:
+    def of(self, entry: Entry) -> Audience:
         """Whom *entry* is for. Attributes of other doors mean nothing here."""
         if entry.id != self._id:
             try:
-                target = msgspec.json.decode(entry.attributes, type=Target) if entry.attributes else _NOBODY
+                audience = msgspec.json.decode(entry.attributes, type=Audience) if entry.attributes else _EVERYBODY
             except msgspec.MsgspecError:
-                target = _NOBODY
-            self._id, self._target = entry.id, target
-        return self._target
+                audience = _EVERYBODY
+            self._id, self._audience = entry.id, audience
+        return self._audience
 
 
 def is_plain(entry: Entry) -> bool:
@@ -104,20 +104,20 @@ class Together(msgspec.Struct):
     runs: list[Run]
 
 
-class Frames:
+class EventFrames:
     """One form in one framing."""
 
     def __init__(
         self,
         form: Form,
         frame: Callable[[bytes], bytes],
-        targets: Targets,
+        audiences: Audiences,
         time: Callable[[], float],
         *,
         limit: int,
         limit_bytes: int,
     ) -> None:
-        self.form, self._frame, self._targets, self._time = form, frame, targets, time
+        self.form, self._frame, self._audiences, self._time = form, frame, audiences, time
         self._limit, self._limit_bytes = limit, limit_bytes
         self._kept: dict[Key, bytes] = {}
         self._bytes = 0
@@ -146,18 +146,18 @@ class Frames:
             self._together = self.together(entries, ()) if all(map(is_plain, entries)) else None
         return self._together
 
-    def together(self, entries: Sequence[Entry], topics: tuple[str, ...]) -> Together:
+    def together(self, entries: Sequence[Entry], topics: Topics) -> Together:
         """What a wire that reads *topics* writes of entries, each in a frame of its own."""
         self.at = self._time()
         kept = self._kept
         framed = b"".join([kept.get(entry.id) or self._find(entry, topics) for entry in entries])
         return Together(framed, runs_of(entries))
 
-    def _find(self, entry: Entry, topics: tuple[str, ...]) -> bytes:
+    def _find(self, entry: Entry, topics: Topics) -> bytes:
         key: Key = entry.id
         tid = topic_of(entry.stream)
         if entry.stream == ROOMS:
-            tid = first_room(self._targets.of(entry).tids.split(","), topics)
+            tid = first_room(self._audiences.of(entry).tids.split(","), topics)
             key = (entry.id, tid)
         framed = self._kept.get(key)
         if framed is None:

@@ -15,8 +15,8 @@ import msgspec
 from penstock.api.auth import Caller
 from penstock.api.context import Context
 from penstock.core.names import ROOMS, check_name, is_exact
-from penstock.doors.sps.topics import ALL, chosen, name_of, user_stream
-from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.requests import ALL, name_of, topics_of, user_stream
+from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 from penstock.errors import InputInvalid, TooLarge
 from penstock.http.exchange import Later, Request, Response
@@ -53,8 +53,8 @@ def to_user(request: Request) -> Address:
 
 def to_room(request: Request) -> Address:
     """One topic, or several rooms at once."""
-    tids = sps.topics(sps.named(request.params, "tid"))
-    streams = chosen(tids)
+    params = sps.named(request.params, "tid")
+    streams = topics_of(params)
     if not streams:
         raise InputInvalid("parameter tid", "names no topic")
     if any(not is_exact(stream) for stream in streams):
@@ -62,7 +62,7 @@ def to_room(request: Request) -> Address:
     for stream in streams:
         check_name(stream)
     if len(streams) == 1:
-        return Address(streams[0], streams, streams, shown=tids[0])
+        return Address(streams[0], streams, streams, shown=sps.topics(params)[0])
     return _to_rooms(streams)
 
 
@@ -135,7 +135,7 @@ class Notify:
             return Response(200, f"{word}\n{address.shown}\n".encode(), "text/plain; charset=utf-8")
         return Response(200, _encode({"id": id, "delivered": delivered, "stored": True}))
 
-    def _reached(self, address: Address) -> list[Wire]:
+    def _reached(self, address: Address) -> list[DeviceWire]:
         """The wires that an event to this address is for."""
         wires = self._wires.reading(address.reaches)
         return [wire for wire in wires if wire.who.name == address.name] if address.name else wires

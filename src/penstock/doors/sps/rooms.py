@@ -1,55 +1,27 @@
 """What is asked about wires that are open: signs of life, topics, and who is online.
 
-Any node of a cluster answers: what is about a wire of another node is passed on to that one, over the bus.
+Any node of a cluster answers: what is about a wire of another node is done by that one (`cluster.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
-from http import HTTPStatus
 
 import msgspec
 
-from penstock.api.auth import Caller
 from penstock.api.context import Context
-from penstock.core.calls import Calls
-from penstock.core.members import node_of
 from penstock.core.names import is_exact
-from penstock.doors.sps.asking import check_topics, check_user
+from penstock.doors.sps.cluster import RemoteWires, WireCall
 from penstock.doors.sps.presence import STREAM
-from penstock.doors.sps.topics import check_count, chosen, shown
-from penstock.doors.sps.wire import Wire, WireBehind
+from penstock.doors.sps.requests import Topics, check_count, check_topics, check_user, tids_of, topics_of
+from penstock.doors.sps.wire import DeviceWire, offline
 from penstock.doors.sps.wires import Wires
-from penstock.errors import Forbidden, InputInvalid, NotFound, TooLarge
+from penstock.errors import Forbidden, InputInvalid
 from penstock.http.exchange import Request, Response
-from penstock.limits import PATTERNS
 from penstock.wire import sps
 
 _encode = msgspec.json.Encoder().encode
-Topics = tuple[str, ...]
 Answered = Response | Coroutine[None, None, Response]
-
-
-class Asked(msgspec.Struct):
-    """Something that only the node with the wire can do. Whoever asked was allowed to."""
-
-    verb: str  # subsist, join, leave, replace, online, counts
-    uid: str
-    hid: str
-    caller: Caller
-    topics: Topics = ()
-    upto: int | None = None
-
-
-class Told(msgspec.Struct):
-    """Its answer: a status as in HTTP, and a body."""
-
-    status: int
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_told = msgspec.json.Decoder(Told).decode
 
 
 class Rooms:
@@ -57,7 +29,31 @@ class Rooms:
 
     def __init__(self, context: Context, wires: Wires) -> None:
         self._context, self._wires = context, wires
-        self.calls = Calls(context.bus, "sps.rooms", self._called)
+        self.remote = None if wires.owners is None else RemoteWires(context, wires.owners, self._perform)
+
+    async def _perform(self, call: WireCall) -> bytes:
+        """Do what another node asks."""
+        if call.verb == "counts":
+            return _encode(self._counts(call.topics))
+        if call.verb == "online":
+            return _encode(self._online(call))
+        if call.verb == "subsist":
+            await self._subsist(call)
+            return b"null"
+        return self._change(call)
+
+    def _elsewhere(self, call: WireCall) -> RemoteWires | None:
+        """Whom to ask when this node does not have the device."""
+        return self.remote if self._wires.find(call.uid, call.hid) is None else None
+
+    def _living(self, call: WireCall) -> DeviceWire:
+        wire = self._wires.find(call.uid, call.hid)
+        if wire is None:
+            raise offline(call.uid, call.hid)
+        wire.alive = self._wires.time()
+        return wire
+
+    # ── signs of life ─────────────────────────────────────────────────────────────────────────
 
     async def subsist(self, request: Request) -> Response:
         """The device lives; with `o` it has consumed everything up to that id, and the ledger knows it for good."""
@@ -65,25 +61,18 @@ class Rooms:
         uid, hid, upto = sps.user(params), sps.device(params), sps.opaque(params.get("o"))
         caller = self._context.caller(request)
         check_user(caller, uid)
-        asked = Asked("subsist", uid, hid, caller, upto=upto)
-        if self._wires.find(uid, hid) is None and self._wires.claims is not None:
-            return await self._pass_on(asked)
-        self._living(uid, hid)
-        await self._subsist(asked)
+        call = WireCall("subsist", uid, hid, caller, upto=upto)
+        if (remote := self._elsewhere(call)) is not None:
+            await remote.ask_owner(call)
+        else:
+            await self._subsist(call)
         return Response(204)
 
-    async def _subsist(self, asked: Asked) -> None:
-        wire = self._wires.find(asked.uid, asked.hid)
-        if asked.upto is not None and wire is not None:
-            self._wires.confirm(wire, asked.upto)
+    async def _subsist(self, call: WireCall) -> None:
+        wire = self._living(call)
+        if call.upto is not None:
+            self._wires.confirm(wire, call.upto)
             await self._context.ledger.flush()
-
-    def _living(self, uid: str, hid: str) -> Wire:
-        wire = self._wires.find(uid, hid)
-        if wire is None:
-            raise _offline(uid, hid)
-        wire.alive = self._wires.time()
-        return wire
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
@@ -101,144 +90,80 @@ class Rooms:
 
     def _ask(self, request: Request, verb: str) -> Answered:
         params = sps.named(request.params, "uid", "hid", "tid")
-        uid, hid, named = sps.user(params), sps.device(params), chosen(sps.topics(params))
+        uid, hid, named = sps.user(params), sps.device(params), topics_of(params)
         caller = self._context.caller(request)
         check_user(caller, uid)
         if verb != "leave":
             check_topics(caller, named)
-        asked = Asked(verb, uid, hid, caller, named)
-        if self._wires.find(uid, hid) is None and self._wires.claims is not None:
-            return self._pass_on(asked)
-        return Response(200, self._change(asked))
+        call = WireCall(verb, uid, hid, caller, named)
+        if (remote := self._elsewhere(call)) is not None:
+            return self._change_elsewhere(remote, call)
+        return Response(200, self._change(call))
 
-    def _change(self, asked: Asked) -> bytes:
+    def _change(self, call: WireCall) -> bytes:
         """Change a wire's topics in one step: what comes after the answer comes under the new ones."""
-        wire = self._living(asked.uid, asked.hid)
-        narrow = None if asked.verb == "leave" else check_topics(asked.caller, asked.topics)
-        topics = check_count(_combined(asked.verb, wire.topics, asked.topics))
+        wire = self._living(call)
+        narrow = None if call.verb == "leave" else check_topics(call.caller, call.topics)
+        topics = check_count(_combined(call.verb, wire.topics, call.topics))
         if topics != wire.topics:
             wire.change(topics, narrow)
-        return _encode({"tids": shown(topics)})
+        return _encode({"tids": tids_of(topics)})
+
+    @staticmethod
+    async def _change_elsewhere(remote: RemoteWires, call: WireCall) -> Response:
+        return Response(200, await remote.ask_owner(call))
 
     # ── who is online ─────────────────────────────────────────────────────────────────────────
 
-    def online(self, request: Request) -> Answered:
+    async def online(self, request: Request) -> Response:
         """The devices of a user that listen, or the one named."""
         params = sps.named(request.params, "uid", "hid")
         uid, hid = sps.user(params), sps.device(params)
         caller = self._context.caller(request)
         if caller.subject != uid and not caller.may_read(STREAM):
             raise Forbidden(caller.subject, "subscribe", STREAM)
-        asked = Asked("online", uid, hid, caller)
-        if self._wires.claims is not None:
-            return self._online_anywhere(asked)
-        return _devices(self._online(asked))
+        call = WireCall("online", uid, hid, caller)
+        found = self._online(call)
+        for answer in await self.remote.ask_owners(call) if self.remote else ():
+            found += msgspec.json.decode(answer, type=list[dict[str, object]])
+        return Response(200, _encode({"online": bool(found), "devices": found}))
 
-    def _online(self, asked: Asked) -> list[dict[str, object]]:
-        wires = self._wires.of_user(asked.uid)
-        if asked.hid:
-            wires = [wire for wire in wires if wire.hid == asked.hid]
-            if asked.caller.subject == asked.uid and wires:
-                self._living(asked.uid, asked.hid)
+    def _online(self, call: WireCall) -> list[dict[str, object]]:
+        wires = self._wires.of_user(call.uid)
+        if call.hid:
+            wires = [wire for wire in wires if wire.hid == call.hid]
+            if call.caller.subject == call.uid and wires:
+                self._living(call)
         return [self._shown(wire) for wire in wires]
 
-    async def _online_anywhere(self, asked: Asked) -> Response:
-        found = self._online(asked)
-        members = self._context.members
-        claims = await self._wires.claims.of_user(asked.uid) if self._wires.claims else []
-        elsewhere = {claim.member for hid, claim in claims if asked.hid in ("", hid)} - {members.me}
-        for member in sorted(elsewhere):
-            told = await self._tell(member, asked)
-            if told is not None:
-                found += msgspec.json.decode(told.body, type=list[dict[str, object]])
-        return _devices(found)
-
-    def _shown(self, wire: Wire) -> dict[str, object]:
+    def _shown(self, wire: DeviceWire) -> dict[str, object]:
         since = self._context.clock.now_ms() / 1000 - self._wires.time()  # what the loop's seconds count from
         return {
             "hid": wire.hid,
             "since": round(since + wire.opened, 3),
             "last_write": round(since + wire.written, 3),
-            "rooms": shown(wire.topics),
+            "rooms": tids_of(wire.topics),
             "behind": wire.feed.lag,
         }
 
-    def counts(self, request: Request) -> Answered:
+    async def counts(self, request: Request) -> Response:
         """How many wires listen to each of some topics, on all nodes that answer."""
-        topics = chosen(sps.topics(sps.named(request.params, "tid")))
+        topics = topics_of(sps.named(request.params, "tid"))
         if not topics or not all(map(is_exact, topics)):
             raise InputInvalid("parameter tid", "must name topics, and no patterns")
         caller = self._context.caller(request)
         check_topics(caller, topics)
-        if self._wires.claims is not None:
-            return self._counts_anywhere(Asked("counts", "", "", caller, topics))
-        return _numbers(topics, self._counts(topics))
+        call = WireCall("counts", "", "", caller, topics)
+        answers = await self.remote.ask_everybody(call) if self.remote else []
+        counts = [self._counts(topics), *(msgspec.json.decode(answer, type=list[int]) for answer in answers)]
+        sums = [sum(column) for column in zip(*counts, strict=True)]
+        return Response(200, _encode({"rooms": dict(zip(tids_of(topics), sums, strict=True))}))
 
     def _counts(self, topics: Topics) -> list[int]:
         return [len(self._wires.reading([topic])) for topic in topics]
-
-    async def _counts_anywhere(self, asked: Asked) -> Response:
-        members = self._context.members
-        others = [member for member in members.living() if member != members.me]
-        told = await asyncio.gather(*(self._tell(member, asked) for member in others))
-        found = [msgspec.json.decode(answer.body, type=list[int]) for answer in told if answer is not None]
-        return _numbers(asked.topics, [sum(column) for column in zip(self._counts(asked.topics), *found, strict=True)])
-
-    # ── from node to node ─────────────────────────────────────────────────────────────────────
-
-    async def _pass_on(self, asked: Asked) -> Response:
-        """Let the node with the wire do it."""
-        claim = await self._wires.claims.of_device(asked.uid, asked.hid) if self._wires.claims else None
-        told = await self._tell(claim.member, asked) if claim else None
-        if told is None or told.status == HTTPStatus.NOT_FOUND:
-            raise _offline(asked.uid, asked.hid)
-        if told.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            raise TooLarge("topics", msgspec.json.decode(told.body, type=int), PATTERNS)
-        if told.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            raise WireBehind
-        return Response(told.status, bytes(told.body)) if told.status == HTTPStatus.OK else Response(told.status)
-
-    async def _tell(self, member: str, asked: Asked) -> Told | None:
-        asked.caller = msgspec.structs.replace(asked.caller, expires=0.0)  # checked here; JSON knows no infinity
-        return await self.calls.ask(node_of(member), _encode(asked), _told)
-
-    async def _called(self, body: bytes) -> bytes:
-        """Answer another node."""
-        asked = msgspec.json.decode(body, type=Asked)
-        try:
-            return _encode(await self._do(asked))
-        except NotFound:
-            return _encode(Told(404))
-        except TooLarge as error:
-            return _encode(Told(413, msgspec.Raw(_encode(error.size))))
-        except WireBehind:
-            return _encode(Told(503))
-
-    async def _do(self, asked: Asked) -> Told:
-        if asked.verb == "counts":
-            return Told(200, msgspec.Raw(_encode(self._counts(asked.topics))))
-        if asked.verb == "online":
-            return Told(200, msgspec.Raw(_encode(self._online(asked))))
-        if asked.verb != "subsist":
-            return Told(200, msgspec.Raw(self._change(asked)))
-        self._living(asked.uid, asked.hid)
-        await self._subsist(asked)
-        return Told(204)
 
 
 def _combined(verb: str, has: Topics, named: Topics) -> Topics:
     if verb == "join":
         return tuple(dict.fromkeys((*has, *named)))
     return named if verb == "replace" else tuple(topic for topic in has if topic not in named)
-
-
-def _devices(found: list[dict[str, object]]) -> Response:
-    return Response(200, _encode({"online": bool(found), "devices": found}))
-
-
-def _numbers(topics: Topics, counts: list[int]) -> Response:
-    return Response(200, _encode({"rooms": dict(zip(shown(topics), counts, strict=True))}))
-
-
-def _offline(uid: str, hid: str) -> NotFound:
-    return NotFound("wire", f"{uid} {hid}".strip(), code="offline", remedy="Subscribe again.")

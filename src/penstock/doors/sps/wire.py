@@ -7,24 +7,21 @@ other devices (`frames.Run`), and a wire has deadlines, which stand in the wheel
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.core.feed import Feed
-from penstock.core.ledger import Recipient
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger, Recipient
 from penstock.core.names import ROOMS, matches
-from penstock.doors.sps.frames import Frames, Run, join_runs
-from penstock.doors.sps.topics import ALL, first_room, patterns_for
-from penstock.errors import Busy
+from penstock.doors.sps.frames import Audiences, EventFrames, Run, join_runs
+from penstock.doors.sps.requests import ALL, Narrow, Topics, first_room, patterns_for
+from penstock.errors import Busy, NotFound
 from penstock.http.flush import Outlet
-from penstock.http.wheel import Timed
+from penstock.http.wheel import Timed, Wheel
 from penstock.limits import FORMER_TOPICS, TOPIC_CHANGES
 from penstock.values import Entry
 
-if TYPE_CHECKING:
-    from penstock.doors.sps.wires import Wires
-
-Narrow = Callable[[str], bool]
-Change = tuple[int, tuple[str, ...]]
+Change = tuple[int, Topics]
 NEVER = float("inf")
 _SLACK = 0.001  # seconds by which sums of floats may be off
 
@@ -39,7 +36,27 @@ class WireBehind(Busy):
         self.remedy = "Read what waits on the wire, then change its topics."
 
 
-class Wire(Timed):
+def offline(uid: str, hid: str) -> NotFound:
+    """The error that says that a device has no wire."""
+    return NotFound("wire", f"{uid} {hid}".strip(), code="offline", remedy="Subscribe again.")
+
+
+class WireHome(Protocol):
+    """What a wire needs of where it lives (`wires.py`)."""
+
+    hub: Hub
+    ledger: Ledger
+    wheel: Wheel
+    audiences: Audiences
+    time: Callable[[], float]  # of the loop
+    now_ms: Callable[[], int]
+
+    def ended(self, wire: DeviceWire) -> None:
+        """A wire is over."""
+        ...
+
+
+class DeviceWire(Timed):
     """One device that listens. `lost` and `end` are its two ends; each happens once."""
 
     __slots__ = (
@@ -50,11 +67,11 @@ class Wire(Timed):
     feed: Feed
     tap: Outlet
 
-    def __init__(self, home: Wires, who: Recipient, own: str, hid: str, topics: tuple[str, ...]) -> None:
+    def __init__(self, home: WireHome, who: Recipient, own: str, hid: str, topics: Topics) -> None:
         super().__init__()
         self._home, self.who = home, who
         self.own, self.hid, self.topics = own, hid, topics
-        self.frames: Frames
+        self.frames: EventFrames
         self.began = 0  # the id after which it was fed
         self.confirmed = 0  # the id up to which its device has everything, as it said
         self.opened = self.written = self.alive = home.time()  # seconds of the loop, as all times here
@@ -81,12 +98,12 @@ class Wire(Timed):
             self._home.ledger.record(self.who, "expired", entry.stream, entry.id, entry.id)
             return False
         if entry.stream == self.own:
-            return self._home.targets.of(entry).hid in ("", self.hid)
+            return self._home.audiences.of(entry).hid in ("", self.hid)
         if entry.stream == ALL:
             return True
         topics = self._topics_at(entry.id)
         if entry.stream == ROOMS:
-            room = first_room(self._home.targets.of(entry).tids.split(","), topics)
+            room = first_room(self._home.audiences.of(entry).tids.split(","), topics)
             if room != ROOMS or ROOMS in topics:
                 return room is not None
             return self._narrow is None or self._narrow(ROOMS)  # a pattern matches it, as it matches any stream
@@ -96,14 +113,14 @@ class Wire(Timed):
             return False
         return self._narrow is None or self._narrow(entry.stream)
 
-    def _topics_at(self, id: int) -> tuple[str, ...]:
+    def _topics_at(self, id: int) -> Topics:
         """The topics that were in force when that entry came."""
         for upto, topics in self._changes or ():
             if id <= upto:
                 return topics
         return self.topics
 
-    def change(self, topics: tuple[str, ...], narrow: Narrow | None) -> None:
+    def change(self, topics: Topics, narrow: Narrow | None) -> None:
         """Have other topics from the log's end on: a wire that is behind still gets what it was in for.
 
         Raises `WireBehind`, and nothing has changed, if that would be too much to keep in mind.

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable
 
 from penstock.api.context import Context
 from penstock.core.ledger import Recipient, recipient
-from penstock.doors.sps.asking import Subscribing
-from penstock.doors.sps.claims import Claims
-from penstock.doors.sps.frames import Frames, Targets
+from penstock.doors.sps.cluster import WireOwners
+from penstock.doors.sps.frames import Audiences, EventFrames
 from penstock.doors.sps.presence import Presence
-from penstock.doors.sps.topics import name_of, patterns_for, shown, user_stream
-from penstock.doors.sps.wire import Wire
+from penstock.doors.sps.requests import SubscribeRequest, name_of, patterns_for, tids_of, user_stream
+from penstock.doors.sps.wire import DeviceWire
 from penstock.http.exchange import Request
 from penstock.settings import SpsSettings
 from penstock.wire.http import chunk
-from penstock.wire.sps import EventStream, Form, Lines, Raw
+from penstock.wire.sps import EventStream, Form, JsonLines, Raw
 
 DOOR = "sps"
 
@@ -28,7 +27,7 @@ class Wires:
     step: there is no moment with two wires, or with none.
     """
 
-    kind: type[Wire] = Wire
+    kind: type[DeviceWire] = DeviceWire
 
     def __init__(
         self, context: Context, settings: SpsSettings, presence: Presence, time: Callable[[], float] | None = None
@@ -37,15 +36,16 @@ class Wires:
         self.hub, self.ledger, self.wheel = context.hub, context.ledger, context.wheel
         self.time, self.now_ms = time or asyncio.get_running_loop().time, context.clock.now_ms
         self._presence = presence
-        self.targets = Targets()
-        self._open: dict[str, Wire] = {}
-        self.claims: Claims | None = None  # among other nodes; a server that is alone needs none
-        self._numbers: dict[str, int] = {}  # of open wires, for claims
+        self.audiences = Audiences()
+        self._open: dict[str, DeviceWire] = {}
+        # A server that is alone claims nothing.
+        self.owners = None if context.members.alone else WireOwners(context, presence, self)
+        self._numbers: dict[str, int] = {}  # of open wires
         self._opened = 0
-        forms: dict[str, Form] = {"lines": Lines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
+        forms: dict[str, Form] = {"lines": JsonLines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
         self._frames = {
-            (name, chunked): Frames(
-                form, chunk if chunked else bytes, self.targets, self.time,
+            (name, chunked): EventFrames(
+                form, chunk if chunked else bytes, self.audiences, self.time,
                 limit=settings.encoded, limit_bytes=settings.encoded_bytes,
             )
             for name, form in forms.items()
@@ -57,7 +57,7 @@ class Wires:
 
     # ── finding ───────────────────────────────────────────────────────────────────────────────
 
-    def find(self, uid: str, hid: str) -> Wire | None:
+    def find(self, uid: str, hid: str) -> DeviceWire | None:
         """The wire of one device."""
         return self._open.get(name_of(uid, hid))
 
@@ -71,11 +71,11 @@ class Wires:
         if wire is not None and self.number(uid, hid) == number:
             wire.end("replaced")
 
-    def of_user(self, uid: str) -> list[Wire]:
+    def of_user(self, uid: str) -> list[DeviceWire]:
         """The wires of all devices of a user."""
         return [wire for wire in self.reading([user_stream(uid)]) if wire.uid == uid]
 
-    def reading(self, streams: Iterable[str]) -> list[Wire]:
+    def reading(self, streams: Iterable[str]) -> list[DeviceWire]:
         """The wires that read any of these streams, each once."""
         feeds = dict.fromkeys(feed for stream in streams for feed in self.hub.readers(stream))
         wires = (self._open.get(feed.who.name) for feed in feeds if feed.who.door == DOOR)
@@ -83,7 +83,7 @@ class Wires:
 
     # ── opening ───────────────────────────────────────────────────────────────────────────────
 
-    def open(self, request: Request, asked: Subscribing) -> Wire:
+    def open(self, request: Request, asked: SubscribeRequest) -> DeviceWire:
         """Begin the answer to a subscribe that passed every check."""
         name = name_of(asked.uid, asked.hid)
         before = self._open.get(name)
@@ -99,10 +99,10 @@ class Wires:
             before.tap.step_aside()  # a device that comes back must not be kept out by its own former wire
         wire.tap = request.open(200, headers, owner=wire, watch=self.ledger.enabled)
         self._open[name] = wire
-        if self.claims is not None:
+        if self.owners is not None:
             self._opened += 1
             self._numbers[name] = self._opened
-            self.claims.changed(asked.uid, asked.hid)
+            self.owners.changed(asked.uid, asked.hid)
         elif before is None:
             self._presence.note("online", asked.uid, asked.hid, wire.began)
         if before is not None:
@@ -116,16 +116,16 @@ class Wires:
         """The id after which a wire is fed when its device names *after*, or nothing."""
         return self.hub.position if after is None else min(after, self.hub.position)
 
-    def _make(self, asked: Subscribing, who: Recipient) -> Wire:
+    def _make(self, asked: SubscribeRequest, who: Recipient) -> DeviceWire:
         wire = self.kind(self, who, user_stream(asked.uid), asked.hid, asked.topics)
         wire.anti_idle, wire.patience = asked.anti_idle, asked.patience
         wire.narrow(asked.narrow)
         return wire
 
-    def _start(self, wire: Wire, after: int | None) -> None:
+    def _start(self, wire: DeviceWire, after: int | None) -> None:
         newest = self.hub.position
         form, words = wire.frames.form, wire.frames.words
-        wire.say(words(form.opened(wire.uid, wire.hid, shown(wire.topics), wire.began, newest)))
+        wire.say(words(form.opened(wire.uid, wire.hid, tids_of(wire.topics), wire.began, newest)))
         if after is not None and after > newest:
             wire.say(words(form.reset(after, newest)))
         wire.feed = self.hub.start(wire, patterns_for(wire.own, wire.topics), after=wire.began)
@@ -134,18 +134,18 @@ class Wires:
 
     # ── ends and confirmations ────────────────────────────────────────────────────────────────
 
-    def ended(self, wire: Wire) -> None:
+    def ended(self, wire: DeviceWire) -> None:
         """A wire is over. One that was replaced is not registered any more, and takes nobody offline."""
         name = wire.who.name
         if self._open.get(name) is wire:
             del self._open[name]
-            if self.claims is None:
+            if self.owners is None:
                 self._presence.note("offline", wire.uid, wire.hid)
             else:
                 self._numbers.pop(name, None)
-                self.claims.changed(wire.uid, wire.hid)
+                self.owners.changed(wire.uid, wire.hid)
 
-    def confirm(self, wire: Wire, upto: int) -> None:
+    def confirm(self, wire: DeviceWire, upto: int) -> None:
         """A device has everything that it was sent up to an id, on whatever node; the ledger keeps that as a position.
 
         An id that the log has not reached confirms no more than there is.

@@ -13,7 +13,7 @@ AT_ONCE: Final = 8
 """Subscribes in one turn: each may replay a hundred events, so this is some 3 ms."""
 
 
-class Turnstile:
+class Admission:
     """Passes requests on in the order in which they came. What waits is bounded by the number of connections."""
 
     def __init__(self, passes: Callable[[Request], Response]) -> None:
