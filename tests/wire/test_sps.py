@@ -13,7 +13,7 @@ from penstock.errors import InputInvalid
 from penstock.values import Entry, Kind
 from penstock.wire import sps
 
-FORMS = {"lines": sps.JsonLines(), "sse": sps.EventStream(2000), "raw": sps.Raw()}
+FORMS = {"lines": sps.JsonLines(), "sse": sps.EventStream(2000), "raw": sps.Form()}
 
 
 def entry(body: bytes, id: int = 17, type: str = "", kind: Kind = Kind.DATA) -> Entry:

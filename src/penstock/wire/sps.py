@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -111,38 +111,37 @@ def topic_of(stream: str) -> str | None:
     return None if stream.startswith(_USERS) or stream == "/all" else stream
 
 
-class Form(Protocol):
-    """How a wire looks to its reader."""
+class Form:
+    """How a wire looks to its reader; this one, `raw`, is the publisher's bytes and nothing about the wire."""
 
-    content_type: str
-    anti_idle: bytes
+    content_type = "application/octet-stream"
+    anti_idle = b"\r\n"
 
     def event(self, entry: Entry, tid: str | None) -> bytes:
         """One published event; empty if it has no look in this form."""
-        ...
+        return entry.body
 
     def opened(self, uid: str, hid: str, tids: Iterable[str], after: int, newest: int) -> bytes:
         """The wire is open, and goes on after id *after*."""
-        ...
+        return b""
 
     def gap(self, first: int, last: int) -> bytes:
         """Events between these ids may have existed and cannot be had any more."""
-        ...
+        return b""
 
     def reset(self, asked: int, newest: int) -> bytes:
         """The reader knows an id that this log has not reached: it is another log, or a younger copy."""
-        ...
+        return b""
 
     def ended(self, reason: str) -> bytes:
         """The last words."""
-        ...
+        return b""
 
 
-class JsonLines:
+class JsonLines(Form):
     """One JSON object a line."""
 
     content_type = "application/x-ndjson"
-    anti_idle = b"\r\n"
 
     def event(self, entry: Entry, tid: str | None) -> bytes:
         return b'{"id":%d,"event":%b%b,"time":%d.%03d,%b}\n' % (
@@ -166,7 +165,7 @@ class JsonLines:
         return b'{"event":%b}\n' % _text(reason)
 
 
-class EventStream:
+class EventStream(Form):
     """What a browser's EventSource reads.
 
     The data of an event are the publisher's text; EventSource joins several lines by a newline, so a
@@ -197,28 +196,6 @@ class EventStream:
     def ended(self, reason: str) -> bytes:
         # A page that does not know `replaced` comes back by itself: late, so that two do not fight.
         return b"%bevent: %b\ndata: {}\n\n" % (b"retry: 60000\n" if reason == "replaced" else b"", reason.encode())
-
-
-class Raw:
-    """The publisher's bytes, and nothing about the wire."""
-
-    content_type = "application/octet-stream"
-    anti_idle = b"\r\n"
-
-    def event(self, entry: Entry, tid: str | None) -> bytes:
-        return entry.body
-
-    def opened(self, uid: str, hid: str, tids: Iterable[str], after: int, newest: int) -> bytes:
-        return b""
-
-    def gap(self, first: int, last: int) -> bytes:
-        return b""
-
-    def reset(self, asked: int, newest: int) -> bytes:
-        return b""
-
-    def ended(self, reason: str) -> bytes:
-        return b""
 
 
 def _type(entry: Entry) -> str:

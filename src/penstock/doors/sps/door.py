@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -61,9 +62,9 @@ class Sps:
         rows = [
             Route("GET", "/subscribe", Admission(self.subscribe), timeout=None, door=DOOR),
             Route("POST", "/subsist", rooms.subsist, door=DOOR),
-            Route("POST", "/join", rooms.join, door=DOOR),
-            Route("POST", "/leave", rooms.leave, door=DOOR),
-            Route("PUT", "/rooms", rooms.replace, door=DOOR),
+            Route("POST", "/join", partial(rooms.change, "join"), door=DOOR),
+            Route("POST", "/leave", partial(rooms.change, "leave"), door=DOOR),
+            Route("PUT", "/rooms", partial(rooms.change, "replace"), door=DOOR),
             Route("GET", "/rooms", rooms.counts, door=DOOR),
             Route("GET", "/online", rooms.online, door=DOOR),
             Route("POST", "/v1/tokens", self.make_token, body=WHOLE(64 * 1024), admit=self._admit_backend, door=DOOR),

@@ -76,24 +76,13 @@ class Rooms:
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
-    def join(self, request: Request) -> Answered:
-        """Have these topics, too."""
-        return self._ask(request, "join")
-
-    def leave(self, request: Request) -> Answered:
-        """Have these topics no longer. Nobody needs a right to leave."""
-        return self._ask(request, "leave")
-
-    def replace(self, request: Request) -> Answered:
-        """Have these topics and no others."""
-        return self._ask(request, "replace")
-
-    def _ask(self, request: Request, verb: str) -> Answered:
+    def change(self, verb: str, request: Request) -> Answered:
+        """Have these topics too (join), no longer (leave), or these and no others (replace)."""
         params = sps.named(request.params, "uid", "hid", "tid")
         uid, hid, named = sps.user(params), sps.device(params), topics_of(params)
         caller = self._context.caller(request)
         check_user(caller, uid)
-        if verb != "leave":
+        if verb != "leave":  # nobody needs a right to leave
             check_topics(caller, named)
         call = WireCall(verb, uid, hid, caller, named)
         if (remote := self._elsewhere(call)) is not None:

@@ -15,7 +15,7 @@ from penstock.doors.sps.wire import DeviceWire
 from penstock.http.exchange import Request
 from penstock.settings import SpsSettings
 from penstock.wire.http import chunk
-from penstock.wire.sps import EventStream, Form, JsonLines, Raw
+from penstock.wire.sps import EventStream, Form, JsonLines
 
 DOOR = "sps"
 
@@ -42,7 +42,7 @@ class Wires:
         self.owners = None if context.members.alone else WireOwners(context, presence, self)
         self._numbers: dict[str, int] = {}  # of open wires
         self._opened = 0
-        forms: dict[str, Form] = {"lines": JsonLines(), "sse": EventStream(settings.retry_ms), "raw": Raw()}
+        forms: dict[str, Form] = {"lines": JsonLines(), "sse": EventStream(settings.retry_ms), "raw": Form()}
         self._frames = {
             (name, chunked): EventFrames(
                 form, chunk if chunked else bytes, self.audiences, self.time,
