@@ -137,7 +137,7 @@ def test_the_check_finds_a_watermark_that_moves_too_early(
     faults = CrashAt(AFTER_FIRST_NAME)
     place = make_place(spark, server, tmp_path / "lake", faults)
     fill(place.client, ROWS)
-    monkeypatch.setattr(archive, "Turn", turn)
+    monkeypatch.setattr(Turn, "_in_order", turn._in_order)
     monkeypatch.setattr(archive, "FEW_ROWS", 1_000)  # two files: one has its name when it ends, the other has not
     with pytest.raises(Crash):
         archive.run(place, {})
