@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.proofs import Proofs
+from penstock.doors.webpush.messages import Messages
 from penstock.doors.webpush.receipts import Receipts
+from penstock.doors.webpush_sender.receipts import AwaitedReceipts
 from penstock.testing import RunningServer, wait_until
 from penstock.values import Batch, Draft, Room
 from penstock.wire.vapid import origin_of
@@ -81,13 +81,13 @@ def attacked(data: Path, sabotage: Callable[[], None] | None, **settings: object
 
 def everything_is_stored() -> None:
     """No limit to what is stored for a user agent."""
-    honest = Agents.__init__
+    honest = Messages.__init__
 
     def endless(self, *arguments, **more):
         honest(self, *arguments, **more)
         self.room = Room(2**40, 2**40)
 
-    Agents.__init__ = endless
+    Messages.__init__ = endless
 
 
 def flood_a_user_agent_that_is_away(data: Path, sabotage: Callable[[], None] | None) -> None:
@@ -126,7 +126,7 @@ def every_link_is_believed() -> None:
         if verdict.receipt:
             self._subscriptions[origin_of(verdict.receipt)] = verdict.receipt
 
-    Proofs.expect = believing
+    AwaitedReceipts.expect = believing
 
 
 def name_receipts_of_another_service(data: Path, sabotage: Callable[[], None] | None) -> None:

@@ -16,14 +16,13 @@ from urllib.parse import urlsplit
 import pytest
 from websockets.frames import Frame, Opcode
 
-from penstock.doors.webpush import session
-from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.delivery import Sent
-from penstock.doors.webpush.session import Session
+from penstock.doors.webpush.messages import Messages
 from penstock.limits import PUSH_BODY_READ
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.values import Room
-from penstock.wire import webpush
+from penstock.wire import webpush, webpush_session
+from penstock.wire.webpush_actions import Action, Unacked
+from penstock.wire.webpush_session import PushSession
 from tests.api.client import Reply, ask
 from tests.bystander.catalogue import Attack, answered, plain, run, sent
 from tests.bystander.sabotaged import start_sabotaged
@@ -326,19 +325,25 @@ def test_nothing_that_one_peer_does_hurts_another(server: RunningServer) -> None
 def believing() -> None:
     """Whoever acknowledges a message is believed, every name and key is one, and there is always room."""
 
-    def take_acks(self: Session, updates: list[webpush.Update]) -> list[Sent]:
-        sessions = self.home.table.values()
-        return [
-            one.unacked.pop(update.version) for update in updates for one in sessions if update.version in one.unacked
-        ]
+    sessions: list[PushSession] = []
 
-    def endless(self: Agents, *arguments: Any) -> None:
+    def take_acks(self: PushSession, updates: list[webpush.Update], actions: list[Action]) -> tuple[Unacked, ...]:
+        return tuple(
+            one.unacked.pop(update.version) for update in updates for one in sessions if update.version in one.unacked
+        )
+
+    def remembered(self: PushSession, *arguments: Any) -> None:
+        first(self, *arguments)
+        sessions.append(self)
+
+    def endless(self: Messages, *arguments: Any) -> None:
         honest(self, *arguments)
         self.room = Room(2**40, 2**40)
 
-    honest, Agents.__init__ = Agents.__init__, endless  # type: ignore[method-assign]
-    Session.take_acks = take_acks  # type: ignore[assignment, method-assign]
-    session.parse_key = lambda key: str(key).encode()
+    honest, Messages.__init__ = Messages.__init__, endless  # type: ignore[method-assign]
+    first, PushSession.__init__ = PushSession.__init__, remembered  # type: ignore[method-assign]
+    PushSession._take_acks = take_acks  # type: ignore[assignment, method-assign]
+    webpush_session.parse_key = lambda key: str(key).encode()
 
 
 @pytest.fixture(scope="module")

@@ -273,12 +273,12 @@ async def test_a_silent_user_agent_is_pinged_and_closed_if_it_does_not_answer(tm
         await alive.register(CHANNEL)
         session = node.agents.table[alive.uaid]
         made.time.advance(301)
-        await wait_until_async(lambda: not session._asked)  # the client's library has answered the ping
+        await wait_until_async(lambda: not session.state.pinged)  # the client's library has answered the ping
         made.time.advance(5)
         await alive.ping_pong()
 
         made.time.advance(301)
-        session._asked = made.time.time()  # a ping whose answer is still due
+        session.state.pinged = made.time.time()  # a ping whose answer is still due
         alive.socket.transport.pause_reading()
         made.time.advance(5)
 

@@ -44,8 +44,8 @@ class Incurious(Broadcasts):
 
 
 class WithIncurious(Agents):
-    def __init__(self, context: Context, settings: WebPushSettings, *more: Any) -> None:
-        super().__init__(context, settings, *more)
+    def __init__(self, context: Context, settings: WebPushSettings, *more: Any, **named: Any) -> None:
+        super().__init__(context, settings, *more, **named)
         self.broadcasts = Incurious(context, settings)
 
 

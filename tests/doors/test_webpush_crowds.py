@@ -75,7 +75,7 @@ async def test_who_waits_for_an_older_session_does_not_keep_it_from_its_turn(
         newer, stop = await coming_back(node, older.uaid)  # has the only turn
         await older.say(messageType="unregister", channelID=CHANNEL)
         session = node.agents.table[older.uaid]
-        await wait_until_async(lambda: session._working is not None)
+        await wait_until_async(lambda: session.state.at_work)
 
         await let_in(node, older.uaid, stop)
 

@@ -11,11 +11,11 @@ from uuid import uuid4
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from penstock.doors.webpush.tokens import Subscription
 from penstock.errors import Busy
 from penstock.testing import wait_until_async
 from penstock.wire import vapid
 from penstock.wire.webcrypto import encode64, point_of
+from penstock.wire.webpush_tokens import EndpointSubscription
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
@@ -158,7 +158,7 @@ async def test_the_version_may_be_left_out_and_put_is_taken_too(tmp_path: Path) 
 async def test_a_user_agent_that_is_not_known_is_gone(tmp_path: Path) -> None:
     async with place(tmp_path) as made:
         node = made.nodes[0]
-        endpoint = node.agents.tokens.endpoint(Subscription("f" * 32, CHANNEL))
+        endpoint = node.agents.tokens.endpoint(EndpointSubscription("f" * 32, CHANNEL))
 
         reply = await node.send(endpoint, b"x")
 
@@ -219,7 +219,7 @@ async def test_a_message_whose_time_runs_out_is_not_delivered_and_recorded_as_ex
 
         again = await node.agent(agent.uaid)
         await again.ping_pong()
-        await node.door.sweep()
+        await node.agents.messages.sweep()
 
         assert await made.states(agent.uaid) == ["stored", "accepted", "expired"]
 
@@ -479,7 +479,7 @@ async def test_a_receipt_of_a_message_that_expires_says_so(tmp_path: Path) -> No
         await away(node, agent)
         sent = await node.send(endpoint, b"x", TTL="60", Prefer="respond-async")
         made.clock.advance(61)
-        await node.door.sweep()
+        await node.agents.messages.sweep()
 
         (line,) = await _lines(node, sent.headers["link"].partition(">")[0].removeprefix("<"), 1)
 
@@ -496,7 +496,7 @@ async def test_of_many_at_once_under_one_topic_all_but_the_last_are_recorded_as_
         events = await made.ledger_events(agent.uaid)
         assert len(await made.stored(agent.uaid, node.agents.month())) == 1
         assert sorted(event.number for event in events if event.state == "dropped") == [1, 2, 3, 4, 5]
-        assert node.agents._turns._locks == {}
+        assert node.agents.messages._turns._locks == {}
 
 
 async def test_a_replaced_message_is_recorded_as_such(tmp_path: Path) -> None:
@@ -574,10 +574,7 @@ async def test_receipt_subscriptions_that_share_a_stream_do_not_hear_each_other(
     async with place(tmp_path, window=8) as made:
         node, agent, endpoint = await subscribed(made)
         tokens = node.agents.tokens
-        mine = tokens.receipt_id()
-        others = next(
-            id for id in iter(tokens.receipt_id, "") if tokens.receipt_shard(id) == tokens.receipt_shard(mine)
-        )
+        mine, others = (tokens.receipt_id(7, made.clock.now_ms()) for _ in range(2))
         replies = [
             await node.send(endpoint, b"x", Prefer="respond-async", Push_Receipt=f"{ORIGIN}/r/{id}")
             for id in (others, mine, others, mine)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.session import Session
+from penstock.doors.webpush.agents import Agents, Connected
 from penstock.limits import PUSH_FINISH_SECONDS, PUSH_PAGE
 from penstock.testing import wait_until_async
 from penstock.wire.webpush import Mistake
+from penstock.wire.webpush_delivery import ENDING, LEFT
 from tests.doors.webpush_place import Agent, NodePlace, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
@@ -54,9 +54,9 @@ async def say_and_go(agent: Agent, how: str, *commands: dict[str, object]) -> No
     await agent.socket.wait_closed()
 
 
-def has_heard_the_end(session: Session) -> bool:
-    waiting = session._waiting or []
-    return session._left or session._ending is not None or any(isinstance(one, Mistake) for one in waiting)
+def has_heard_the_end(session: Connected) -> bool:
+    waiting = session.state._commands or []
+    return session.state.phase in (ENDING, LEFT) or any(isinstance(one, Mistake) for one in waiting)
 
 
 def ack(notification: dict[str, object]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from uuid import uuid4
 from penstock.core.months import month_of, shifted
 from penstock.doors.webpush.agents import Agents
 from penstock.testing import wait_until_async
-from penstock.wire.webpush import Message
+from penstock.wire.webpush import PushMessage
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
@@ -44,7 +44,7 @@ async def test_who_is_on_an_old_month_moves_when_it_connects_and_nothing_is_pend
         agent = await node.agent(before.uaid)
         await agent.ping_pong()
 
-        await wait_until_async(lambda: node.agents.table[agent.uaid].month == new)
+        await wait_until_async(lambda: node.agents.table[agent.uaid].state.month == new)
         record = await made.record(agent.uaid)
         assert record is not None
         assert (record.month, record.previous) == (new, old)
@@ -77,7 +77,7 @@ async def test_it_moves_only_after_everything_of_the_old_month_is_acknowledged(t
 
         assert (await made.record(agent.uaid)).month == old  # type: ignore[union-attr]
         await agent.ack(rest[1])
-        await wait_until_async(lambda: node.agents.table[agent.uaid].month == new)
+        await wait_until_async(lambda: node.agents.table[agent.uaid].state.month == new)
 
 
 async def test_a_connected_user_agent_is_not_moved_when_the_month_ends(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_node_that_dies_between_the_copy_and_the_record_leaves_everythin
 
         again = await other.agent(before.uaid)
 
-        await wait_until_async(lambda: other.agents.table[again.uaid].month == new)
+        await wait_until_async(lambda: other.agents.table[again.uaid].state.month == new)
         assert (await other.send(endpoint, b"x")).status == 201
         assert (await again.notification())["data"] == "eA"
         moved = await made.record(agent.uaid)
@@ -146,7 +146,7 @@ async def test_a_message_that_reaches_the_old_month_after_the_switch_is_delivere
         sending = asyncio.create_task(endpoint_node.send(endpoint, b"late"))
         await stop.until_reached()
         agent = await node.agent(before.uaid)
-        await wait_until_async(lambda: node.agents.table[agent.uaid].month == new)
+        await wait_until_async(lambda: node.agents.table[agent.uaid].state.month == new)
         assert await agent.heard() == []
 
         stop.go_on()
@@ -161,12 +161,12 @@ async def test_what_reached_the_old_month_is_found_at_the_next_connect(tmp_path:
         node, before, _ = await away(made)
         old, new = await next_month(made)
         agent = await node.agent(before.uaid)
-        await wait_until_async(lambda: node.agents.table[agent.uaid].month == new)
+        await wait_until_async(lambda: node.agents.table[agent.uaid].state.month == new)
         await agent.socket.close()
         await wait_until_async(lambda: not node.agents.table)
-        id = node.agents.tokens.message_id(agent.uaid)
-        late = Message(agent.uaid, CHANNEL, id, 600, made.clock.now_ms() + 600_000, b"late", encoding="aes128gcm")
-        await node.agents.store(agent.uaid, old, (late,))  # an endpoint that died before its hint
+        id = node.agents.tokens.message_id(agent.uaid, made.clock.now_ms())
+        late = PushMessage(agent.uaid, CHANNEL, id, 600, made.clock.now_ms() + 600_000, b"late", encoding="aes128gcm")
+        await node.agents.messages.store(agent.uaid, old, (late,))  # an endpoint that died before its hint
 
         again = await node.agent(agent.uaid)
 
@@ -180,10 +180,10 @@ class Patient(Agents):
 class TriesForEver(Patient):
     """The sabotage: a month that is gone is waited for, as a storage that takes nothing now."""
 
-    async def _store_unsaved(self, uaid: str, connected_at: int, messages: list[Message]) -> None:
+    async def _store_unsaved(self, uaid: str, connected_at: int, messages: list[PushMessage]) -> None:
         found = await self.router.find(uaid)
         assert found is not None
-        await self.store(uaid, found.record.month, messages)
+        await self.messages.store(uaid, found.record.month, messages)
 
 
 async def _leaves_with_one_unsaved(made: Place, drop: str) -> Agent:
@@ -239,10 +239,10 @@ async def test_what_is_to_be_stored_follows_its_user_agent_into_another_month(tm
         await agent.socket.close()
         await wait_until_async(lambda: not node.agents.table)
 
-        message = Message(agent.uaid, CHANNEL, "v1", 600, made.clock.now_ms() + 600_000, b"x")
+        message = PushMessage(agent.uaid, CHANNEL, "v1", 600, made.clock.now_ms() + 600_000, b"x")
         node.agents.left(session, [message])
         await stop.until_reached()
-        assert await node.agents.router.move(agent.uaid, session.connected_at, shifted(new, 1))
+        assert await node.agents.router.move(agent.uaid, session.state.connected_at, shifted(new, 1))
         await made.engine.mailbox.drop_month(new)
         stop.go_on()
 

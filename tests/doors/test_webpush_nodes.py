@@ -17,7 +17,7 @@ from penstock.doors.webpush import WebPush
 from penstock.http.wheel import Wheel
 from penstock.settings import Settings
 from penstock.testing import RunningServer, start_server, wait_until_async
-from penstock.wire.webpush import Message, pass_on
+from penstock.wire.webpush import PushMessage, pass_on
 from tests.api.client import ask
 from tests.doors.user_agent import UserAgent
 from tests.doors.webpush_place import NodePlace, Place, place
@@ -33,8 +33,8 @@ async def token_of(made: Place) -> dict[str, str]:
 
 
 def a_message(node: NodePlace, uaid: str) -> bytes:
-    id = node.agents.tokens.message_id(uaid)
-    return pass_on(Message(uaid, CHANNEL, id, 600, node.place.clock.now_ms() + 600_000, b"x"), 0)
+    id = node.agents.tokens.message_id(uaid, node.place.clock.now_ms())
+    return pass_on(PushMessage(uaid, CHANNEL, id, 600, node.place.clock.now_ms() + 600_000, b"x"), 0)
 
 
 @pytest.mark.parametrize("over", ["bus", "http"])
@@ -75,7 +75,7 @@ async def test_the_internal_listener_answers_as_autopush_does(tmp_path: Path) ->
         assert await put(f"/notif/{'f' * 32}") == 404
         assert await put(f"/push/{agent.uaid}", b"garbage") == 400
         assert await put("/push/short", b"{}") == 400
-        generation = node.agents.table[agent.uaid].connected_at
+        generation = node.agents.table[agent.uaid].state.connected_at
         assert await put(f"/notif/{agent.uaid}/{generation - 1}", method="DELETE") == 200
         assert agent.uaid in node.agents.table
         assert await put(f"/notif/{agent.uaid}/{generation}", method="DELETE") == 200

@@ -15,7 +15,7 @@ from penstock.http.caps import RateExceeded
 from penstock.http.problems import TimedOut
 from penstock.limits import PUSH_BODY_READ
 from penstock.testing import RunningServer, start_server
-from penstock.wire.webpush_endpoint import Errno, Refused
+from penstock.wire.webpush_endpoint import EndpointRefused, Errno
 from tests.api.client import ask
 from tests.doors.user_agent import UserAgent
 
@@ -117,8 +117,8 @@ def test_a_receipt_subscription_of_nobody_is_refused(shared_server: RunningServe
 @pytest.mark.parametrize(
     ("error", "status", "errno", "header"),
     [
-        (Refused(Errno.CHANNEL_GONE, "ended"), 410, 106, ("Cache-Control", "max-age=86400")),
-        (Refused(Errno.AUTHORIZATION, "no"), 401, 109, ("WWW-Authenticate", "vapid")),
+        (EndpointRefused(Errno.CHANNEL_GONE, "ended"), 410, 106, ("Cache-Control", "max-age=86400")),
+        (EndpointRefused(Errno.AUTHORIZATION, "no"), 401, 109, ("WWW-Authenticate", "vapid")),
         (RateExceeded("server.requests_per_address", 5, 2.5), 429, 201, ("Retry-After", "3")),
         (Busy("log.queue", 1), 503, 201, ("Retry-After", "1")),
         (EngineGone("no engine"), 503, 202, ("Retry-After", "5")),

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.session import Session
+from penstock.doors.webpush.session import AgentSession
 from penstock.testing import TooLate
 from penstock.wire import webpush as wire
 from penstock.wire.webpush import Close
+from penstock.wire.webpush_actions import Action
+from penstock.wire.webpush_session import PushSession
 from tests.doors import test_webpush_crowds as crowds
 from tests.doors import test_webpush_ends as ends
 from tests.doors import webpush_place
@@ -26,50 +28,65 @@ from tests.doors import webpush_place
 Check = Callable[..., Coroutine[Any, Any, None]]
 
 
-class Hasty(Session):
+class HastyMachine(PushSession):
     """Ends at once: what was received and not yet carried out is forgotten."""
 
     __slots__ = ()
 
-    def finish(self, code: Close, reason: str = "") -> None:
-        self.close(code, reason)
+    def finish(self, code: Close, reason: str, now: float) -> list[Action]:
+        return self.close(code, reason)
 
-    def _command(self, heard: wire.Heard | wire.Mistake, size: int) -> None:
+    def _queue(self, heard: wire.Heard | wire.Mistake, size: int, now: float) -> list[Action]:
         if isinstance(heard, wire.Mistake):
-            self.close(heard.code, heard.reason)
-        else:
-            super()._command(heard, size)
+            return self.close(heard.code, heard.reason)
+        return super()._queue(heard, size, now)
 
 
-class Patient(Session):
+class Hasty(AgentSession):
+    __slots__ = ()
+    machine = HastyMachine
+
+
+class PatientMachine(PushSession):
     """Has all the time there is for its end."""
 
     __slots__ = ()
 
-    @property
-    def _is_late(self) -> bool:
-        return False
+    def has_work(self, now: float, *, full: bool) -> bool:
+        return super().has_work(0.0, full=full)
 
 
-class Talkative(Session):
+class Patient(AgentSession):
+    __slots__ = ()
+    machine = PatientMachine
+
+
+class Talkative(AgentSession):
     """Keeps its turn until nothing is left to do."""
 
     __slots__ = ()
 
     async def _work(self) -> None:
         async with self.home.turnstile:
-            while self._waiting:
-                await self._obey(self._waiting.pop(0))
-        self._working = None
+            while self._has_work():
+                actions, job = self.state.work(self.home.time(), full=self.socket.full)
+                self._perform(actions)
+                self._perform(await self._do(job) if job is not None else ())
+        self._perform(self.state.rest())
 
 
-class Unweighed(Session):
+class UnweighedMachine(PushSession):
     """Counts the commands that wait, and not their bytes."""
 
     __slots__ = ()
 
-    def _command(self, heard: wire.Heard | wire.Mistake, size: int) -> None:
-        super()._command(heard, 0)
+    def _queue(self, heard: wire.Heard | wire.Mistake, size: int, now: float) -> list[Action]:
+        return super()._queue(heard, 0, now)
+
+
+class Unweighed(AgentSession):
+    __slots__ = ()
+    machine = UnweighedMachine
 
 
 class Sabotaged(Agents):

@@ -29,7 +29,8 @@ from penstock.core.lookout import Changes, Lookout
 from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
-from penstock.doors.webpush.records import PREFIX, RouterRecord
+from penstock.doors.webpush.router_table import PREFIX, RouterRecord
+from penstock.doors.webpush.session import AgentSession
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
@@ -217,7 +218,8 @@ class NodePlace:
         )  # type: ignore[arg-type]  # fmt: skip
 
         class Door(WebPush):
-            kind = self._kind
+            agents_kind = self._kind
+            session_kind = getattr(self._kind, "kind", AgentSession)  # a worse session comes with its agents
             endpoint_kind = self._endpoint
 
         async with Door(context, self._settings, place.time.time) as self.door:

@@ -68,5 +68,5 @@ class FailingServer(RunningServer):
 
 
 if __name__ == "__main__":
-    app.DOORS["failing"] = Failing
+    app.DOORS["failing"] = (Failing,)
     sys.exit(run(sys.argv[1:]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from penstock.cli.app import run
-from penstock.doors.webpush.bindings import Binding
-from penstock.doors.webpush.roster import Roster
+from penstock.doors.webpush_sender.binding import Binding
+from penstock.doors.webpush_sender.bindings import Bindings
 
 
 class ForgetfulBinding(Binding):
@@ -19,5 +19,5 @@ class ForgetfulBinding(Binding):
 
 
 if __name__ == "__main__":
-    Roster.kind = ForgetfulBinding
+    Bindings.kind = ForgetfulBinding
     sys.exit(run(sys.argv[1:]))

@@ -22,14 +22,14 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, decode
 from penstock.core.months import month_of, shifted
 from penstock.doors.webpush import WebPush
-from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.session import Session
-from penstock.doors.webpush.tokens import Subscription
+from penstock.doors.webpush.session import AgentSession
 from penstock.engines.memory import MemoryEngine
 from penstock.http.wheel import Wheel
 from penstock.settings import Settings
-from penstock.wire.webpush import Close, Message
-from penstock.wire.webpush_endpoint import Refused
+from penstock.wire.webpush import Close, PushMessage
+from penstock.wire.webpush_endpoint import EndpointRefused
+from penstock.wire.webpush_session import PushSession
+from penstock.wire.webpush_tokens import EndpointSubscription
 from tests.doors.sps_place import ManualTime
 from tests.doors.webpush_place import SharedBus, Stoppable
 
@@ -44,7 +44,7 @@ class Wire:
 
     full = False
 
-    def __init__(self, world: World, session: Session) -> None:
+    def __init__(self, world: World, session: AgentSession) -> None:
         self.world, self.session, self.open = world, session, True
         self.uaid = ""
         self.greeted = asyncio.Event()
@@ -111,10 +111,9 @@ class World:
             await asyncio.sleep(0)
 
     def connect(self, uaid: str) -> Wire:
-        agents = self.doors[0].agents
-        session = agents.kind(agents, "http://push.test")
+        session = self.doors[0].new_session("http://push.test")
         wire = Wire(self, session)
-        session.socket = wire  # type: ignore[assignment]
+        session.opened(wire)  # type: ignore[arg-type]
         wire.say(messageType="hello", uaid=uaid)
         return wire
 
@@ -123,16 +122,16 @@ class World:
         for _ in range(delay):
             await asyncio.sleep(0)
         agents = self.doors[-1].agents
-        id = agents.tokens.message_id(uaid)
-        message = Message(uaid, CHANNEL, id, TTL, self.clock.now_ms() + TTL * 1000, b"x", encoding="aes128gcm")
+        id = agents.tokens.message_id(uaid, self.clock.now_ms())
+        message = PushMessage(uaid, CHANNEL, id, TTL, self.clock.now_ms() + TTL * 1000, b"x", encoding="aes128gcm")
         try:
             await self.doors[-1].endpoint._route(message)
-        except Refused as refused:
+        except EndpointRefused as refused:
             raise AssertionError(f"refused: {refused}") from refused
         self.accepted.add(id)
 
 
-async def lost(seed: int, keys: Path, make: type[Agents], *, alone: bool = False) -> set[str]:
+async def lost(seed: int, keys: Path, make: type[AgentSession], *, alone: bool = False) -> set[str]:
     """Run a switch of the month; the accepted messages that never arrived."""
     clock = ManualClock()
     async with MemoryEngine(clock=clock) as engine, Hub(engine.log) as hub:
@@ -149,7 +148,7 @@ async def lost(seed: int, keys: Path, make: type[Agents], *, alone: bool = False
             )  # type: ignore[arg-type]  # fmt: skip
 
             class Door(WebPush):
-                kind = make
+                session_kind = make
 
             door = await Door(context, Settings()).__aenter__()
             mailbox.pause = registry.pause = world.turns
@@ -222,19 +221,19 @@ async def to_next_month(world: World) -> None:
     await world.engine.mailbox.make_month(shifted(month, 2))
 
 
-class NeverLooksBackSession(Session):
+class NeverLooksBackMachine(PushSession):
     """The old month is not read again after the switch."""
 
     reads_previous = False
 
 
-class NeverLooksBack(Agents):
-    kind = NeverLooksBackSession
+class NeverLooksBack(AgentSession):
+    machine = NeverLooksBackMachine
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["two nodes", "alone"])
 async def test_no_message_is_lost_when_the_month_switches(tmp_path: Path, alone: bool) -> None:
-    assert [seed for seed in SEEDS if await lost(seed, tmp_path, Agents, alone=alone)] == []
+    assert [seed for seed in SEEDS if await lost(seed, tmp_path, AgentSession, alone=alone)] == []
 
 
 async def test_without_the_second_read_of_the_old_month_messages_are_lost(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ async def test_without_the_second_read_of_the_old_month_messages_are_lost(tmp_pa
 
 @pytest.mark.long
 async def test_no_message_is_lost_in_many_more_orders(tmp_path: Path) -> None:
-    assert [seed for seed in range(1000, 4000) if await lost(seed, tmp_path, Agents)] == []
+    assert [seed for seed in range(1000, 4000) if await lost(seed, tmp_path, AgentSession)] == []
 
 
 async def test_the_same_seed_gives_the_same_order(tmp_path: Path) -> None:
@@ -255,12 +254,12 @@ async def test_the_same_seed_gives_the_same_order(tmp_path: Path) -> None:
 def test_a_subscription_survives_the_switch_of_keys() -> None:
     from cryptography.fernet import Fernet
 
-    from penstock.doors.webpush.tokens import Tokens
+    from penstock.wire.webpush_tokens import EndpointTokens
 
     old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
-    subscription = Subscription("a" * 32, CHANNEL)
-    token = Tokens([old], ManualClock()).endpoint(subscription).rpartition("/")[2]
+    subscription = EndpointSubscription("a" * 32, CHANNEL)
+    token = EndpointTokens([old], b"test").endpoint(subscription).rpartition("/")[2]
 
-    assert Tokens([new, old], ManualClock()).subscription("v1", token) == subscription
-    with pytest.raises(Refused):
-        Tokens([new], ManualClock()).subscription("v1", token)
+    assert EndpointTokens([new, old], b"test").subscription("v1", token) == subscription
+    with pytest.raises(EndpointRefused):
+        EndpointTokens([new], b"test").subscription("v1", token)

@@ -16,12 +16,13 @@ import pytest
 
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
-from penstock.doors.webpush.peers import Outcome
-from penstock.doors.webpush.records import PREFIX, Found, RouterRecord, RouterTable
-from penstock.doors.webpush.session import Session
+from penstock.doors.webpush.router_table import PREFIX, FoundRecord, RouterRecord, RouterTable
+from penstock.doors.webpush.session import AgentSession
 from penstock.errors import Busy
 from penstock.testing import wait_until_async
-from penstock.wire.webpush import Message, Update
+from penstock.wire.webpush import NodeAnswer, PushMessage
+from penstock.wire.webpush_actions import Action, Settle
+from penstock.wire.webpush_session import PushSession
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
@@ -34,8 +35,8 @@ Race = Callable[[Place], Awaitable[bool]]
 class StoresWithoutLookingAgain(Endpoint):
     """The router record is not read after the message was stored."""
 
-    async def _store(self, message: Message, record: RouterRecord) -> None:
-        await self._agents.store(message.uaid, record.month, (message,))
+    async def _store(self, message: PushMessage, record: RouterRecord) -> None:
+        await self._agents.messages.store(message.uaid, record.month, (message,))
 
 
 class ClearsWhatever(RouterTable):
@@ -52,29 +53,33 @@ class ClearsWhatever(RouterTable):
 class ConnectsWhatever(RouterTable):
     """The record is overwritten by whoever comes last."""
 
-    async def connect(self, uaid: str, found: Found, at_ms: int) -> tuple[RouterRecord, RouterRecord]:
+    async def connect(self, uaid: str, found: FoundRecord, at_ms: int) -> tuple[RouterRecord, RouterRecord]:
         after = msgspec.structs.replace(found.record, node=self.node, address=self.address, connected_at=at_ms)
         await self._registry.put(PREFIX + uaid, msgspec.json.encode(after))
         return found.record, after
 
 
 class Clearing(Agents):
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
         self.router.__class__ = ClearsWhatever
 
 
 class Connecting(Agents):
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
         self.router.__class__ = ConnectsWhatever
 
 
-class ForgetfulSession(Session):
+class ForgetfulMachine(PushSession):
     """Direct notifications are not stored when the session ends."""
 
-    def take_unsaved(self) -> list[Message]:
-        return []
+    def _take_unsaved(self) -> tuple[list[Action], tuple[PushMessage, ...]]:
+        return [], ()
+
+
+class ForgetfulSession(AgentSession):
+    machine = ForgetfulMachine
 
 
 class Patient(Agents):
@@ -84,7 +89,7 @@ class Patient(Agents):
 class GivesUp(Agents):
     """What could not be stored is not tried again."""
 
-    async def _save(self, uaid: str, connected_at: int, messages: list[Message], before: object) -> None:
+    async def _save(self, uaid: str, connected_at: int, messages: Sequence[PushMessage], before: object) -> None:
         try:
             await self._store_unsaved(uaid, connected_at, messages)
         except Busy:
@@ -97,25 +102,26 @@ class Forgetful(Agents):
     kind = ForgetfulSession
 
 
-class DeafSession(Session):
+class DeafSession(AgentSession):
     """A hint that comes while the storage is read is passed over."""
 
-    def notified(self, month: str) -> Outcome:
-        return Outcome.LATER if self._working else super().notified(month)
+    def notified(self, month: str) -> NodeAnswer:
+        return NodeAnswer.LATER if self.state.at_work else super().notified(month)
 
 
 class Deaf(Agents):
     kind = DeafSession
 
 
-class TopicDeletingSession(Session):
+class TopicDeletingSession(AgentSession):
     """An ack deletes whatever is stored under the notification's topic, as autopush-rs does."""
 
-    async def acknowledge(self, updates: Sequence[Update]) -> None:
-        topics = {sent.message.topic for update in updates if (sent := self.unacked.get(update.version))}
-        await super().acknowledge(updates)
-        page = await self.home.mailbox.take(self.uaid, self.month)
-        await self.home.mailbox.confirm(self.uaid, self.month, [one.number for one in page if one.collapse in topics])
+    async def _settle(self, job: Settle) -> None:
+        await super()._settle(job)
+        mailbox, uaid, month = self.home.messages.mailbox, self.state.uaid, self.state.month
+        topics = {one.message.topic for one in job.acked}
+        page = await mailbox.take(uaid, month)
+        await mailbox.confirm(uaid, month, [one.number for one in page if one.collapse in topics])
 
 
 class TopicDeleting(Agents):
@@ -351,15 +357,15 @@ async def test_without_its_rule_the_race_is_lost(tmp_path: Path, name: str) -> N
 class KeepsToItself(Agents):
     """A session is not told of what was stored for it."""
 
-    def notified(self, uaid: str, month: str) -> Outcome:
-        return Outcome.ABSENT
+    def notified(self, uaid: str, month: str) -> NodeAnswer:
+        return NodeAnswer.ABSENT
 
 
 class RemembersForEver(Agents):
     """What was read of a user agent stays, whatever is written."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
         self.router.changed = lambda uaid: None
 
 
@@ -416,8 +422,8 @@ async def month_dropped_before_it_was_stored(made: Place) -> bool:
 class NeverForgets(Agents):
     """… not even when the storage says that it is not true any more."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+    def __init__(self, *args: object, **more: object) -> None:
+        super().__init__(*args, **more)  # type: ignore[arg-type]
         self.lookup.forget = lambda uaid: None  # type: ignore[method-assign]
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from penstock.errors import InputInvalid
 from penstock.values import Entry, Kind
 from penstock.wire.pushing import (
-    Outcome,
     PushKeys,
+    PushOutcome,
     PushSubscription,
     Wish,
     check_subscription,
@@ -41,22 +41,22 @@ def test_any_subscription_is_refused_in_words(endpoint: str, key: str, auth: str
 @pytest.mark.parametrize(
     ("status", "outcome", "everybody"),
     [
-        (200, Outcome.ACCEPTED, False),
-        (201, Outcome.ACCEPTED, False),
-        (202, Outcome.ACCEPTED, False),
-        (302, Outcome.LATER, False),
-        (400, Outcome.REFUSED, False),
-        (401, Outcome.LATER, False),
-        (403, Outcome.LATER, False),
-        (404, Outcome.GONE, False),
-        (410, Outcome.GONE, False),
-        (413, Outcome.REFUSED, False),
-        (429, Outcome.LATER, True),
-        (500, Outcome.LATER, True),
-        (503, Outcome.LATER, True),
+        (200, PushOutcome.ACCEPTED, False),
+        (201, PushOutcome.ACCEPTED, False),
+        (202, PushOutcome.ACCEPTED, False),
+        (302, PushOutcome.LATER, False),
+        (400, PushOutcome.REFUSED, False),
+        (401, PushOutcome.LATER, False),
+        (403, PushOutcome.LATER, False),
+        (404, PushOutcome.GONE, False),
+        (410, PushOutcome.GONE, False),
+        (413, PushOutcome.REFUSED, False),
+        (429, PushOutcome.LATER, True),
+        (500, PushOutcome.LATER, True),
+        (503, PushOutcome.LATER, True),
     ],
 )
-def test_what_a_status_means(status: int, outcome: Outcome, everybody: bool) -> None:
+def test_what_a_status_means(status: int, outcome: PushOutcome, everybody: bool) -> None:
     verdict = judge(status, {})
 
     assert (verdict.outcome, verdict.everybody) == (outcome, everybody)
@@ -81,7 +81,7 @@ def test_retry_after_in_seconds_counts(text: str, seconds: float | None) -> None
 def test_where_receipts_come_is_in_a_link(link: str, receipt: str) -> None:
     verdict = judge(202, {"link": link, "location": "https://p/m/1"})
 
-    assert (verdict.outcome, verdict.receipt, verdict.location) == (Outcome.ACCEPTED, receipt, "https://p/m/1")
+    assert (verdict.outcome, verdict.receipt, verdict.location) == (PushOutcome.ACCEPTED, receipt, "https://p/m/1")
 
 
 @given(st.integers(100, 599), st.dictionaries(st.sampled_from(["retry-after", "location"]), st.text()), st.binary())

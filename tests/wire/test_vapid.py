@@ -19,8 +19,8 @@ from py_vapid import Vapid02
 from penstock.wire import vapid
 from penstock.wire.vapid import (
     CHECKS,
-    Claims,
     Credentials,
+    VapidClaims,
     VapidInvalid,
     check_claims,
     check_key,
@@ -72,7 +72,7 @@ def check_of(authorization: str, crypto_key: str = "", *, origin: str = ORIGIN, 
 def test_the_example_of_rfc_8292() -> None:
     claims = verify(parse_authorization(f"vapid t={TOKEN}, k={KEY}"), origin=ORIGIN, now=NOW)
 
-    assert claims == Claims(decode64(KEY), (ORIGIN,), EXP, "mailto:push@example.com")
+    assert claims == VapidClaims(decode64(KEY), (ORIGIN,), EXP, "mailto:push@example.com")
 
 
 @pytest.mark.parametrize("scheme", ["WebPush", "webpush", "Bearer"])

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.wire import webpush
-from penstock.wire.webpush import Close, Message, Mistake
-from penstock.wire.webpush_endpoint import ERRNOS, Errno, PushHeaders, Refused, parse_push, parse_ttl
+from penstock.wire.webpush import Close, Mistake, PushMessage
+from penstock.wire.webpush_endpoint import ERRNOS, EndpointRefused, Errno, PushHeaders, parse_push, parse_ttl
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
 UAID = "a" * 32
@@ -16,7 +16,7 @@ UAID = "a" * 32
 versions = st.text("abcXYZ019-_", min_size=1, max_size=80)
 texts = st.text("abc=;,_-", max_size=30)
 messages = st.builds(
-    Message,
+    PushMessage,
     uaid=st.just(UAID),
     channel=st.just(CHANNEL),
     version=versions,
@@ -46,7 +46,7 @@ def said(**message: object) -> str:
         (said(messageType="hello", broadcasts={"a": "b"}), webpush.Hello("", {"a": "b"})),
         (said(messageType="register", channelID=CHANNEL, key="k"), webpush.Register(CHANNEL, "k")),
         (said(messageType="unregister", channelID=7), webpush.Unregister(7)),
-        (said(messageType="ack", updates=[{"version": "v"}]), webpush.Ack([webpush.Update("v")])),
+        (said(messageType="ack", updates=[{"version": "v"}]), webpush.AckUpdates([webpush.Update("v")])),
         (said(messageType="nack", version="v", code=301), webpush.Nack("v", 301)),
         (said(messageType="broadcast_subscribe", broadcasts={}), webpush.BroadcastSubscribe({})),
     ],
@@ -83,7 +83,7 @@ def test_garbage_gives_a_value_and_never_an_exception(frame: str | bytes) -> Non
 
 
 @given(messages)
-def test_a_notification_is_one_json_object_without_what_stays_here(message: Message) -> None:
+def test_a_notification_is_one_json_object_without_what_stays_here(message: PushMessage) -> None:
     shown = json.loads(webpush.notification(message))
 
     assert shown["version"] == message.version
@@ -92,7 +92,7 @@ def test_a_notification_is_one_json_object_without_what_stays_here(message: Mess
 
 
 @given(messages, st.integers(0, 2**45))
-def test_what_one_node_passes_on_the_other_understands(message: Message, now_ms: int) -> None:
+def test_what_one_node_passes_on_the_other_understands(message: PushMessage, now_ms: int) -> None:
     assert webpush.passed_on(UAID, webpush.pass_on(message, now_ms)) == message
 
 
@@ -111,7 +111,7 @@ def test_what_is_no_message_is_refused_between_nodes_too(body: bytes) -> None:
 def test_every_number_has_a_status_and_a_remedy() -> None:
     assert set(ERRNOS) == set(Errno)
     for errno in Errno:
-        shown = json.loads(Refused(errno, "it is so").body())
+        shown = json.loads(EndpointRefused(errno, "it is so").body())
         assert (shown["errno"], shown["code"]) == (errno, ERRNOS[errno].status)
         assert shown["message"] == f"it is so. {ERRNOS[errno].remedy}"
 
@@ -121,7 +121,7 @@ def test_every_number_has_a_status_and_a_remedy() -> None:
 def test_a_ttl_is_a_whole_number_or_is_refused(text: str) -> None:
     try:
         seconds = parse_ttl(text)
-    except Refused as refused:
+    except EndpointRefused as refused:
         errno = refused.errno
     else:
         assert seconds == int(text) >= 0
@@ -136,7 +136,7 @@ def test_a_ttl_is_a_whole_number_or_is_refused(text: str) -> None:
 def test_headers_are_understood_or_refused(headers: PushHeaders, body_bytes: int) -> None:
     try:
         push = parse_push(headers, body_bytes, body_limit=4096, ttl_most=30)
-    except Refused:
+    except EndpointRefused:
         return
     assert push.ttl <= 30
     assert len(push.topic) <= 32

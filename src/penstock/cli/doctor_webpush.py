@@ -87,7 +87,7 @@ def _public_key(origin: str) -> tuple[str, str]:
 
 def check_push_keys(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     """Keys that were given can be used: a wrong one makes every endpoint dead."""
-    from penstock.doors.webpush.vapid_keys import open_given
+    from penstock.doors.webpush_sender.vapid_keys import open_given
     from penstock.errors import ConfigInvalid
 
     given = settings.webpush

@@ -41,7 +41,7 @@ def keys(
     ./penstock webpush keys --new
     """
     if new:
-        from penstock.doors.webpush.vapid_keys import make_key
+        from penstock.doors.webpush_sender.vapid_keys import make_key
         from penstock.wire.webcrypto import decode64, encode64, load_private, point_of
 
         private = make_key()

@@ -44,6 +44,7 @@ from penstock.doors.msgstream import MessageStream
 from penstock.doors.sps import Sps
 from penstock.doors.trickle import Trickle
 from penstock.doors.webpush import WebPush
+from penstock.doors.webpush_sender import WebPushSender
 from penstock.engines.lake import ColdLog, Deliveries, open_lake
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.engine import SqliteOptions
@@ -67,12 +68,12 @@ from penstock.wire.trickle import HEADERS
 log = logging.getLogger("penstock")
 
 NODE = "local"  # a node that is alone needs no other name
-DOORS: dict[str, MakeDoor] = {
-    "eventhorizon": EventHorizon,
-    "sps": Sps,
-    "webpush": WebPush,
-    "trickle": Trickle,
-    "msgstream": MessageStream,
+DOORS: dict[str, tuple[MakeDoor, ...]] = {
+    "eventhorizon": (EventHorizon,),
+    "sps": (Sps,),
+    "webpush": (WebPush, WebPushSender),
+    "trickle": (Trickle,),
+    "msgstream": (MessageStream,),
 }
 """The doors there are, besides the own API, which is always open."""
 
@@ -241,8 +242,8 @@ class Node:
         )
         routes = self._routes(context) + Retention(context, engine.log, self._trimming).routes()
         routes += Erasing(context).routes()
-        for name, make in DOORS.items():
-            if "all" in settings.server.doors or name in settings.server.doors:
+        for name, makes in DOORS.items():
+            for make in makes if {"all", name}.intersection(settings.server.doors) else ():
                 door = await enter(make(context, settings))
                 self._doors.append(door)
                 routes += door.routes()

@@ -1,6 +1,6 @@
 """What a sender of push messages decides: who is meant, what to send, and what an answer means. Pure.
 
-A browser's `PushSubscription` becomes a `Receiver`, a message for it a body (wire/webcrypto.py) and headers,
+A browser's `PushSubscription` becomes a `PushReceiver`, a message for it a body (wire/webcrypto.py) and headers,
 and the push service's answer a `Verdict`:
 
     ACCEPTED  it will try to deliver        GONE   nobody is there, ever
@@ -44,7 +44,7 @@ class PushSubscription(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
+class PushReceiver:
     """A subscription that was checked."""
 
     endpoint: str
@@ -61,7 +61,7 @@ class Wish:
     topic: str = ""  # a later message of the same topic takes the place of one that waits
 
 
-class Outcome(Enum):
+class PushOutcome(Enum):
     """What an answer of a push service means for a message."""
 
     ACCEPTED = "accepted"
@@ -74,7 +74,7 @@ class Outcome(Enum):
 class Verdict:
     """An answer, judged."""
 
-    outcome: Outcome
+    outcome: PushOutcome
     reason: str = ""
     retry_after: float | None = None
     everybody: bool = False  # it concerns the service, not this message or this subscription
@@ -83,7 +83,7 @@ class Verdict:
     receipt: str = ""  # where the service tells what becomes of it
 
 
-def check_subscription(given: PushSubscription) -> Receiver:
+def check_subscription(given: PushSubscription) -> PushReceiver:
     """The subscription with its keys as bytes; `InputInvalid` says what is wrong with it."""
     parts = urlsplit(given.endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -97,7 +97,7 @@ def check_subscription(given: PushSubscription) -> Receiver:
         raise InputInvalid("keys", "are not base64url", code="subscription_invalid") from None
     if len(auth) != AUTH_BYTES:
         raise InputInvalid("keys.auth", f"has {len(auth)} bytes, not {AUTH_BYTES}", code="subscription_invalid")
-    return Receiver(given.endpoint, key, auth)
+    return PushReceiver(given.endpoint, key, auth)
 
 
 def check_wish(wish: Wish, longest_ttl: float) -> Wish:
@@ -132,16 +132,16 @@ def judge(status: int, headers: dict[str, str], body: bytes = b"") -> Verdict:
     """What the answer of a push service means; *headers* by lower-case names."""
     if 200 <= status < 300:
         found = _RECEIPT.search(headers.get("link", ""))
-        return Verdict(Outcome.ACCEPTED, location=headers.get("location", ""), receipt=found[1] if found else "")
+        return Verdict(PushOutcome.ACCEPTED, location=headers.get("location", ""), receipt=found[1] if found else "")
     said = _said(status, body)
     if status in (404, 410):
-        return Verdict(Outcome.GONE, said)
+        return Verdict(PushOutcome.GONE, said)
     if status >= 500 or status in _PASSING:
         everybody = (status >= 500 and status != _FULL) or status == 429
-        return Verdict(Outcome.LATER, said, parse_retry_after(headers.get("retry-after", "")), everybody)
+        return Verdict(PushOutcome.LATER, said, parse_retry_after(headers.get("retry-after", "")), everybody)
     if 300 <= status < 400:
-        return Verdict(Outcome.LATER, f"{said}; redirects are not followed")
-    return Verdict(Outcome.REFUSED, said)
+        return Verdict(PushOutcome.LATER, f"{said}; redirects are not followed")
+    return Verdict(PushOutcome.REFUSED, said)
 
 
 def _said(status: int, body: bytes) -> str:

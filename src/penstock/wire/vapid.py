@@ -86,7 +86,7 @@ class Credentials:
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class VapidClaims:
     """What the holder of *key* signed."""
 
     key: bytes
@@ -132,7 +132,7 @@ def parse_key(text: str) -> bytes:
     return point
 
 
-def verify(credentials: Credentials, *, origin: str, now: float) -> Claims:
+def verify(credentials: Credentials, *, origin: str, now: float) -> VapidClaims:
     """What the sender signed, when the signature is right and the claims hold for *origin* at *now*."""
     signed, _, signature = credentials.token.rpartition(".")
     header, _, payload = signed.partition(".")
@@ -145,7 +145,7 @@ def verify(credentials: Credentials, *, origin: str, now: float) -> Claims:
     return claims
 
 
-def check_claims(claims: Claims, *, origin: str, now: float) -> None:
+def check_claims(claims: VapidClaims, *, origin: str, now: float) -> None:
     """Raise VapidInvalid unless *claims* are meant for *origin* and still hold at *now*."""
     if origin not in claims.audiences:
         shown = ", ".join(claims.audiences)[:200]
@@ -189,7 +189,7 @@ def _check_signature(key: bytes, signed: str, signature: str) -> None:
         raise VapidInvalid("signature_invalid", "the signature was not made with this key") from None
 
 
-def _read_claims(key: bytes, given: dict[str, object]) -> Claims:
+def _read_claims(key: bytes, given: dict[str, object]) -> VapidClaims:
     audiences = given.get("aud")
     listed = [audiences] if isinstance(audiences, str) else audiences
     if not isinstance(listed, list) or not listed or not all(isinstance(one, str) for one in listed):
@@ -201,7 +201,7 @@ def _read_claims(key: bytes, given: dict[str, object]) -> Claims:
     sub = given.get("sub", "")
     if not isinstance(sub, str) or (sub and not sub.lower().startswith(("mailto:", "https:"))):
         raise VapidInvalid("sub_invalid", f"sub is {str(sub)[:80]!r}")
-    return Claims(key, tuple(listed), float(exp), sub)
+    return VapidClaims(key, tuple(listed), float(exp), sub)
 
 
 def origin_of(endpoint: str) -> str:

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from enum import IntEnum
+from collections.abc import Mapping
+from enum import Enum, IntEnum
 from typing import Any
 
 import msgspec
+
+from penstock.values import Item, NewItem
 
 SUBPROTOCOL = "push-notification"
 """What Firefox offers; who offers nothing is served as well."""
@@ -84,7 +87,7 @@ class Update(msgspec.Struct, frozen=True):
     code: int | None = 100
 
 
-class Ack(_Heard, frozen=True, tag="ack"):
+class AckUpdates(_Heard, frozen=True, tag="ack"):
     """These notifications arrived."""
 
     updates: list[Update] = []
@@ -107,7 +110,7 @@ class BroadcastSubscribe(_Heard, frozen=True, tag="broadcast_subscribe"):
     broadcasts: dict[str, str] = {}
 
 
-Heard = Hello | Register | Unregister | Ack | Nack | Ping | BroadcastSubscribe
+Heard = Hello | Register | Unregister | AckUpdates | Nack | Ping | BroadcastSubscribe
 _decode = msgspec.json.Decoder(Heard).decode
 _encode = msgspec.json.encode
 _PING = Ping()
@@ -167,7 +170,7 @@ def broadcast(versions: dict[str, Any]) -> bytes:
     return _encode({"messageType": "broadcast", "broadcasts": versions})
 
 
-def broadcast_news(known: dict[str, str], asked: dict[str, str]) -> dict[str, Any]:
+def broadcast_news(known: Mapping[str, str], asked: dict[str, str]) -> dict[str, Any]:
     """What there is to say to who has the versions *asked*: newer ones, and which ids do not exist."""
     news: dict[str, Any] = {id: known[id] for id, version in asked.items() if known.get(id, version) != version}
     if missing := {id: "Broadcast not found" for id in asked if id not in known}:
@@ -175,7 +178,7 @@ def broadcast_news(known: dict[str, str], asked: dict[str, str]) -> dict[str, An
     return news
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
+class PushMessage(msgspec.Struct, frozen=True, gc=False):
     """One push message on its way to a user agent."""
 
     uaid: str
@@ -192,7 +195,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     receipt: str = ""  # the receipt subscription that hears what becomes of it
 
 
-def notification(message: Message) -> bytes:
+def notification(message: PushMessage) -> bytes:
     """The frame's text that brings *message* to its user agent."""
     head = f'{{"messageType":"notification","channelID":"{message.channel}","version":"{message.version}"'
     if not message.body:
@@ -204,7 +207,7 @@ def notification(message: Message) -> bytes:
 _CODINGS = {name: b'{"encoding":"%b"}' % name.encode() for name in ("aes128gcm",)}
 
 
-def _coding(message: Message) -> bytes:
+def _coding(message: PushMessage) -> bytes:
     """How the body was encrypted; nearly always the one that says it all in the body."""
     if not message.encryption and not message.crypto_key and message.encoding in _CODINGS:
         return _CODINGS[message.encoding]
@@ -212,7 +215,63 @@ def _coding(message: Message) -> bytes:
     return _encode({name: text for name, text in named.items() if text})
 
 
+# ── in the storage ────────────────────────────────────────────────────────────────────────────────
+
+
+class _Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What of a message has no column of its own."""
+
+    ttl: str = "0"
+    urgency: str = ""
+    encoding: str = ""
+    encryption: str = ""
+    crypto_key: str = ""
+    receipt: str = ""
+
+
+_attributes_of = msgspec.json.Decoder(_Attributes).decode
+
+
+def to_item(message: PushMessage) -> NewItem:
+    """What is stored of *message*. A later one with the same topic takes its place."""
+    attributes = _Attributes(
+        str(message.ttl), message.urgency, message.encoding, message.encryption, message.crypto_key, message.receipt
+    )
+    return NewItem(
+        message.version,
+        body=message.body,
+        channel=message.channel,
+        collapse=message.topic,
+        attributes=_encode(attributes).decode(),
+        expires_ms=message.expires_ms,
+    )
+
+
+def from_item(uaid: str, item: Item) -> PushMessage:
+    """Read `to_item` back."""
+    more = _attributes_of(item.attributes or "{}")
+    return PushMessage(
+        uaid, item.channel, item.message_id, int(more.ttl), item.expires_ms or 0, item.body, item.collapse,
+        more.urgency, more.encoding, more.encryption, more.crypto_key, more.receipt,
+    )  # fmt: skip
+
+
+def receipt_of(item: Item) -> str:
+    """The receipt subscription that wants to hear of *item*; empty for none."""
+    return _attributes_of(item.attributes or "{}").receipt
+
+
 # ── between nodes ─────────────────────────────────────────────────────────────────────────────────
+
+
+class NodeAnswer(Enum):
+    """What a node says when it is given a notification, or told to look into the storage."""
+
+    TAKEN = 200
+    LATER = 202
+    ABSENT = 404
+    BUSY = 503
+    UNREACHABLE = 0
 
 
 class _Passed(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -230,7 +289,7 @@ class _Passed(msgspec.Struct, frozen=True, omit_defaults=True):
     receipt: str = ""
 
 
-def pass_on(message: Message, now_ms: int) -> bytes:
+def pass_on(message: PushMessage, now_ms: int) -> bytes:
     """The body of `PUT /push/<uaid>`."""
     named = {"encoding": message.encoding, "encryption": message.encryption, "crypto_key": message.crypto_key}
     passed = _Passed(
@@ -241,13 +300,13 @@ def pass_on(message: Message, now_ms: int) -> bytes:
     return _encode(passed)
 
 
-def passed_on(uaid: str, body: bytes) -> Message:
+def passed_on(uaid: str, body: bytes) -> PushMessage:
     """Read `pass_on` back. Raises `ValueError` for anything else."""
     passed = msgspec.json.decode(body, type=_Passed)
     if not is_channel(passed.channelID) or not passed.version.isascii() or not passed.version.isprintable():
         raise ValueError("channelID or version is malformed")
     named = passed.headers.get
-    return Message(
+    return PushMessage(
         uaid, passed.channelID, passed.version, passed.ttl,
         passed.expires_ms or (passed.timestamp + passed.ttl) * 1000,
         urlsafe_b64decode(passed.data + "=" * (-len(passed.data) % 4)), passed.topic, passed.urgency,

@@ -70,7 +70,7 @@ ERRNOS: dict[Errno, _About] = {
 """The table. Numbers of autopush that cannot happen here are left out: 101 (now 110) and 900 to 903 (bridges)."""
 
 
-class Refused(CallerError):
+class EndpointRefused(CallerError):
     """A sender's request is refused. Nothing was stored and nothing was sent."""
 
     def __init__(self, errno: Errno, message: str, remedy: str = "", status: int = 0) -> None:
@@ -90,7 +90,7 @@ class Refused(CallerError):
         return msgspec.json.encode(said)
 
 
-class Push(NamedTuple):
+class PushOptions(NamedTuple):
     """What the headers of a send say."""
 
     ttl: int  # as it is kept, after cutting
@@ -115,26 +115,26 @@ class PushHeaders(NamedTuple):
 NO_CODING, USUAL_CODING = Coding(""), Coding("aes128gcm")
 
 
-def parse_push(headers: PushHeaders, body_bytes: int, *, body_limit: int, ttl_most: int) -> Push:
-    """Check everything about a send but who sends it. Raises `Refused`."""
+def parse_push(headers: PushHeaders, body_bytes: int, *, body_limit: int, ttl_most: int) -> PushOptions:
+    """Check everything about a send but who sends it. Raises `EndpointRefused`."""
     if body_bytes > body_limit:
-        raise Refused(Errno.BODY_TOO_LARGE, f"the body has {body_bytes:,} bytes, the limit is {body_limit:,}")
+        raise EndpointRefused(Errno.BODY_TOO_LARGE, f"the body has {body_bytes:,} bytes, the limit is {body_limit:,}")
     ttl = min(parse_ttl(headers.ttl), ttl_most)
     coding = _parse_coding(headers) if body_bytes else NO_CODING
     topic = _parse_topic(headers.topic)
     urgency = headers.urgency if headers.urgency in URGENCIES else ""
-    return Push(ttl, topic, urgency, coding, _prefers_async(headers.prefer))
+    return PushOptions(ttl, topic, urgency, coding, _prefers_async(headers.prefer))
 
 
 def parse_ttl(text: str | None) -> int:
     """Seconds for which a message is kept."""
     if text is None:
-        raise Refused(Errno.TTL_MISSING, "there is no TTL header")
+        raise EndpointRefused(Errno.TTL_MISSING, "there is no TTL header")
     number = text.strip(" \t")
     if not _INTEGER.fullmatch(number):
-        raise Refused(Errno.TTL_INVALID, f"TTL {text[:20]!r} is not a whole number")
+        raise EndpointRefused(Errno.TTL_INVALID, f"TTL {text[:20]!r} is not a whole number")
     if int(number) < 0:
-        raise Refused(Errno.TTL_NEGATIVE, f"TTL {number[:20]} is negative")
+        raise EndpointRefused(Errno.TTL_NEGATIVE, f"TTL {number[:20]} is negative")
     return int(number)
 
 
@@ -144,14 +144,14 @@ def _parse_coding(headers: PushHeaders) -> Coding:
     try:
         return parse_coding(headers.content_encoding, headers.encryption, headers.crypto_key)
     except CodingInvalid as error:
-        raise Refused(Errno.CODING, str(error), error.remedy) from None
+        raise EndpointRefused(Errno.CODING, str(error), error.remedy) from None
 
 
 def _parse_topic(text: str | None) -> str:
     if text is None:
         return ""
     if len(text) > 32 or not _TOPIC.fullmatch(text):
-        raise Refused(Errno.TOPIC, f"Topic {text[:40]!r} is not 1 to 32 characters of base64url")
+        raise EndpointRefused(Errno.TOPIC, f"Topic {text[:40]!r} is not 1 to 32 characters of base64url")
     return text
 
 

@@ -1,89 +1,75 @@
-"""The user agents that are connected to this node, and what their sessions share."""
+"""The user agents that are connected to this node, how their sessions follow each other, and what they share."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from penstock.api.context import Context
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import recipient
 from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.months import month_of
 from penstock.doors.webpush.broadcasts import Broadcasts
-from penstock.doors.webpush.items import receipt_of, to_item
-from penstock.doors.webpush.lookup import Known, Lookup
-from penstock.doors.webpush.peers import Outcome, Peers
-from penstock.doors.webpush.receipts import GONE, Receipts
-from penstock.doors.webpush.records import PREFIX, AlreadyConnected, RouterRecord, RouterTable
-from penstock.doors.webpush.session import Session
-from penstock.doors.webpush.tokens import Tokens
+from penstock.doors.webpush.cluster import Cluster
+from penstock.doors.webpush.messages import Messages
+from penstock.doors.webpush.receipts import Receipts
+from penstock.doors.webpush.router_table import PREFIX, AlreadyConnected, KnownAgent, Lookup, RouterRecord, RouterTable
 from penstock.errors import NotFound, PenstockError
-from penstock.http.exchange import LIVE, Request, Response
 from penstock.limits import PUSH_WORKERS
 from penstock.settings import WebPushSettings
-from penstock.values import Item, Room
-from penstock.wire.frames import offered_subprotocols
-from penstock.wire.webpush import SUBPROTOCOL, Close, Message
+from penstock.values import Room
+from penstock.wire.webpush import Close, NodeAnswer, PushMessage
+from penstock.wire.webpush_session import PushSession
+from penstock.wire.webpush_tokens import EndpointTokens
 
 log = logging.getLogger("penstock.webpush")
 
 
-class Turns:
-    """Lets one at a time do something about a user agent."""
+class Connected(Protocol):
+    """A session of a user agent."""
 
-    def __init__(self) -> None:
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many want it
-
-    @asynccontextmanager
-    async def of(self, uaid: str) -> AsyncIterator[None]:
-        """Wait for the turn, and have it in the block."""
-        lock, wanted = self._locks.get(uaid) or (asyncio.Lock(), 0)
-        self._locks[uaid] = (lock, wanted + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, wanted = self._locks.pop(uaid)
-            if wanted > 1:
-                self._locks[uaid] = (lock, wanted - 1)
+    @property
+    def state(self) -> PushSession: ...
+    def push(self, message: PushMessage) -> NodeAnswer: ...
+    def notified(self, month: str) -> NodeAnswer: ...
+    def finish(self, code: Close, reason: str = "") -> None: ...
+    def dropped(self, reason: str) -> None: ...
 
 
 class Agents:
     """All sessions of this node by user agent, and the tasks in which they work."""
 
-    kind: type[Session] = Session
     retry_seconds = 1.0  # until what could not be stored is tried again
 
     def __init__(
-        self, context: Context, settings: WebPushSettings, tokens: Tokens, time: Callable[[], float] | None = None
+        self,
+        context: Context,
+        settings: WebPushSettings,
+        tokens: EndpointTokens,
+        time: Callable[[], float] | None = None,
+        *,
+        token: str = "",
     ) -> None:
-        self.settings, self.tokens = settings, tokens
-        self.mailbox, self.ledger, self.wheel = context.mailbox, context.ledger, context.wheel
+        self.settings, self.tokens, self.wheel, self.clock = settings, tokens, context.wheel, context.clock
         self.time = time or asyncio.get_running_loop().time
         self.router = RouterTable(context.registry, context.bus.node)
         self.alone = context.bus.alone  # nobody else can have a session of a user agent of ours
         self.lookup = Lookup(self.router, context.mailbox, alone=self.alone)
         self.receipts = Receipts(context, tokens)
-        self.peers: Peers
-        self.table: dict[str, Session] = {}
+        self.messages = Messages(context, self.receipts, Room(settings.stored_most, settings.stored_bytes), self.start)
+        self.counts = self.messages.counts
+        self.cluster = Cluster(self, context.bus, context.clock, token=token, timeout=settings.node_timeout)
         self.broadcasts = Broadcasts(context, settings)
-        self.room = Room(settings.stored_most, settings.stored_bytes)
-        self.counts: Counter[str] = Counter()
+        self.table: dict[str, Connected] = {}
         self.turnstile = asyncio.Semaphore(PUSH_WORKERS)
-        self._clock = context.clock
         self._generation = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._saving: dict[str, asyncio.Task[object]] = {}
         self._finishing: dict[str, tuple[asyncio.Task[object], int]] = {}  # the worker, and its session's generation
-        self._turns = Turns()
-        self._flush_running: asyncio.Task[object] | None = None
-        self._flush_waiting: asyncio.Task[object] | None = None
         self._stopping = False
         context.lookout.on_record(PREFIX, self._record_changed)
         context.lookout.on_mailbox(self._mailbox_changed)
@@ -102,7 +88,7 @@ class Agents:
             session.finish(Close.GOING_AWAY)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.peers.close()
+        self.cluster.close()
 
     def start(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """Have *work* done in a task that this object looks after."""
@@ -116,78 +102,48 @@ class Agents:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task.failed", exc_info=error)
 
-    def open(self, request: Request, origin: str) -> Response:
-        """Let a user agent in."""
-        session = self.kind(self, origin)
-        offers = [value for name, value in request.headers if name == b"sec-websocket-protocol"]
-        subprotocol = SUBPROTOCOL if SUBPROTOCOL in offered_subprotocols(offers) else None
-        session.socket = request.accept_websocket(session, subprotocol, watch=self.ledger.enabled)
-        session.arm()
-        return LIVE
-
-    # ── what sessions ask ─────────────────────────────────────────────────────────────────────
-
     def month(self) -> str:
         """The month it is, by this node's clock, which alone decides."""
-        return month_of(self._clock.now_ms())
+        return month_of(self.clock.now_ms())
 
     def next_generation(self) -> int:
         """A `connected_at` that no other session of this node has."""
-        self._generation = max(self._generation + 1, self._clock.now_ms())
+        self._generation = max(self._generation + 1, self.clock.now_ms())
         return self._generation
 
     def new_uaid(self) -> str:
         """A name for a user agent that has none."""
         return uuid.uuid4().hex
 
-    def record(
-        self, who: Recipient, state: str, version: str, month: str, number: int, reason: str = "",
-        expires_ms: int | None = None,
-    ) -> None:  # fmt: skip
-        """Tell the ledger what happened to a message."""
-        self.ledger.record_item(who, state, version, month, number, reason=reason, expires_ms=expires_ms)
+    # ── sessions come and go ──────────────────────────────────────────────────────────────────
 
-    async def flushed(self) -> None:
-        """Return when all that was recorded before the call is durable.
-
-        Acks of many user agents share a write: while one is under way, all who come wait for the next.
-        """
-        if self._flush_waiting is None:
-            self._flush_waiting = self.start(self._flush(self._flush_running))
-        await asyncio.shield(self._flush_waiting)
-
-    async def _flush(self, before: asyncio.Task[object] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        self._flush_running, self._flush_waiting = self._flush_waiting, None
-        await self.ledger.flush()
-
-    def joined(self, session: Session) -> None:
+    def joined(self, session: Connected) -> None:
         """This is the session of its user agent now; an older one here ends, and what it had on its way is stored.
 
         Raises `AlreadyConnected` if a newer one was faster.
         """
-        other = self.table.get(session.uaid)
-        if other is not None and other.connected_at > session.connected_at:
-            raise AlreadyConnected(f"a newer session of {session.uaid} is here")
-        self.table[session.uaid] = session
-        self.lookup.forget(session.uaid)
+        uaid = session.state.uaid
+        other = self.table.get(uaid)
+        if other is not None and other.state.connected_at > session.state.connected_at:
+            raise AlreadyConnected(f"a newer session of {uaid} is here")
+        self.table[uaid] = session
+        self.lookup.forget(uaid)
         if other is not None and other is not session:
             other.finish(Close.FAILED, "superseded")
 
-    def left(self, session: Session, unsaved: list[Message]) -> None:
+    def left(self, session: Connected, unsaved: Sequence[PushMessage]) -> None:
         """The session is over."""
-        if self.table.get(session.uaid) is session:
-            del self.table[session.uaid]
-            if session.saved:  # messages will come while it is away
-                record = RouterRecord(session.month, self.router.node, self.router.address, session.connected_at)
-                self.lookup.remember(session.uaid, Known(record, tuple(session.channels)))
-        if session.uaid not in self.table:
-            self.router.written.pop(session.uaid, None)
+        state = session.state
+        if self.table.get(state.uaid) is session:
+            del self.table[state.uaid]
+            if state.saved:  # messages will come while it is away
+                record = RouterRecord(state.month, self.router.node, self.router.address, state.connected_at)
+                self.lookup.remember(state.uaid, KnownAgent(record, tuple(state.channels)))
+        if state.uaid not in self.table:
+            self.router.written.pop(state.uaid, None)
         if unsaved:
-            before = self._saving.get(session.uaid)
-            work = self._save(session.uaid, session.connected_at, unsaved, before)
-            self._saving[session.uaid] = self.start(work)
+            work = self._save(state.uaid, state.connected_at, unsaved, self._saving.get(state.uaid))
+            self._saving[state.uaid] = self.start(work)
 
     async def saved(self, uaid: str, generation: int) -> None:
         """Return when nothing that sessions before *generation* leave behind is on its way to the storage.
@@ -208,31 +164,41 @@ class Agents:
         saving, (worker, its_generation) = self._saving.get(uaid), self._finishing.get(uaid, (None, 0))
         return [task for task in (saving, worker if its_generation < generation else None) if task is not None]
 
-    def finishing(self, session: Session, worker: asyncio.Task[object]) -> None:
+    def finishing(self, session: Connected, worker: asyncio.Task[object]) -> None:
         """A session that ends has something to do first: the user agent's next one waits for that, as for a save."""
-        if session.uaid:
-            self._finishing[session.uaid] = worker, session.connected_at
+        if session.state.uaid:
+            self._finishing[session.state.uaid] = worker, session.state.connected_at
 
     def finished(self, uaid: str, worker: asyncio.Task[object] | None) -> None:
         """That worker has done all it will do."""
         if uaid in self._finishing and self._finishing[uaid][0] is worker:
             del self._finishing[uaid]
 
-    def renew(self, session: Session) -> None:
+    def renew(self, session: Connected) -> None:
         """See that the record still leads here. Alone there is nobody who could have changed it."""
-        if not self.alone and session.saved:
+        if not self.alone and session.state.saved:
             self.start(self._renew(session))
 
-    async def _renew(self, session: Session) -> None:
-        if await self.router.restore(session.uaid, session.connected_at):
+    async def _renew(self, session: Connected) -> None:
+        if await self.router.restore(session.state.uaid, session.state.connected_at):
             session.notified("")
         else:
             session.finish(Close.FAILED, "superseded")
 
+    async def drop(self, uaid: str, months: Sequence[str], reason: str) -> None:
+        """Forget a user agent with all its messages: first the record, so that senders hear 410 from then on."""
+        await self.router.drop(uaid)
+        if (session := self.table.get(uaid)) is not None:
+            session.dropped(reason)
+        for month in months:
+            await self.messages.forget(uaid, month, reason)
+        self.counts["dropped"] += 1
+        log.info("user_agent.dropped", extra={"uaid": uaid, "reason": reason})
+
     # ── direct notifications that were not acknowledged ───────────────────────────────────────
 
     async def _save(
-        self, uaid: str, connected_at: int, messages: list[Message], before: asyncio.Task[object] | None
+        self, uaid: str, connected_at: int, messages: Sequence[PushMessage], before: asyncio.Task[object] | None
     ) -> None:
         """Store them, then tell the node where the user agent is by now.
 
@@ -255,74 +221,49 @@ class Agents:
             if self._saving.get(uaid) is asyncio.current_task():
                 del self._saving[uaid]
 
-    async def _store_unsaved(self, uaid: str, connected_at: int, messages: list[Message]) -> None:
+    async def _store_unsaved(self, uaid: str, connected_at: int, messages: Sequence[PushMessage]) -> None:
         found = await self.router.find(uaid)
         if found is None:
             self._drop_unsaved(uaid, messages, "dropped", "user_agent_gone")
             return
         month = found.record.month
         try:
-            await self.store(uaid, month, messages)
+            await self.messages.store(uaid, month, messages)
         except NotFound:
             moved = await self.router.find(uaid)
             if moved is not None and moved.record.month != month:
                 raise  # there is another to store them in, with the next try
-            # No month comes back, and the user agent that comes back is told to begin anew (`Session._come_back`).
+            # No month comes back, and the user agent that comes back is told to begin anew.
             log.warning("save.given_up", extra={"uaid": uaid, "month": month, "messages": len(messages)})
             self._drop_unsaved(uaid, messages, "dropped", "month_gone")
             return
         again = await self.router.find(uaid)
         if again is not None and again.record.node and again.record.connected_at != connected_at:
-            await self.peers.notify(again.record, uaid, month)
+            await self.cluster.notify(again.record, uaid, month)
 
-    def _drop_unsaved(self, uaid: str, messages: list[Message], state: str, reason: str) -> None:
+    def _drop_unsaved(self, uaid: str, messages: Sequence[PushMessage], state: str, reason: str) -> None:
         for message in messages:
-            self.record(recipient("webpush", uaid), state, message.version, "", 0, reason)
+            self.messages.record(recipient("webpush", uaid), state, message.version, reason=reason)
 
-    async def store(self, uaid: str, month: str, messages: Sequence[Message], *, room: Room | None = None) -> None:
-        """Put messages into the user agent's mailbox of that month.
+    # ── what endpoints and other nodes say ────────────────────────────────────────────────────
 
-        `NotFound` if the month is gone, `MailboxFull` if there has to be *room* and is none.
-        """
-        if any(message.topic for message in messages):
-            # One after the other, so that each knows which one it has replaced.
-            async with self._turns.of(uaid):
-                await self._store(uaid, month, messages, room)
-        else:
-            await self._store(uaid, month, messages, room)
-
-    async def _store(self, uaid: str, month: str, messages: Sequence[Message], room: Room | None) -> None:
-        who = recipient("webpush", uaid)
-        replaced: dict[int, Item] = {}
-        for message in messages:
-            if message.topic:
-                item = await self.mailbox.edition(uaid, month, message.channel, message.topic)
-                replaced |= {} if item is None else {item.number: item}
-        items = await self.mailbox.put(uaid, month, [to_item(message) for message in messages], room=room)
-        self.stored(who, month, items)
-        for item in replaced.values():
-            is_over = item.expires_ms is not None and item.expires_ms <= self._clock.now_ms()
-            await self.gone(uaid, month, item, "expired" if is_over else "dropped", "" if is_over else "replaced")
-
-    def stored(self, who: Recipient, month: str, items: Sequence[Item]) -> None:
-        """Note that these are in a user agent's mailbox."""
-        for item in items:
-            self.record(who, "stored", item.message_id, month, item.number, expires_ms=item.expires_ms)
-        self.counts["stored"] += len(items)
-
-    # ── as the local end of `Peers` ───────────────────────────────────────────────────────────
-
-    def push(self, message: Message) -> Outcome:
+    def push(self, message: PushMessage) -> NodeAnswer:
         """Give a notification to a session of ours."""
         session = self.table.get(message.uaid)
-        if session is None or message.channel not in session.channels:
-            return Outcome.ABSENT
+        if session is None or message.channel not in session.state.channels:
+            return NodeAnswer.ABSENT
         return session.push(message)
 
-    def notified(self, uaid: str, month: str) -> Outcome:
+    def notified(self, uaid: str, month: str) -> NodeAnswer:
         """Have a session of ours look into the storage."""
         session = self.table.get(uaid)
-        return Outcome.ABSENT if session is None else session.notified(month)
+        return NodeAnswer.ABSENT if session is None else session.notified(month)
+
+    def superseded(self, uaid: str, connected_at: int) -> None:
+        """A session of ours is not its user agent's newest."""
+        session = self.table.get(uaid)
+        if session is not None and session.state.connected_at == connected_at:
+            session.finish(Close.FAILED, "superseded")
 
     def _record_changed(self, change: RecordChange) -> None:
         """A router record is not what we wrote: say again where the user agent is, or give it up."""
@@ -334,44 +275,5 @@ class Agents:
     def _mailbox_changed(self, change: MailboxChange) -> None:
         """Somebody has stored something, and whoever told of it may not have been heard."""
         session = self.table.get(change.recipient)
-        if session is not None and not session.has_read(change.month, change.next_number - 1):
+        if session is not None and not session.state.has_read(change.month, change.next_number - 1):
             session.notified(change.month)
-
-    def superseded(self, uaid: str, connected_at: int) -> None:
-        """A session of ours is not its user agent's newest."""
-        session = self.table.get(uaid)
-        if session is not None and session.connected_at == connected_at:
-            session.finish(Close.FAILED, "superseded")
-
-    # ── ends ──────────────────────────────────────────────────────────────────────────────────
-
-    async def drop(self, uaid: str, months: Sequence[str], reason: str) -> None:
-        """Forget a user agent with all its messages: first the record, so that senders hear 410 from then on."""
-        await self.router.drop(uaid)
-        if (session := self.table.get(uaid)) is not None:
-            session.saved = False
-            session.close(Close.NORMAL, reason)
-        for month in months:
-            try:
-                await self.note_gone(uaid, month, reason)
-                await self.mailbox.forget(uaid, month)
-            except NotFound:
-                continue
-        self.counts["dropped"] += 1
-        log.info("user_agent.dropped", extra={"uaid": uaid, "reason": reason})
-
-    async def note_gone(self, uaid: str, month: str, reason: str, channel: str = "") -> None:
-        """Record that what is pending, of one channel or all, will never arrive."""
-        after = 0
-        while page := await self.mailbox.take(uaid, month, after=after):
-            after = page[-1].number
-            for item in page:
-                if channel in ("", item.channel):
-                    await self.gone(uaid, month, item, "dropped", reason)
-
-    async def gone(self, uaid: str, month: str, item: Item, state: str, reason: str = "") -> None:
-        """A stored message will not arrive: say so in the ledger, and to who wants a receipt."""
-        door = uaid.partition("/")[0] if "/" in uaid else "webpush"  # the months are everybody's
-        self.record(recipient(door, uaid), state, item.message_id, month, item.number, reason)
-        if door == "webpush" and (receipt := receipt_of(item)):
-            await self.receipts.report(receipt, item.message_id, GONE)

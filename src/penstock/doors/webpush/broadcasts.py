@@ -18,8 +18,8 @@ import msgspec
 from penstock.api.context import Context, decoded
 from penstock.api.describing import STRING, an_object, operation, shown_as, text
 from penstock.core.background import Loop
-from penstock.core.registry import NEW
-from penstock.errors import ConfigInvalid, InputInvalid, NotFound, TooLarge, VersionMismatch
+from penstock.core.registry import NEW, change
+from penstock.errors import ConfigInvalid, InputInvalid, NotFound, TooLarge
 from penstock.http.exchange import Request, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
@@ -43,13 +43,13 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 
 
-class Listener(Protocol):
+class BroadcastListener(Protocol):
     """A user agent that wants to hear of new versions."""
 
     def tell_broadcasts(self) -> None: ...
 
 
-class VersionWanted(msgspec.Struct, forbid_unknown_fields=True):
+class VersionRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a PUT."""
 
     version: Annotated[str, shown_as(pattern=r"^[ -~]+$", maxLength=BROADCAST_VERSION_CHARACTERS)]
@@ -63,8 +63,8 @@ class Broadcasts:
         self._first = dict(map(_first_version, settings.broadcasts))
         self.versions = dict(self._first)
         self._seen = NEW  # the record's version that these are of
-        self._listeners: dict[Listener, None] = {}
-        self._telling: Iterator[Listener] | None = None
+        self._listeners: dict[BroadcastListener, None] = {}
+        self._telling: Iterator[BroadcastListener] | None = None
         self._look = asyncio.Event()
         self._looking: Loop | None = None
         context.bus.listen(HINT, lambda topic, message: self._look.set())
@@ -81,11 +81,11 @@ class Broadcasts:
         if self._looking is not None:
             await self._looking.stop()
 
-    def join(self, listener: Listener) -> None:
+    def join(self, listener: BroadcastListener) -> None:
         """Tell *listener* when a version changes."""
         self._listeners[listener] = None
 
-    def leave(self, listener: Listener) -> None:
+    def leave(self, listener: BroadcastListener) -> None:
         """Tell it no more."""
         self._listeners.pop(listener, None)
 
@@ -114,23 +114,19 @@ class Broadcasts:
             listener.tell_broadcasts()
         asyncio.get_running_loop().call_soon(self._tell_some)
 
-    async def _change(self, change: Callable[[dict[str, str]], None]) -> None:
+    async def _change(self, alter: Callable[[dict[str, str]], None]) -> None:
         """Change what was put, by compare-and-set; have all nodes look."""
-        registry = self._context.registry
-        while True:
-            record = await registry.get(RECORD)
+
+        def decide(record: Record | None) -> bytes | None:
             before = _decode(record.value) if record is not None else {}
             after = dict(before)
-            change(after)
-            if after == before:
-                return
-            try:
-                written = await registry.put(RECORD, _encode(after), expect=record.version if record else NEW)
-            except VersionMismatch:
-                continue
-            self._know(written)
+            alter(after)
+            return None if after == before else _encode(after)
+
+        record, written = await change(self._context.registry, RECORD, decide)
+        if written:
+            self._know(record)
             await self._context.bus.hint(HINT, b"")
-            return
 
     # ── the calls ─────────────────────────────────────────────────────────────────────────────
 
@@ -155,7 +151,7 @@ class Broadcasts:
     @operation(
         "Give a broadcast a new version; user agents are told at once.",
         path=(_SHOWN_ID,),
-        body=VersionWanted,
+        body=VersionRequest,
         answers={200: an_object(id=STRING, version=STRING)},
         errors=(507,),
     )
@@ -164,12 +160,12 @@ class Broadcasts:
         self._context.caller(request).check_admin("broadcasts")
         id, version = _check_id(request.captures[0]), _check_version(request.body)
 
-        def change(versions: dict[str, str]) -> None:
+        def alter(versions: dict[str, str]) -> None:
             versions[id] = version
             if len(self._first | versions) > BROADCASTS:
                 raise TooLarge("broadcasts", len(self._first | versions), BROADCASTS)
 
-        await self._change(change)
+        await self._change(alter)
         return Response(200, _encode({"id": id, "version": version}))
 
     @operation(
@@ -183,11 +179,11 @@ class Broadcasts:
         self._context.caller(request).check_admin("broadcasts")
         id = _check_id(request.captures[0])
 
-        def change(versions: dict[str, str]) -> None:
+        def alter(versions: dict[str, str]) -> None:
             if versions.pop(id, None) is None:
                 raise NotFound("broadcast", id)
 
-        await self._change(change)
+        await self._change(alter)
         return Response(204)
 
 
@@ -199,7 +195,7 @@ def _check_id(id: str) -> str:
 
 
 def _check_version(body: bytes) -> str:
-    version = decoded(body, VersionWanted).version
+    version = decoded(body, VersionRequest).version
     if not _VERSION.fullmatch(version) or len(version) > BROADCAST_VERSION_CHARACTERS:
         raise InputInvalid("version", f"is not 1 to {BROADCAST_VERSION_CHARACTERS} printable characters")
     return version

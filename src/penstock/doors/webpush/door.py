@@ -1,29 +1,36 @@
-"""The door: its rows of the table, and what lives with it."""
+"""The door of the push service: its rows of the table, and what lives with it. The sender is a door of its own."""
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+import msgspec
+from cryptography.fernet import Fernet
+
 from penstock.api.context import Context
 from penstock.core.metering import Sample
 from penstock.core.months import months_in_use
+from penstock.core.registry import made_once
+from penstock.doors.webpush import inactive_agents
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
-from penstock.doors.webpush.peers import Peers
 from penstock.doors.webpush.refusals import problem
-from penstock.doors.webpush.sender import Sender
-from penstock.doors.webpush.tokens import Tokens, open_keys
-from penstock.doors.webpush.unseen import Unseen
+from penstock.doors.webpush.session import AgentSession
 from penstock.errors import ConfigInvalid, PeerError
-from penstock.http.exchange import Request, Response
+from penstock.http.exchange import LIVE, Request, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import PUSH_BODY_READ
 from penstock.settings import Settings
+from penstock.wire.frames import offered_subprotocols
 from penstock.wire.vapid import parse_origin
+from penstock.wire.webpush import SUBPROTOCOL
+from penstock.wire.webpush_actions import SessionRules
+from penstock.wire.webpush_tokens import KEYS_RECORD, EndpointTokens
 
 DOOR = "webpush"
 _SWEEP_SECONDS = 60.0
@@ -43,16 +50,20 @@ _COUNTED = {
 class WebPush:
     """autopush's architecture: endpoint nodes, connection nodes, a router table and messages by month."""
 
-    kind: type[Agents] = Agents
+    agents_kind: type[Agents] = Agents
+    session_kind: type[AgentSession] = AgentSession
     endpoint_kind: type[Endpoint] = Endpoint
 
     def __init__(self, context: Context, settings: Settings, time: Callable[[], float] | None = None) -> None:
         self._context, self._settings, self._time = context, settings, time
         self._stack = AsyncExitStack()
-        roles = settings.server.roles
+        roles, chosen = settings.server.roles, settings.webpush
         self._takes_messages = "all" in roles or "endpoint" in roles
         self._takes_agents = "all" in roles or "connection" in roles
-        self._sender = Sender(context, settings.webpush)
+        self._rules = SessionRules(
+            chosen.window, chosen.msg_limit, chosen.hello_timeout, chosen.ping_interval, chosen.ping_timeout,
+            chosen.ping_least,
+        )  # fmt: skip
         self.agents: Agents
 
     async def __aenter__(self) -> Self:
@@ -60,17 +71,14 @@ class WebPush:
         origin = _check_origin(settings.origin)
         for month in months_in_use(context.clock.now_ms()):
             await context.mailbox.make_month(month)
-        keys = await open_keys(context.registry, settings.token_keys)
-        tokens = Tokens(keys, context.clock)
-        agents = self.agents = self.kind(context, settings, tokens, self._time)
+        keys = settings.token_keys or await self._made_keys()
+        tokens = EndpointTokens(keys, secrets.token_bytes(4))
         token = self._settings.server.internal_token or hashlib.sha256(b"internal " + keys[0].encode()).hexdigest()
-        agents.peers = Peers(agents, context.bus, context.clock, token=token, timeout=settings.node_timeout)
-        await self._stack.enter_async_context(agents)
+        agents = self.agents_kind(context, settings, tokens, self._time, token=token)
+        self.agents = await self._stack.enter_async_context(agents)
         self.endpoint = self.endpoint_kind(agents, context.clock, origin)
-        sweeping = context.background.every(_SWEEP_SECONDS, "webpush.sweep", self.sweep)
+        sweeping = context.background.every(_SWEEP_SECONDS, "webpush.sweep", agents.messages.sweep)
         self._stack.push_async_callback(sweeping.stop)
-        await self._sender.start(tokens.receipt_shard)
-        self._stack.push_async_callback(self._sender.stop)
         return self
 
     async def __aexit__(
@@ -78,9 +86,16 @@ class WebPush:
     ) -> None:
         await self._stack.aclose()
 
+    async def _made_keys(self) -> list[str]:
+        """The token keys of this installation, made at its first start and kept for ever."""
+        made = await made_once(
+            self._context.registry, KEYS_RECORD, lambda: msgspec.json.encode([Fernet.generate_key().decode()])
+        )
+        return msgspec.json.decode(made, type=list[str])
+
     def routes(self) -> list[Route]:
         """What user agents and senders use, as far as this node serves them."""
-        rows = self._sender.routes() + self.agents.broadcasts.routes()
+        rows = self.agents.broadcasts.routes()
         if self._takes_agents:
             rows.append(Route("GET", "/", self._open, timeout=None, door=DOOR))
         if self._takes_messages:
@@ -95,7 +110,7 @@ class WebPush:
 
     def internal_routes(self) -> list[Route]:
         """What other nodes use."""
-        return self.agents.peers.routes()
+        return self.agents.cluster.routes()
 
     def reachable(self, address: str) -> None:
         """Other nodes reach our internal listener there."""
@@ -103,35 +118,28 @@ class WebPush:
 
     async def leave_month(self, month: str) -> None:
         """Drop user agents that were not seen since that month."""
-        await Unseen(self.agents).leave_month(month)
+        await inactive_agents.leave_month(self.agents, month)
 
     def samples(self) -> Iterable[Sample]:
         """What became of messages and user agents."""
-        yield (
-            "gauge",
-            "webpush_user_agents",
-            "User agents with a subscription, connected here.",
-            len(self.agents.table),
-            {},
-        )
-        yield from self._sender.samples()
+        connected = len(self.agents.table)
+        yield "gauge", "webpush_user_agents", "User agents with a subscription, connected here.", connected, {}
         for name, description in _COUNTED.items():
             yield "counter", f"webpush_{name}", description, self.agents.counts[name], {}
 
+    def new_session(self, origin: str) -> AgentSession:
+        """A session whose WebSocket is still to come."""
+        return self.session_kind(self.agents, self._rules, origin)
+
     def _open(self, request: Request) -> Response:
+        """Let a user agent in."""
         if request.header(b"upgrade") is None:
             raise PeerError(426, "user agents connect here, with a WebSocket")
-        return self.agents.open(request, self.endpoint.origin(request))
-
-    # ── expiry ────────────────────────────────────────────────────────────────────────────────
-
-    async def sweep(self) -> None:
-        """Delete messages whose time has run out, and say so."""
-        for month in await self._context.mailbox.months():
-            while gone := await self._context.mailbox.expire(month):
-                for uaid, item in gone:
-                    await self.agents.gone(uaid, month, item, "expired")
-                    self.agents.counts["expired"] += 1
+        session = self.new_session(self.endpoint.origin(request))
+        offers = [value for name, value in request.headers if name == b"sec-websocket-protocol"]
+        subprotocol = SUBPROTOCOL if SUBPROTOCOL in offered_subprotocols(offers) else None
+        session.opened(request.accept_websocket(session, subprotocol, watch=self._context.ledger.enabled))
+        return LIVE
 
 
 def _check_origin(given: str) -> str:

@@ -15,16 +15,14 @@ from penstock.core.clock import Clock
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.promise import pending
 from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.items import to_item
-from penstock.doors.webpush.peers import Outcome
-from penstock.doors.webpush.reading import Asked, Reader
-from penstock.doors.webpush.records import RouterRecord
 from penstock.doors.webpush.refusals import problem
+from penstock.doors.webpush.requests import PushRequest, PushRequestReader
+from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import NotFound
 from penstock.http.exchange import Headers, Later, Request, Response
 from penstock.values import Item
-from penstock.wire.webpush import Message
-from penstock.wire.webpush_endpoint import RECEIPT_RELATION, Errno, Refused
+from penstock.wire.webpush import NodeAnswer, PushMessage, to_item
+from penstock.wire.webpush_endpoint import RECEIPT_RELATION, EndpointRefused, Errno
 
 _MOVES = 3  # how often a month may move away under one message before we give up
 
@@ -36,7 +34,7 @@ class Endpoint:
         self._agents, self._clock = agents, clock
         settings = agents.settings
         self._direct = settings.direct == "bypass"
-        self._reader = Reader(
+        self._reader = PushRequestReader(
             agents.tokens, clock, origin=origin, body_limit=settings.body_limit, ttl_most=int(settings.ttl_most)
         )
         self.origin = self._reader.origin
@@ -53,15 +51,14 @@ class Endpoint:
         message = self._message(asked, request.body)
         if not self._agents.alone:
             return self._send(message, asked)
-        if self._direct and self._agents.push(message) is Outcome.TAKEN:
+        if self._direct and self._agents.push(message) is NodeAnswer.TAKEN:
             self._accepted(asked.who, message, "direct")
             return _answer(message, asked)
         known = self._agents.lookup.known(message.uaid)
         if known is None or not message.ttl or message.topic or message.channel not in known.channels:
             return self._send(message, asked)
-        storing = self._agents.mailbox.put(
-            message.uaid, known.record.month, (to_item(message),), room=self._agents.room
-        )
+        messages = self._agents.messages
+        storing = messages.mailbox.put(message.uaid, known.record.month, (to_item(message),), room=messages.room)
         return Later(
             pending(storing),
             partial(self._stored_at_once, message, asked, known.record),
@@ -70,13 +67,13 @@ class Endpoint:
 
     def unknown(self, request: Request) -> Response:
         """A path that looks like an endpoint's, and is none."""
-        raise Refused(Errno.TOKEN, "an endpoint's path is /wpush/VERSION/TOKEN")
+        raise EndpointRefused(Errno.TOKEN, "an endpoint's path is /wpush/VERSION/TOKEN")
 
     def _stored_at_once(
-        self, message: Message, asked: Asked, record: RouterRecord, items: Sequence[Item]
+        self, message: PushMessage, asked: PushRequest, record: RouterRecord, items: Sequence[Item]
     ) -> Response | Coroutine[Any, Any, Response]:
         """`_store` from where the message is stored, as long as nothing has to be waited for."""
-        self._agents.stored(asked.who, record.month, items)
+        self._agents.messages.stored(asked.who, record.month, items)
         self._accepted(asked.who, message, "stored")
         again = self._agents.lookup.known(message.uaid)
         if again is None:
@@ -86,91 +83,92 @@ class Endpoint:
         return _answer(message, asked)
 
     def _not_stored(
-        self, message: Message, asked: Asked, error: BaseException
+        self, message: PushMessage, asked: PushRequest, error: BaseException
     ) -> Response | Coroutine[Any, Any, Response]:
         if isinstance(error, NotFound):  # that month was dropped this moment
             self._agents.lookup.forget(message.uaid)
             return self._send(message, asked)
         return problem(error)
 
-    async def _told(self, message: Message, asked: Asked, record: RouterRecord) -> Response:
+    async def _told(self, message: PushMessage, asked: PushRequest, record: RouterRecord) -> Response:
         await self._tell(message, record)
         return _answer(message, asked)
 
-    async def _send(self, message: Message, asked: Asked) -> Response:
+    async def _send(self, message: PushMessage, asked: PushRequest) -> Response:
         await self._route(message)
         return _answer(message, asked)
 
-    def _message(self, asked: Asked, body: bytes) -> Message:
+    def _message(self, asked: PushRequest, body: bytes) -> PushMessage:
         push, subscription = asked.push, asked.subscription
-        coding, uaid = push.coding, subscription.uaid
-        return Message(
-            uaid, subscription.channel, self._agents.tokens.message_id(uaid), push.ttl,
-            self._clock.now_ms() + push.ttl * 1000, body, push.topic, push.urgency,
+        coding, uaid, now_ms = push.coding, subscription.uaid, self._clock.now_ms()
+        return PushMessage(
+            uaid, subscription.channel, self._agents.tokens.message_id(uaid, now_ms), push.ttl,
+            now_ms + push.ttl * 1000, body, push.topic, push.urgency,
             coding.encoding, coding.encryption, coding.crypto_key, self._receipt(asked) if push.respond_async else "",
         )  # fmt: skip
 
-    def _receipt(self, asked: Asked) -> str:
+    def _receipt(self, asked: PushRequest) -> str:
         """Which receipt subscription hears of the message, and how its URL begins."""
         return f"{self._agents.receipts.choose(asked.receipt, asked.origin)} {asked.origin}"
 
     # ── routing ───────────────────────────────────────────────────────────────────────────────
 
-    async def _route(self, message: Message) -> None:
+    async def _route(self, message: PushMessage) -> None:
         """Deliver or store; when this returns, one of them is done, or the message said that it may be dropped."""
         record, who = await self._check_channel(message), recipient("webpush", message.uaid)
         if record.node and (self._direct or not message.ttl):
-            outcome = await self._agents.peers.push(record, message)
-            if outcome is Outcome.TAKEN:
+            outcome = await self._agents.cluster.push(record, message)
+            if outcome is NodeAnswer.TAKEN:
                 self._accepted(who, message, "direct")
                 return
-            if outcome is Outcome.UNREACHABLE:
+            if outcome is NodeAnswer.UNREACHABLE:
                 await self._agents.router.clear(message.uaid, record)
         if not message.ttl:
             self._accepted(who, message, "not_connected")
-            self._agents.record(who, "dropped", message.version, "", 0, "ttl_0")
+            self._agents.messages.record(who, "dropped", message.version, reason="ttl_0")
             return
         await self._store(message, record)
 
-    async def _check_channel(self, message: Message) -> RouterRecord:
+    async def _check_channel(self, message: PushMessage) -> RouterRecord:
         """The user agent's record, if the subscription is still there."""
         try:
             known = await self._agents.lookup.find(message.uaid)
         except NotFound:
-            raise Refused(Errno.USER_AGENT_GONE, "the user agent was away too long") from None
+            raise EndpointRefused(Errno.USER_AGENT_GONE, "the user agent was away too long") from None
         if known is None:
-            raise Refused(Errno.USER_AGENT_GONE, "the user agent is not known")
+            raise EndpointRefused(Errno.USER_AGENT_GONE, "the user agent is not known")
         if message.channel not in known.channels:
-            raise Refused(Errno.CHANNEL_GONE, "there is no such subscription")
+            raise EndpointRefused(Errno.CHANNEL_GONE, "there is no such subscription")
         return known.record
 
-    async def _store(self, message: Message, record: RouterRecord) -> None:
+    async def _store(self, message: PushMessage, record: RouterRecord) -> None:
         """Store, then read the record again: whoever connected before that write is told to look."""
+        messages = self._agents.messages
         for _ in range(_MOVES):
             try:
-                await self._agents.store(message.uaid, record.month, (message,), room=self._agents.room)
+                await messages.store(message.uaid, record.month, (message,), room=messages.room)
                 break
             except NotFound:  # that month was dropped this moment
                 self._agents.lookup.forget(message.uaid)
                 record = await self._check_channel(message)
         else:
-            raise Refused(Errno.TEMPORARY, "the user agent's month keeps moving")
+            raise EndpointRefused(Errno.TEMPORARY, "the user agent's month keeps moving")
         self._accepted(recipient("webpush", message.uaid), message, "stored")
         await self._tell(message, record)
 
-    async def _tell(self, message: Message, record: RouterRecord) -> None:
+    async def _tell(self, message: PushMessage, record: RouterRecord) -> None:
         """Have whoever connected meanwhile look into the storage."""
         again = await self._agents.lookup.record(message.uaid)
         if again is None:
             await self._agents.drop(message.uaid, (record.month,), "dropped_meanwhile")
-            raise Refused(Errno.GONE_MEANWHILE, "the user agent was dropped meanwhile")
+            raise EndpointRefused(Errno.GONE_MEANWHILE, "the user agent was dropped meanwhile")
         if again.node:
-            outcome = await self._agents.peers.notify(again, message.uaid, record.month)
-            if outcome is Outcome.UNREACHABLE:
+            outcome = await self._agents.cluster.notify(again, message.uaid, record.month)
+            if outcome is NodeAnswer.UNREACHABLE:
                 await self._agents.router.clear(message.uaid, again)
 
-    def _accepted(self, who: Recipient, message: Message, how: str) -> None:
-        self._agents.record(who, "accepted", message.version, "", 0, how, message.expires_ms)
+    def _accepted(self, who: Recipient, message: PushMessage, how: str) -> None:
+        self._agents.messages.record(who, "accepted", message.version, "", 0, how, message.expires_ms)
         if how != "stored":  # those are counted where all are stored
             self._agents.counts[how] += 1
 
@@ -183,20 +181,11 @@ class Endpoint:
         found = await self._agents.router.find(uaid)
         if found is not None:
             for month in filter(None, (found.record.month, found.record.previous)):
-                await self._cancel(uaid, month, id)
+                await self._agents.messages.cancel(uaid, month, id)
         return Response(204)
 
-    async def _cancel(self, uaid: str, month: str, id: str) -> None:
-        agents = self._agents
-        try:
-            item = await agents.mailbox.find(uaid, month, id)
-            if item is not None and await agents.mailbox.confirm(uaid, month, [item.number]):
-                await agents.gone(uaid, month, item, "dropped", "cancelled")
-        except NotFound:
-            return
 
-
-def _answer(message: Message, asked: Asked) -> Response:
+def _answer(message: PushMessage, asked: PushRequest) -> Response:
     said: Headers = (("Location", f"{asked.origin}/m/{message.version}"), ("TTL", str(message.ttl)))
     if message.receipt:
         id = message.receipt.partition(" ")[0]

@@ -14,6 +14,7 @@ live for ever, and a stranger can have any number of receipt subscriptions; so a
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -21,25 +22,20 @@ import msgspec
 from penstock.api.context import Context
 from penstock.api.live import LiveWire
 from penstock.core.ledger import recipient
-from penstock.doors.webpush.tokens import Tokens
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.exchange import LIVE, Request, Response
 from penstock.limits import PUSH_RECEIPT_SECONDS
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.eventhorizon import timestamp
 from penstock.wire.http import chunk
-from penstock.wire.webpush_endpoint import Errno, Refused
+from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 
 DELIVERED, GONE = 204, 410
 _FORMS = {True: "text/event-stream", False: "application/x-ndjson"}
 
 
-def stream_of(shard: int) -> str:
-    """Where the outcomes of all receipt subscriptions of one shard are."""
-    return f"/_receipts/{shard:02x}"
-
-
-class _Listener(LiveWire):
+class _ReceiptWire(LiveWire):
     """One who listens. The ledger is not told: what lies between two outcomes of a stream is for others."""
 
     __slots__ = ()
@@ -58,7 +54,7 @@ class _Listener(LiveWire):
 class Receipts:
     """Writes outcomes down, and lets senders listen."""
 
-    def __init__(self, context: Context, tokens: Tokens) -> None:
+    def __init__(self, context: Context, tokens: EndpointTokens) -> None:
         self._context, self._tokens = context, tokens
 
     async def report(self, receipt: str, message: str, status: int) -> None:
@@ -66,17 +62,17 @@ class Receipts:
         id, _, origin = receipt.partition(" ")
         now_ms = self._context.clock.now_ms()
         body = {"message": f"{origin}/m/{message}", "status": status, "time": timestamp(now_ms)}
-        stream = stream_of(self._tokens.receipt_shard(id) or 0)
+        stream = receipt_stream(self._tokens.receipt_shard(id) or 0)
         draft = Draft(stream, msgspec.json.encode(body), id, expires_ms=now_ms + PUSH_RECEIPT_SECONDS * 1000)
         await self._context.log.append(Batch((draft,)))
 
     def choose(self, asked: str, origin: str) -> str:
-        """The receipt subscription that a sender names, or a new one; `Refused` for a strange one."""
+        """The receipt subscription that a sender names, or a new one; `EndpointRefused` for a strange one."""
         if not asked:
-            return self._tokens.receipt_id()
+            return self._tokens.receipt_id(secrets.randbelow(256), self._context.clock.now_ms())
         id = asked.strip().strip("<>").removeprefix(origin).removeprefix("/r/")
         if self._tokens.receipt_shard(id) is None:
-            raise Refused(
+            raise EndpointRefused(
                 Errno.MESSAGE_UNKNOWN, "Push-Receipt names no receipt subscription of this service",
                 "Use the URL from the Link header whole.",
             )  # fmt: skip
@@ -90,12 +86,12 @@ class Receipts:
             raise NotFound("receipt subscription", id[:80], remedy="Use the URL from the Link header whole.")
         events = b"text/event-stream" in (request.header(b"accept") or b"")
         encode = _encoder(events, chunked=not request.http10)
-        wire = _Listener(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, encode)
+        wire = _ReceiptWire(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, encode)
         headers = (("Content-Type", _FORMS[events]), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         after = _after(request)
         wire.tap = request.open(200, headers, owner=wire)
         wire.feed = self._context.hub.start(
-            wire, (stream_of(shard),), after=after, allow=lambda entry: entry.type == id
+            wire, (receipt_stream(shard),), after=after, allow=lambda entry: entry.type == id
         )
         return LIVE
 

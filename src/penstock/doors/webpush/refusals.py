@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
 from penstock.http.exchange import Headers, Response
 from penstock.http.problems import TimedOut, error_response
-from penstock.wire.webpush_endpoint import Errno, Refused
+from penstock.wire.webpush_endpoint import EndpointRefused, Errno
 
 
 def problem(error: BaseException) -> Response:
@@ -21,26 +21,26 @@ def problem(error: BaseException) -> Response:
     return Response(refused.status, refused.body(), headers=headers)
 
 
-def _meaning(error: BaseException) -> Refused:
+def _meaning(error: BaseException) -> EndpointRefused:
     match error:
-        case Refused():
+        case EndpointRefused():
             return error
         case MailboxFull():  # no trouble of the service: a sender must not hold back what is for others
-            return Refused(Errno.OVERLOADED, "the user agent is away, and too much waits for it", status=507)
+            return EndpointRefused(Errno.OVERLOADED, "the user agent is away, and too much waits for it", status=507)
         case Busy():  # 503, or 429 for who asks too fast
-            return Refused(Errno.OVERLOADED, str(error), status=error_response(error).status)
+            return EndpointRefused(Errno.OVERLOADED, str(error), status=error_response(error).status)
         case TimedOut():
-            return Refused(Errno.TEMPORARY, str(error), "Try again; it may have been taken all the same.")
+            return EndpointRefused(Errno.TEMPORARY, str(error), "Try again; it may have been taken all the same.")
         case EngineGone() | DiskFull():
-            return Refused(Errno.TEMPORARY, str(error))
+            return EndpointRefused(Errno.TEMPORARY, str(error))
         case TooLarge():
-            return Refused(Errno.BODY_TOO_LARGE, str(error))
+            return EndpointRefused(Errno.BODY_TOO_LARGE, str(error))
         case InputInvalid():
-            return Refused(Errno.TOKEN, str(error), error.remedy, status=400)
+            return EndpointRefused(Errno.TOKEN, str(error), error.remedy, status=400)
         case NotFound():
-            return Refused(Errno.TOKEN, str(error), "Use the URL whole, exactly as it was given.")
+            return EndpointRefused(Errno.TOKEN, str(error), "Use the URL whole, exactly as it was given.")
         case PeerError(status=408):
-            return Refused(Errno.TEMPORARY, error.detail, error.remedy, status=error.status)
+            return EndpointRefused(Errno.TEMPORARY, error.detail, error.remedy, status=error.status)
         case PeerError():  # autopush has no numbers for what is wrong with a request as such
-            return Refused(Errno.TOKEN, error.detail, error.remedy, status=error.status)
-    return Refused(Errno.UNKNOWN, "the server failed at this request", status=error_response(error).status)
+            return EndpointRefused(Errno.TOKEN, error.detail, error.remedy, status=error.status)
+    return EndpointRefused(Errno.UNKNOWN, "the server failed at this request", status=error_response(error).status)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from penstock.core.registry import NEW, Registry
-from penstock.errors import ConfigInvalid, InputInvalid, VersionMismatch
+from penstock.core.registry import Registry, made_once
+from penstock.errors import ConfigInvalid, InputInvalid
 from penstock.wire.webcrypto import PrivateKey, decode64, encode64, load_private
 
 _RECORD = "webpush/vapid"
@@ -19,13 +19,7 @@ async def open_vapid_key(registry: Registry, given: str) -> PrivateKey:
     """The key of the setting *given*, or the one that is kept, made at the first call."""
     if given:
         return open_given(given)
-    record = await registry.get(_RECORD)
-    if record is None:
-        try:
-            record = await registry.put(_RECORD, make_key().encode(), expect=NEW)
-        except VersionMismatch:  # another node was quicker
-            return await open_vapid_key(registry, given)
-    return open_given(record.value.decode())
+    return open_given((await made_once(registry, _RECORD, lambda: make_key().encode())).decode())
 
 
 def make_key() -> str:

@@ -3,7 +3,7 @@
 A binding is in one place at a time: it has nothing to send, waits in its service's line, is being served, or
 waits for its time after a failure of its own. Nothing of this costs a task while nothing is sent.
 
-    Binding ──offers entries──▶ Service.line ──a slot is free──▶ serve one entry ──▶ settle it ──▶ again
+    Binding ──offers entries──▶ ServiceQueue ──a slot is free──▶ serve one entry ──▶ settle it ──▶ again
                                      ▲                                │
                                      └── the service failed: all wait ┘
 """
@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Protocol
 
-from penstock.http.outgoing import Target
+from penstock.doors.webpush_sender.push_client import PushTarget
 from penstock.http.wheel import Timed, Wheel
 
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 
 
-class Served(Protocol):
+class QueuedSender(Protocol):
     """Who waits in the line of a service."""
 
     @property
@@ -34,21 +34,21 @@ class Served(Protocol):
         ...
 
 
-class Service(Timed):
+class ServiceQueue(Timed):
     """The line before one push service."""
 
     __slots__ = ("_line", "_slots", "_spawn", "_wheel", "failures", "held", "members", "queued", "running", "target")
 
-    def __init__(self, target: Target, wheel: Wheel, spawn: Spawn, slots: int) -> None:
+    def __init__(self, target: PushTarget, wheel: Wheel, spawn: Spawn, slots: int) -> None:
         super().__init__()
         self.target, self._wheel, self._spawn, self._slots = target, wheel, spawn, slots
-        self._line: deque[Served] = deque()
-        self.queued: set[Served] = set()  # in the line, or being served
+        self._line: deque[QueuedSender] = deque()
+        self.queued: set[QueuedSender] = set()  # in the line, or being served
         self.members = 0  # bindings that belong here
         self.running = self.failures = 0
         self.held = False  # it failed: nobody is served until the time is up
 
-    def enqueue(self, one: Served) -> None:
+    def enqueue(self, one: QueuedSender) -> None:
         """Serve *one* when it is its turn; nothing happens if it waits already."""
         if one not in self.queued:
             self.queued.add(one)
@@ -62,7 +62,7 @@ class Service(Timed):
             self.running += 1
             self._spawn(self._serve(self._line.popleft()))
 
-    async def _serve(self, one: Served) -> None:
+    async def _serve(self, one: QueuedSender) -> None:
         try:
             await one.serve()
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from penstock.doors.webpush.services import Service
+from penstock.doors.webpush_sender.service_queue import ServiceQueue
 from penstock.http.outgoing import Target, parse_url
 from penstock.http.wheel import Wheel
 from penstock.testing import wait_until_async
@@ -37,7 +37,7 @@ class Place:
         self.tasks: set[asyncio.Task[None]] = set()
         target = Target(parse_url("http://127.0.0.1:9/"))
         self.wheel = Wheel(asyncio.get_running_loop(), 0.01)
-        self.service = Service(target, self.wheel, self._spawn, slots)
+        self.service = ServiceQueue(target, self.wheel, self._spawn, slots)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -9,20 +9,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock.errors import InputInvalid
 from penstock.http.outgoing import AddressPrivate, OutgoingError, Target, parse_url
-from penstock.wire.pushing import Outcome, Receiver, Verdict, Wish, judge, push_headers
+from penstock.wire.pushing import PushOutcome, PushReceiver, Verdict, Wish, judge, push_headers
 from penstock.wire.vapid import origin_of, sign
 from penstock.wire.webcrypto import PrivateKey, encode64, encrypt, point_of
 
 _SIGNED_SECONDS = 12 * 3600
 _RENEWED_SECONDS = 3600  # before its end a signature is replaced: clocks differ, and messages wait
 _SIGNED_ORIGINS = 1_024
+_ANSWER_BYTES = 64 * 1024
+
+PushTarget = Target
+"""Connections to one push service."""
 
 
-class Courier:
+class PushClient:
     """Signs with one key; a signature serves all messages to one push service for half a day."""
 
-    def __init__(self, key: PrivateKey, contact: str) -> None:
-        self._key, self._contact = key, contact
+    def __init__(self, key: PrivateKey, contact: str, timeout: float) -> None:
+        self._key, self._contact, self._timeout = key, contact, timeout
         self._signed: dict[str, tuple[float, str]] = {}
 
     @property
@@ -30,8 +34,18 @@ class Courier:
         """What a page gives to `pushManager.subscribe` as `applicationServerKey`."""
         return encode64(point_of(self._key))
 
+    def target(self, endpoint: str, *, allow_private: bool) -> PushTarget:
+        """Where the messages for an endpoint go."""
+        return Target(
+            parse_url(endpoint),
+            allow_private=allow_private,
+            timeout=self._timeout,
+            connect_timeout=min(10.0, self._timeout),
+            limit_bytes=_ANSWER_BYTES,
+        )
+
     async def deliver(
-        self, target: Target, receiver: Receiver, message: bytes, wish: Wish, receipt: str | None = None
+        self, target: PushTarget, receiver: PushReceiver, message: bytes, wish: Wish, receipt: str | None = None
     ) -> Verdict:
         """Send *message* once, to the endpoint at *target*'s origin. Never raises for what the other side does."""
         body = encrypt(
@@ -46,7 +60,7 @@ class Courier:
             path = parse_url(receiver.endpoint).target
             answer = await target.post(body, headers, path=path, content_type="application/octet-stream")
         except OutgoingError as error:
-            return Verdict(Outcome.LATER, str(error), everybody=True, forbidden=isinstance(error, AddressPrivate))
+            return Verdict(PushOutcome.LATER, str(error), everybody=True, forbidden=isinstance(error, AddressPrivate))
         return judge(answer.status, answer.headers, answer.body)
 
     def _authorization(self, origin: str) -> str:

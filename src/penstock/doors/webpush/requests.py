@@ -10,23 +10,23 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.ledger import Recipient, recipient
-from penstock.doors.webpush.tokens import Subscription, Tokens
 from penstock.errors import InputInvalid
 from penstock.http.exchange import Request
 from penstock.limits import PUSH_SENDERS_KNOWN
 from penstock.wire import vapid
-from penstock.wire.webpush_endpoint import Errno, Push, PushHeaders, Refused, parse_push
+from penstock.wire.webpush_endpoint import EndpointRefused, Errno, PushHeaders, PushOptions, parse_push
+from penstock.wire.webpush_tokens import EndpointSubscription, EndpointTokens
 
 _HOSTS_KNOWN = 256  # names under which the service is addressed
 _SAID = (b"ttl", b"topic", b"urgency", b"content-encoding", b"encryption", b"crypto-key", b"prefer")
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class PushRequest(msgspec.Struct, frozen=True, gc=False):
     """A send whose head is in order."""
 
     who: Recipient
-    subscription: Subscription
-    push: Push
+    subscription: EndpointSubscription
+    push: PushOptions
     origin: str  # under which the service was addressed
     authorization: bytes | None
     crypto_key: bytes
@@ -36,19 +36,19 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     body_bytes: int  # … and a body of this length
 
 
-class Reader:
+class PushRequestReader:
     """Reads sends."""
 
-    def __init__(self, tokens: Tokens, clock: Clock, *, origin: str, body_limit: int, ttl_most: int) -> None:
+    def __init__(self, tokens: EndpointTokens, clock: Clock, *, origin: str, body_limit: int, ttl_most: int) -> None:
         self._tokens, self._clock, self._origin = tokens, clock, origin
         self._body_limit, self._ttl_most = body_limit, ttl_most
         self._origins: dict[tuple[str, bytes], str] = {}  # by scheme and Host header
-        self._senders: dict[tuple[bytes, bytes], vapid.Claims] = {}
-        self._pushes: dict[tuple[bool, tuple[bytes | None, ...]], Push] = {}
+        self._senders: dict[tuple[bytes, bytes], vapid.VapidClaims] = {}
+        self._pushes: dict[tuple[bool, tuple[bytes | None, ...]], PushOptions] = {}
 
-    def read(self, request: Request) -> Asked:
-        """What the request asks for, if its sender may. Raises `Refused`, or `InputInvalid` for a strange Host."""
-        known: Asked | None = request.memo.get("push")
+    def read(self, request: Request) -> PushRequest:
+        """What the request asks for, if its sender may. `EndpointRefused` if not, `InputInvalid` for a strange Host."""
+        known: PushRequest | None = request.memo.get("push")
         if known is None or known.body_bytes != len(request.body) or known.scheme != request.scheme:
             known = request.memo["push"] = self._read(request)
         else:
@@ -66,7 +66,7 @@ class Reader:
             known = self._origins[shown] = _origin(shown[0], shown[1].decode("latin-1"))
         return known
 
-    def _read(self, request: Request) -> Asked:
+    def _read(self, request: Request) -> PushRequest:
         version, token = request.captures if len(request.captures) == 2 else ("v1", request.captures[0])
         subscription = self._tokens.subscription(version, token)
         origin, header = self.origin(request), dict(reversed(request.headers)).get  # of several the first counts
@@ -74,12 +74,12 @@ class Reader:
         self._check_sender(subscription, authorization, crypto_key, origin)
         push = self._push(len(request.body), tuple(map(header, _SAID)))
         receipt = (header(b"push-receipt") or b"").decode("latin-1")
-        return Asked(
+        return PushRequest(
             recipient("webpush", subscription.uaid), subscription, push, origin, authorization, crypto_key, receipt,
             header(b"origin") is not None, request.scheme, len(request.body),
         )  # fmt: skip
 
-    def _push(self, body_bytes: int, said: tuple[bytes | None, ...]) -> Push:
+    def _push(self, body_bytes: int, said: tuple[bytes | None, ...]) -> PushOptions:
         """What the headers *said* ask for: to each of its endpoints a sender says the same."""
         key = body_bytes > 0, said
         push = self._pushes.get(key)
@@ -91,21 +91,23 @@ class Reader:
         return push
 
     def _check_sender(
-        self, subscription: Subscription, authorization: bytes | None, crypto_key: bytes, origin: str
+        self, subscription: EndpointSubscription, authorization: bytes | None, crypto_key: bytes, origin: str
     ) -> None:
         """VAPID: optional with v1, but true if given; with v2 only the key that the subscription is bound to."""
         if authorization is None:
             if subscription.key_hash:
-                raise Refused(Errno.AUTHORIZATION, "this endpoint wants VAPID", vapid.CHECKS["authorization_missing"])
+                raise EndpointRefused(
+                    Errno.AUTHORIZATION, "this endpoint wants VAPID", vapid.CHECKS["authorization_missing"]
+                )
             return
         try:
             claims = self._claims(authorization, crypto_key, origin)
             if subscription.key_hash:
                 vapid.check_key(claims.key, subscription.key_hash)
         except vapid.VapidInvalid as error:
-            raise Refused(Errno.AUTHORIZATION, str(error), error.remedy) from None
+            raise EndpointRefused(Errno.AUTHORIZATION, str(error), error.remedy) from None
 
-    def _claims(self, authorization: bytes, crypto_key: bytes, origin: str) -> vapid.Claims:
+    def _claims(self, authorization: bytes, crypto_key: bytes, origin: str) -> vapid.VapidClaims:
         """What the sender signed. A signature that was verified is not verified again until it expires."""
         now, shown = self._clock.now_ms() / 1000, (authorization, crypto_key)
         claims = self._senders.get(shown)

@@ -1,8 +1,8 @@
 """Proof that a sent message reached the user agent: the receipts of this very service, heard by the sender.
 
-A push service answers a send long before anybody has the message. Where it is this one, it can say more: a
-message that was sent with `Prefer: respond-async` has its outcome written to a stream of receipts
-(`receipts.py`), and that stream is fed to the sender like any other.
+A push service answers a send long before anybody has the message. Where it is this one, it can say more: a message that
+was sent with `Prefer: respond-async` has its outcome written to a stream of receipts, and that stream is fed to the
+sender like any other.
 
     webpush/awaited/<digest of the message's URL>     whose entry it is; gone when the outcome is in the ledger
 
@@ -11,40 +11,43 @@ service of somebody else nothing would ever come, and nothing is awaited.
 
 What a push service answers is believed about itself alone: a receipt subscription counts only at the origin of the
 endpoint that was sent to, and only if it is one that this installation gave out.
+
+A background loop writes outcomes into the ledger, and feeds again what could not be read, until both work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import msgspec
 
 from penstock.api.context import Context
+from penstock.core.background import Loop
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient, recipient
-from penstock.doors.webpush.receipts import stream_of
-from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry
 from penstock.wire.pushing import Verdict
 from penstock.wire.vapid import origin_of
+from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 
 log = logging.getLogger("penstock.webpush")
 
 T = TypeVar("T")
 AWAITED: Final = "webpush/awaited/"
+RETRY_SECONDS = 1.0  # until a feed that failed begins again, or an outcome that could not be kept is tried again
 _DELIVERED = 204
 _DAY_MS = 86_400_000  # an outcome may be late: expired messages are swept now and then
 _EARLY = 10_000
 _WAITING = 1_000
 _KNOWN = 1_024  # receipt subscriptions that are listened to, and services that have one: the oldest go
-Spawn = Callable[[Coroutine[None, None, None]], object]
 
 
-class Awaited(msgspec.Struct, frozen=True):
+class AwaitedReceipt(msgspec.Struct, frozen=True):
     """Whose outcome it is."""
 
     binding: str
@@ -53,39 +56,48 @@ class Awaited(msgspec.Struct, frozen=True):
     receipt: str  # the id of the receipt subscription
 
 
-class _Outcome(msgspec.Struct, frozen=True):
+class ReceiptLine(msgspec.Struct, frozen=True):
     """A line of a receipt subscription."""
 
     message: str
     status: int
 
 
-class Proofs:
+class AwaitedReceipts:
     """Waits for outcomes, and writes them into the ledger. *runs* says whether a binding is this node's."""
 
     def __init__(
-        self, context: Context, spawn: Spawn, runs: Callable[[str], bool], proved: Callable[[str, bool], None]
+        self,
+        context: Context,
+        tokens: EndpointTokens,
+        runs: Callable[[str], bool],
+        proved: Callable[[str], None],
     ) -> None:
-        self._context, self._spawn, self._runs, self._proved = context, spawn, runs, proved
+        self._context, self._tokens, self._runs, self._proved = context, tokens, runs, proved
         self._subscriptions: dict[str, str] = {}  # of each push service, the receipt subscription in use
         self._ids: dict[str, None] = {}  # of the receipt subscriptions that are listened to
-        self._feeds: dict[int, Feed] = {}  # by shard
-        self.shard_of: Callable[[str], int | None] = lambda _: None
+        self._feeds: dict[str, Feed] = {}  # by stream
         self._early: dict[str, int] = {}
         self._heard: list[tuple[str, int]] = []
-        self._working = False
+        self._wake = asyncio.Event()
+        self._loop: Loop | None = None
         self.who: Recipient = recipient("webpush", "sender/receipts")
 
     async def start(self) -> None:
-        """Listen again where something is awaited."""
+        """Listen where something is awaited, as often as it is called."""
         after = ""
         while records := await self._context.registry.list(AWAITED, after=after, limit=PAGE_ENTRIES):
             after = records[-1].key
             for record in records:
-                self._listen(msgspec.json.decode(record.value, type=Awaited).receipt, after=0)
+                self._listen(msgspec.json.decode(record.value, type=AwaitedReceipt).receipt)
+        if self._loop is None:
+            background = self._context.background
+            self._loop = background.every(RETRY_SECONDS, "webpush.receipts", self._go_on, wake=self._wake)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Listen no more."""
+        if self._loop is not None:
+            await self._loop.stop()
         for feed in self._feeds.values():
             feed.stop()
         self._feeds.clear()
@@ -97,22 +109,23 @@ class Proofs:
     async def expect(self, binding: str, entry: Entry, verdict: Verdict, endpoint: str, deadline_ms: int) -> None:
         """Write down whose outcome the message's is; nothing to do when the service gives no receipts of ours."""
         id, origin = verdict.receipt.rpartition("/")[2], origin_of(endpoint)
-        if not (_is_at(origin, verdict.receipt) and _is_at(origin, verdict.location)) or self.shard_of(id) is None:
+        is_there = _is_at(origin, verdict.receipt) and _is_at(origin, verdict.location)
+        if not is_there or self._tokens.receipt_shard(id) is None:
             return
-        awaited, digest = Awaited(binding, entry.stream, entry.id, id), _digest(verdict.location)
+        awaited, digest = AwaitedReceipt(binding, entry.stream, entry.id, id), _digest(verdict.location)
         expires_ms = max(deadline_ms, self._context.clock.now_ms()) + _DAY_MS
         await self._context.registry.put(AWAITED + digest, msgspec.json.encode(awaited), expires_ms=expires_ms)
         _remember(self._subscriptions, origin, verdict.receipt, _KNOWN)
-        self._listen(id, after=0)
+        self._listen(id)
         if (status := self._early.pop(digest, None)) is not None:
             self._hear(digest, status)
 
-    def _listen(self, id: str, after: int) -> None:
-        shard = self.shard_of(id)
+    def _listen(self, id: str) -> None:
+        shard = self._tokens.receipt_shard(id)
         if shard is not None:
             _remember(self._ids, id, None, _KNOWN)
-            if shard not in self._feeds:
-                self._feeds[shard] = self._context.hub.start(self, (stream_of(shard),), after=after)
+            if (stream := receipt_stream(shard)) not in self._feeds:
+                self._feeds[stream] = self._context.hub.start(self, (stream,), after=0)
 
     # ── as the sink of the receipts ───────────────────────────────────────────────────────────
 
@@ -125,14 +138,14 @@ class Proofs:
         """Take outcomes."""
         for entry in entries:
             try:
-                outcome = msgspec.json.decode(entry.body, type=_Outcome)
+                line = msgspec.json.decode(entry.body, type=ReceiptLine)
             except msgspec.MsgspecError:
                 continue  # erased, or expired
-            digest = _digest(outcome.message)
+            digest = _digest(line.message)
             if entry.type in self._ids:
-                self._hear(digest, outcome.status)
+                self._hear(digest, line.status)
             else:
-                _remember(self._early, digest, outcome.status, _EARLY)
+                _remember(self._early, digest, line.status, _EARLY)
 
     deliver_last = take_if_room
 
@@ -140,51 +153,51 @@ class Proofs:
         """What was trimmed is not known any more: those messages stay `sent`."""
 
     def failed(self, error: Exception) -> None:
-        """The log could not be read; the next start listens again."""
+        """The log could not be read: the loop begins again where the feed was."""
         log.warning("receipts.failed", extra={"error": str(error)})
 
     # ── into the ledger ───────────────────────────────────────────────────────────────────────
 
     def _hear(self, digest: str, status: int) -> None:
         self._heard.append((digest, status))
-        if not self._working:
-            self._working = True
-            self._spawn(self._work())
+        self._wake.set()
 
-    async def _work(self) -> None:
-        try:
-            while self._heard:
-                heard, self._heard = self._heard, []
-                await self._settle(heard)
-                for feed in tuple(self._feeds.values()):
-                    feed.resume()
-        except PenstockError as error:
-            log.warning("receipts.not_kept", extra={"error": str(error)})  # they are awaited still: at the next start
-        finally:
-            self._working = False
+    async def _go_on(self) -> None:
+        """One round of the loop."""
+        for stream, feed in self._feeds.items():
+            if feed.stopped:
+                self._feeds[stream] = self._context.hub.start(self, (stream,), after=feed.position)
+        while heard := self._heard[:_WAITING]:
+            await self._settle(heard)
+            del self._heard[: len(heard)]
+            for feed in self._feeds.values():
+                feed.resume()
 
     async def _settle(self, heard: list[tuple[str, int]]) -> None:
         """Durable in the ledger first, then awaited no more."""
-        registry, settled = self._context.registry, []
+        registry, settled = self._context.registry, list[AwaitedReceipt]()
+        keys = []
         for digest, status in heard:
             record = await registry.get(AWAITED + digest)
             if record is None:
                 _remember(self._early, digest, status, _EARLY)  # our answer of the service may not be here yet
                 continue
-            awaited = msgspec.json.decode(record.value, type=Awaited)
+            awaited = msgspec.json.decode(record.value, type=AwaitedReceipt)
             if self._runs(awaited.binding):
-                self._record(awaited, status == _DELIVERED)
-                settled.append(record.key)
-        if settled:
+                self._record(awaited, delivered=status == _DELIVERED)
+                settled += [awaited] if status == _DELIVERED else []
+                keys.append(record.key)
+        if keys:
             await self._context.ledger.flush()
-        for key in settled:
+        for key in keys:
             await registry.delete(key)
+        for awaited in settled:
+            self._proved(awaited.binding)
 
-    def _record(self, awaited: Awaited, delivered: bool) -> None:
+    def _record(self, awaited: AwaitedReceipt, *, delivered: bool) -> None:
         who = recipient("webpush", awaited.binding)
         state, reason = ("acked", "by the user agent") if delivered else ("dropped", "given up by the push service")
         self._context.ledger.record(who, state, awaited.stream, awaited.entry, awaited.entry, reason=reason)
-        self._proved(awaited.binding, delivered)
 
 
 def _remember(known: dict[str, T], key: str, value: T, most: int) -> None:

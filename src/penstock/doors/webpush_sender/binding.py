@@ -20,13 +20,21 @@ from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.names import is_system
-from penstock.doors.webpush.courier import Courier
-from penstock.doors.webpush.proofs import Proofs
-from penstock.doors.webpush.services import Service
+from penstock.doors.webpush_sender.push_client import PushClient
+from penstock.doors.webpush_sender.receipts import AwaitedReceipts
+from penstock.doors.webpush_sender.service_queue import ServiceQueue
 from penstock.errors import Forbidden, PenstockError
 from penstock.http.wheel import Timed
 from penstock.values import Entry, Kind
-from penstock.wire.pushing import Outcome, PushSubscription, Receiver, Verdict, Wish, check_subscription, deadline_ms
+from penstock.wire.pushing import (
+    PushOutcome,
+    PushReceiver,
+    PushSubscription,
+    Verdict,
+    Wish,
+    check_subscription,
+    deadline_ms,
+)
 from penstock.wire.retrying import RetryPolicy
 
 log = logging.getLogger("penstock.webpush")
@@ -38,7 +46,7 @@ _HELD = 16
 that is down must not keep one each."""
 
 
-class Kept(msgspec.Struct):
+class BindingRecord(msgspec.Struct):
     """A binding as the registry keeps it, with what its owner could read when it was made."""
 
     stream: str
@@ -63,30 +71,30 @@ def binding_id(stream: str, endpoint: str) -> str:
     return hashlib.sha256(f"{stream}\n{endpoint}".encode()).hexdigest()[:16]
 
 
-def encode_position(kept: Kept, position: int) -> bytes:
+def encode_position(record: BindingRecord, position: int) -> bytes:
     """A position says which binding it is of: one that was made anew begins where it was told to."""
-    return b"%d %d" % (kept.created_ms, position)
+    return b"%d %d" % (record.created_ms, position)
 
 
-def decode_position(kept: Kept, value: bytes) -> int:
+def decode_position(record: BindingRecord, value: bytes) -> int:
     """Where this binding goes on."""
     created, _, position = value.partition(b" ")
-    return int(position) if int(created) == kept.created_ms else kept.after
+    return int(position) if int(created) == record.created_ms else record.after
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class SendingMeans:
     """What all bindings of a node send with."""
 
     context: Context
-    courier: Courier
-    proofs: Proofs
+    client: PushClient
+    receipts: AwaitedReceipts
     retry: RetryPolicy
     unbind: Callable[[Binding], Awaitable[None]]  # called when the push service says that nobody is there
     may: Callable[[str], bool]  # whether this node has the duty to send for the binding of this id
 
 
-class Status:
+class BindingStatus:
     """What can be seen of a binding from outside."""
 
     __slots__ = ("acked", "dropped", "error", "error_ms", "failures", "sent")
@@ -102,35 +110,35 @@ class Binding(Timed):
     """The sink of one feed."""
 
     __slots__ = (
-        "_closed", "_context", "_cut", "_means", "_receiver", "_waiting", "feed", "id", "kept", "paused", "position",
-        "removed", "service", "status", "who",
+        "_closed", "_context", "_cut", "_means", "_receiver", "_waiting", "feed", "id", "paused", "position", "queue",
+        "record", "removed", "status", "who",
     )  # fmt: skip
 
     feed: Feed
 
-    def __init__(self, id: str, kept: Kept, position: int, service: Service, means: Means) -> None:
+    def __init__(self, id: str, record: BindingRecord, position: int, queue: ServiceQueue, means: SendingMeans) -> None:
         super().__init__()
-        self.id, self.kept, self.position = id, kept, position
-        self.service, self._means, self._context = service, means, means.context
-        self._receiver: Receiver = check_subscription(kept.subscription)
+        self.id, self.record, self.position = id, record, position
+        self.queue, self._means, self._context = queue, means, means.context
+        self._receiver: PushReceiver = check_subscription(record.subscription)
         self._waiting: deque[Entry] = deque()
         self.paused = False  # waits for its time
         self._cut = False  # there was more than it holds: it reads again from its position
         self._closed = False
         self.removed = False  # nothing may be written about it any more
-        self.status = Status()
+        self.status = BindingStatus()
         self.who: Recipient = recipient("webpush", id)
 
     def start(self) -> None:
         """Begin to read where it was."""
-        owner = self.kept.caller()
+        owner = self.record.caller()
         try:
-            check = owner.check_subscribe(self.kept.stream)
+            check = owner.check_subscribe(self.record.stream)
         except Forbidden:
             check = owner.may_read  # it was made when that right went further: nothing comes
         allow = None if check is None else lambda entry: check(entry.stream)
         self._cut = False
-        self.feed = self._context.hub.start(self, (self.kept.stream,), after=self.position, allow=allow)
+        self.feed = self._context.hub.start(self, (self.record.stream,), after=self.position, allow=allow)
         if self._cut:
             self.feed.stop()
 
@@ -141,9 +149,9 @@ class Binding(Timed):
         self._context.wheel.forget(self)
         self._waiting.clear()
 
-    def change(self, kept: Kept) -> None:
+    def change(self, record: BindingRecord) -> None:
         """The browser has other keys now, or the owner other wishes."""
-        self.kept, self._receiver = kept, check_subscription(kept.subscription)
+        self.record, self._receiver = record, check_subscription(record.subscription)
 
     # ── as the feed's sink ────────────────────────────────────────────────────────────────────
 
@@ -162,7 +170,7 @@ class Binding(Timed):
         if len(wanted) > room:
             self._cut = True
         if self.has_work:
-            self.service.enqueue(self)
+            self.queue.enqueue(self)
 
     deliver_last = take_if_room
 
@@ -185,7 +193,7 @@ class Binding(Timed):
         """The pause is over."""
         self.paused = False
         if self.has_work:
-            self.service.enqueue(self)
+            self.queue.enqueue(self)
         elif self.feed.stopped and not self._closed:
             self.start()
 
@@ -206,24 +214,24 @@ class Binding(Timed):
             self._pause(self._delay(None))
 
     async def _send(self, entry: Entry) -> None:
-        left_ms = deadline_ms(entry, self.kept.ttl) - self._context.clock.now_ms()
-        if left_ms <= 0 and (self.kept.ttl or self.status.failures):
+        left_ms = deadline_ms(entry, self.record.ttl) - self._context.clock.now_ms()
+        if left_ms <= 0 and (self.record.ttl or self.status.failures):
             await self._settle(entry, "expired", self.status.error and f"last: {self.status.error}")
             return
-        wish = Wish(max(0, left_ms // 1000), self.kept.urgency, self.kept.topic)
-        receipt = self._means.proofs.subscription(self._receiver.endpoint) if self.kept.receipts else None
-        verdict = await self._means.courier.deliver(self.service.target, self._receiver, entry.body, wish, receipt)
+        wish = Wish(max(0, left_ms // 1000), self.record.urgency, self.record.topic)
+        receipt = self._means.receipts.subscription(self._receiver.endpoint) if self.record.receipts else None
+        verdict = await self._means.client.deliver(self.queue.target, self._receiver, entry.body, wish, receipt)
         if not verdict.everybody:
-            self.service.answered()
-        if verdict.outcome is Outcome.ACCEPTED:
-            await self._means.proofs.expect(
-                self.id, entry, verdict, self._receiver.endpoint, deadline_ms(entry, self.kept.ttl)
+            self.queue.answered()
+        if verdict.outcome is PushOutcome.ACCEPTED:
+            await self._means.receipts.expect(
+                self.id, entry, verdict, self._receiver.endpoint, deadline_ms(entry, self.record.ttl)
             )
             await self._settle(entry, "sent", "accepted by the push service")
-        elif verdict.outcome is Outcome.GONE:
+        elif verdict.outcome is PushOutcome.GONE:
             await self._settle(entry, "dead", verdict.reason)
             await self._means.unbind(self)
-        elif verdict.outcome is Outcome.REFUSED or not self.kept.ttl:
+        elif verdict.outcome is PushOutcome.REFUSED or not self.record.ttl:
             self._note(verdict.reason)
             await self._settle(entry, "dropped", verdict.reason)
         else:
@@ -233,7 +241,7 @@ class Binding(Timed):
         self._note(verdict.reason)
         self._record(entry, "retried", verdict.reason)
         if verdict.everybody:
-            self.service.hold(self._delay(verdict.retry_after, self.service.failures + 1))
+            self.queue.hold(self._delay(verdict.retry_after, self.queue.failures + 1))
         else:
             self._pause(self._delay(verdict.retry_after))
 
@@ -268,7 +276,7 @@ class Binding(Timed):
         """Nobody else knows that it was sent: try until it is written."""
         while not self.removed and self._means.may(self.id):
             try:
-                await self._context.registry.put(POSITIONS + self.id, encode_position(self.kept, position))
+                await self._context.registry.put(POSITIONS + self.id, encode_position(self.record, position))
                 self.position = position
                 return
             except PenstockError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from typing import Final
 
@@ -22,15 +22,15 @@ import msgspec
 from penstock.api.context import Context
 from penstock.core.background import Loop
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
-from penstock.doors.webpush.bindings import POSITIONS, Binding, Kept, Means, decode_position
-from penstock.doors.webpush.courier import Courier, check_endpoint
-from penstock.doors.webpush.proofs import Proofs
-from penstock.doors.webpush.services import Service
-from penstock.http.outgoing import Target, parse_url
+from penstock.doors.webpush_sender.binding import POSITIONS, Binding, BindingRecord, SendingMeans, decode_position
+from penstock.doors.webpush_sender.push_client import PushClient, check_endpoint
+from penstock.doors.webpush_sender.receipts import AwaitedReceipts
+from penstock.doors.webpush_sender.service_queue import ServiceQueue
 from penstock.limits import PAGE_ENTRIES
 from penstock.settings import WebPushSettings
 from penstock.values import Record
 from penstock.wire.retrying import RetryPolicy
+from penstock.wire.webpush_tokens import EndpointTokens
 
 log = logging.getLogger("penstock.webpush")
 
@@ -41,32 +41,32 @@ _STOP_SECONDS = 5.0
 _encode = msgspec.json.Encoder().encode
 
 
-class Roster:
+class Bindings:
     """Runs bindings. `start` and `stop` bracket its life."""
 
     kind: type[Binding] = Binding
 
-    def __init__(self, context: Context, settings: WebPushSettings) -> None:
-        self._context, self._settings = context, settings
+    def __init__(self, context: Context, settings: WebPushSettings, client: PushClient, tokens: EndpointTokens) -> None:
+        self._context, self._client, self._slots = context, client, settings.send_slots
         self._registry, self._members = context.registry, context.members
         self._duties = Duties(context.registry, context.members)
         self.running: dict[str, Binding] = {}
-        self._services: dict[tuple[str, bool], Service] = {}
+        self._queues: dict[tuple[str, bool], ServiceQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._retry = RetryPolicy(settings.send_retry, settings.send_retry_longest)
         self._look = asyncio.Event()
         self._looking: Loop | None = None
         self._changing = asyncio.Lock()  # to bind and to unbind take two steps each, which must not mix
         self.unbound = 0
-        self._proofs = Proofs(context, self._spawn, self._runs, self._proved)
+        self._receipts = AwaitedReceipts(context, tokens, self._runs, self._proved)
+        retry = RetryPolicy(settings.send_retry, settings.send_retry_longest)
+        self._means = SendingMeans(context, client, self._receipts, retry, self._gone, self._may)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
         for prefix in (BINDINGS, f"{PREFIX}webpush/"):
             context.lookout.on_record(prefix, lambda change: self._look.set())
 
-    async def start(self, courier: Courier, shard_of: Callable[[str], int | None]) -> None:
-        """Go on with what the registry holds. *shard_of* knows the receipt subscriptions of this service."""
-        self._proofs.shard_of = shard_of
-        self._means = Means(self._context, courier, self._proofs, self._retry, self._gone, self._may)
+    async def start(self) -> None:
+        """Go on with what the registry holds."""
+        await self._receipts.start()
         await self.look()
         if not self._members.alone:
             self._members.on_change.append(self._look.set)
@@ -76,7 +76,7 @@ class Roster:
         """End all bindings; what is on its way has a moment to be settled, else it will be sent again."""
         if self._looking is not None:
             await self._looking.stop()
-        self._proofs.stop()
+        await self._receipts.stop()
         for binding in self.running.values():
             binding.stop()
         with suppress(TimeoutError):
@@ -85,14 +85,14 @@ class Roster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for service in self._services.values():
-            service.close()
+        for queue in self._queues.values():
+            queue.close()
         await self._duties.release_all()
 
     @property
     def failing(self) -> int:
         """Push services that take nothing now."""
-        return sum(service.failures > 0 for service in self._services.values())
+        return sum(queue.failures > 0 for queue in self._queues.values())
 
     # ── who runs which ────────────────────────────────────────────────────────────────────────
 
@@ -106,19 +106,19 @@ class Roster:
                 else:
                     await self._leave_shard(shard)
             if not before.issuperset(self.running):
-                await self._proofs.start()  # of those that others have sent for until now, too
+                await self._receipts.start()  # of those that others have sent for until now, too
 
     async def _run_shard(self, shard: str) -> None:
-        records = {record.key.removeprefix(BINDINGS): record async for record in self.records(shard)}
-        for id in [id for id in self.running if id[0] == shard and id not in records]:
+        found = {one.key.removeprefix(BINDINGS): one async for one in self.records(shard)}
+        for id in [id for id in self.running if id[0] == shard and id not in found]:
             self._end(self.running[id], removed=True)
-        for id, record in records.items():
-            kept = msgspec.json.decode(record.value, type=Kept)
+        for id, one in found.items():
+            record = msgspec.json.decode(one.value, type=BindingRecord)
             if id not in self.running:
-                position = await self.position(id, kept)
-                self._begin(id, kept, position)
-            elif self.running[id].kept != kept:
-                self.running[id].change(kept)
+                position = await self.position(id, record)
+                self._begin(id, record, position)
+            elif self.running[id].record != record:
+                self.running[id].change(record)
 
     async def _leave_shard(self, shard: str) -> None:
         for binding in [one for id, one in self.running.items() if id[0] == shard]:
@@ -133,32 +133,32 @@ class Roster:
             for record in records:
                 yield record
 
-    async def find(self, id: str) -> Kept | None:
+    async def find(self, id: str) -> BindingRecord | None:
         """The binding with this id, wherever it runs."""
         if self._members.alone:
-            return self.running[id].kept if id in self.running else None
+            return self.running[id].record if id in self.running else None
         record = await self._registry.get(BINDINGS + id)
-        return msgspec.json.decode(record.value, type=Kept) if record else None
+        return msgspec.json.decode(record.value, type=BindingRecord) if record else None
 
-    async def position(self, id: str, kept: Kept) -> int:
+    async def position(self, id: str, record: BindingRecord) -> int:
         """The last entry that was settled."""
-        record = await self._registry.get(POSITIONS + id)
-        return decode_position(kept, record.value) if record else kept.after
+        found = await self._registry.get(POSITIONS + id)
+        return decode_position(record, found.value) if found else record.after
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────
 
-    async def keep(self, id: str, kept: Kept) -> None:
+    async def keep(self, id: str, record: BindingRecord) -> None:
         """Write a binding down, and have it run."""
         async with self._changing:
-            await self._registry.put(BINDINGS + id, _encode(kept))
+            await self._registry.put(BINDINGS + id, _encode(record))
             running = self.running.get(id)
-            if running is not None and running.kept.allow_private == kept.allow_private:
-                running.change(kept)
+            if running is not None and running.record.allow_private == record.allow_private:
+                running.change(record)
             elif running is not None:  # another line before the same service
                 self._end(running)
-                self._begin(id, kept, running.position)
+                self._begin(id, record, running.position)
             elif self._duties.mine(_duty(id[0])):
-                self._begin(id, kept, kept.after)
+                self._begin(id, record, record.after)
         await self._tell_others()
 
     async def unbind(self, id: str) -> None:
@@ -175,18 +175,17 @@ class Roster:
             await self._context.bus.hint(HINT, b"")
 
     async def _gone(self, binding: Binding) -> None:
-        log.info("webpush.unbound", extra={"binding": binding.id, "stream": binding.kept.stream})
+        log.info("webpush.unbound", extra={"binding": binding.id, "stream": binding.record.stream})
         self.unbound += 1
         await self.unbind(binding.id)
 
     # ── their lives ───────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, id: str, kept: Kept, position: int) -> Binding:
-        service = self._service(kept.subscription.endpoint, kept.allow_private)
-        service.members += 1
-        binding = self.running[id] = self.kind(id, kept, position, service, self._means)
+    def _begin(self, id: str, record: BindingRecord, position: int) -> None:
+        queue = self._queue(record.subscription.endpoint, record.allow_private)
+        queue.members += 1
+        binding = self.running[id] = self.kind(id, record, position, queue, self._means)
         binding.start()
-        return binding
 
     def _may(self, id: str) -> bool:
         return self._duties.mine(_duty(id[0]))
@@ -194,38 +193,28 @@ class Roster:
     def _runs(self, id: str) -> bool:
         return id in self.running
 
-    def _proved(self, id: str, delivered: bool) -> None:
-        if delivered:
+    def _proved(self, id: str) -> None:
+        if id in self.running:
             self.running[id].status.acked += 1
 
     def _end(self, binding: Binding, *, removed: bool = False) -> None:
         del self.running[binding.id]
         binding.removed = removed
         binding.stop()
-        service = binding.service
-        service.members -= 1
-        if not service.members:
-            for key in [key for key, one in self._services.items() if one is service]:
-                del self._services[key]
-            service.close()
+        queue = binding.queue
+        queue.members -= 1
+        if not queue.members:
+            for key in [key for key, one in self._queues.items() if one is queue]:
+                del self._queues[key]
+            queue.close()
 
-    def _service(self, endpoint: str, allow_private: bool) -> Service:
+    def _queue(self, endpoint: str, allow_private: bool) -> ServiceQueue:
         key = check_endpoint(endpoint), allow_private
-        found = self._services.get(key)
+        found = self._queues.get(key)
         if found is None:
-            target = self.target(endpoint, allow_private)
-            found = self._services[key] = Service(target, self._context.wheel, self._spawn, self._settings.send_slots)
+            target = self._client.target(endpoint, allow_private=allow_private)
+            found = self._queues[key] = ServiceQueue(target, self._context.wheel, self._spawn, self._slots)
         return found
-
-    def target(self, endpoint: str, allow_private: bool) -> Target:
-        """Where the messages for an endpoint go."""
-        return Target(
-            parse_url(endpoint),
-            allow_private=allow_private,
-            timeout=self._settings.send_timeout,
-            connect_timeout=min(10.0, self._settings.send_timeout),
-            limit_bytes=64 * 1024,
-        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

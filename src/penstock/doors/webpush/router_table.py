@@ -7,6 +7,11 @@ whoever acts on what it read earlier names the generation it meant. What makes r
     an endpoint stores a message, then reads the record
 
 One of the two sees the other's write.
+
+What an endpoint looks up for each message are the record and its month's channels. A node that is alone is the only
+writer of both, so it may remember them (`Lookup`): what it has read stays true until one of its own writes has come
+through, and each of those ends in `forget`. A remembered record is thus never older than one that was read the moment
+before such a write. With other nodes about, everything is read anew.
 """
 
 from __future__ import annotations
@@ -15,8 +20,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock.core.mailbox import Mailbox
 from penstock.core.registry import NEW, Registry
 from penstock.errors import PenstockError, VersionMismatch
+from penstock.limits import PUSH_AGENTS_KNOWN
 
 PREFIX = "webpush/ua/"
 
@@ -31,7 +38,7 @@ class RouterRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     previous: str = ""  # the table before: a message may have come too late to be seen in it
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundRecord(msgspec.Struct, frozen=True):
     """A record as it was read."""
 
     record: RouterRecord
@@ -54,12 +61,12 @@ class RouterTable:
         self.written: dict[str, int] = {}  # versions that we wrote, of user agents that are connected here
         self.changed: Callable[[str], None] = lambda uaid: None  # hears of every write of ours that came through
 
-    async def find(self, uaid: str) -> Found | None:
+    async def find(self, uaid: str) -> FoundRecord | None:
         """The record as it is now."""
         record = await self._registry.get(PREFIX + uaid)
         if record is None:
             return None
-        return Found(msgspec.json.decode(record.value, type=RouterRecord), record.version)
+        return FoundRecord(msgspec.json.decode(record.value, type=RouterRecord), record.version)
 
     async def add(self, uaid: str, month: str, at_ms: int) -> RouterRecord:
         """Write the record of a new user agent that is connected here."""
@@ -69,7 +76,7 @@ class RouterTable:
         self.changed(uaid)
         return record
 
-    async def connect(self, uaid: str, found: Found, at_ms: int) -> tuple[RouterRecord, RouterRecord] | None:
+    async def connect(self, uaid: str, found: FoundRecord, at_ms: int) -> tuple[RouterRecord, RouterRecord] | None:
         """Make this node the one where the user agent is; return the record before and after.
 
         The later of two sessions wins, whatever the clocks of the nodes say; of two that come at the same
@@ -124,7 +131,7 @@ class RouterTable:
             if changed == found.record or await self._swap(uaid, found, changed):
                 return True
 
-    async def _swap(self, uaid: str, found: Found, record: RouterRecord) -> bool:
+    async def _swap(self, uaid: str, found: FoundRecord, record: RouterRecord) -> bool:
         try:
             stored = await self._registry.put(PREFIX + uaid, msgspec.json.encode(record), expect=found.version)
         except VersionMismatch:
@@ -133,3 +140,56 @@ class RouterTable:
             self.written[uaid] = max(stored.version, self.written.get(uaid, 0))
         self.changed(uaid)
         return True
+
+
+class KnownAgent(msgspec.Struct, frozen=True, gc=False):
+    """One user agent, as it was looked up."""
+
+    record: RouterRecord
+    channels: tuple[str, ...]
+
+
+class Lookup:
+    """Finds user agents."""
+
+    def __init__(self, router: RouterTable, mailbox: Mailbox, *, alone: bool) -> None:
+        self._router, self._mailbox, self._alone = router, mailbox, alone
+        self._known: dict[str, KnownAgent] = {}
+        self._changes = 0
+        router.changed = self.forget
+
+    def forget(self, uaid: str) -> None:
+        """Something about this user agent was written."""
+        self._changes += 1
+        self._known.pop(uaid, None)
+
+    def known(self, uaid: str) -> KnownAgent | None:
+        """The user agent, if it is remembered; never on a node that is not alone."""
+        return self._known.get(uaid)
+
+    async def find(self, uaid: str) -> KnownAgent | None:
+        """The user agent, or None. `NotFound` if its month is gone."""
+        if (known := self._known.get(uaid)) is not None:
+            return known
+        changes = self._changes
+        found = await self._router.find(uaid)
+        if found is None:
+            return None
+        known = KnownAgent(found.record, await self._mailbox.channels(uaid, found.record.month))
+        if changes == self._changes:  # else a write may have overtaken what was read
+            self.remember(uaid, known)
+        return known
+
+    def remember(self, uaid: str, known: KnownAgent) -> None:
+        """Keep what is known of a user agent, if nobody else could change it."""
+        if self._alone:
+            if len(self._known) >= PUSH_AGENTS_KNOWN:
+                self._known.clear()
+            self._known[uaid] = known
+
+    async def record(self, uaid: str) -> RouterRecord | None:
+        """The router record alone, as it is now."""
+        if (known := self._known.get(uaid)) is not None:
+            return known.record
+        found = await self._router.find(uaid)
+        return None if found is None else found.record

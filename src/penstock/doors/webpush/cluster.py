@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from enum import Enum
 from typing import Protocol
 
 import msgspec
@@ -20,38 +19,28 @@ import msgspec
 from penstock.core.bus import Bus
 from penstock.core.calls import Calls
 from penstock.core.clock import Clock
-from penstock.doors.webpush.records import RouterRecord
+from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import InputInvalid, Unauthenticated
 from penstock.http.exchange import Request, Response
 from penstock.http.outgoing import OutgoingError, Target, parse_url
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import PUSH_BODY_READ
-from penstock.wire.webpush import Message, is_uaid, pass_on, passed_on
+from penstock.wire.webpush import NodeAnswer, PushMessage, is_uaid, pass_on, passed_on
 
 log = logging.getLogger("penstock.webpush")
 
 _ADDRESSES = 1_000  # of nodes, former ones too, that connections are kept to
 
 
-class Outcome(Enum):
-    """What a node says to another."""
-
-    TAKEN = 200
-    LATER = 202
-    ABSENT = 404
-    BUSY = 503
-    UNREACHABLE = 0
-
-
-class Local(Protocol):
+class LocalAgents(Protocol):
     """The user agents that are connected to this node."""
 
-    def push(self, message: Message) -> Outcome: ...
-    def notified(self, uaid: str, month: str) -> Outcome: ...
+    def push(self, message: PushMessage) -> NodeAnswer: ...
+    def notified(self, uaid: str, month: str) -> NodeAnswer: ...
     def superseded(self, uaid: str, connected_at: int) -> None: ...
 
 
-class _Asked(msgspec.Struct, frozen=True, omit_defaults=True):
+class _Question(msgspec.Struct, frozen=True, omit_defaults=True):
     """A question over the bus. The body is empty for a hint to look into the storage."""
 
     uaid: str
@@ -60,10 +49,10 @@ class _Asked(msgspec.Struct, frozen=True, omit_defaults=True):
     superseded: int = 0
 
 
-class Peers:
+class Cluster:
     """Talks to the node that a router record names, this one included."""
 
-    def __init__(self, local: Local, bus: Bus, clock: Clock, *, token: str, timeout: float) -> None:
+    def __init__(self, local: LocalAgents, bus: Bus, clock: Clock, *, token: str, timeout: float) -> None:
         self._local, self._bus, self._clock = local, bus, clock
         self._token, self._timeout = token, timeout
         self._targets: dict[str, Target] = {}
@@ -75,22 +64,22 @@ class Peers:
             target.close()
         self._targets.clear()
 
-    async def push(self, record: RouterRecord, message: Message) -> Outcome:
+    async def push(self, record: RouterRecord, message: PushMessage) -> NodeAnswer:
         """Have the notification delivered where the user agent is connected."""
         if record.node == self._bus.node:
             return self._local.push(message)
         body = pass_on(message, self._clock.now_ms())
         if record.address:
             return await self._request(record.address, "PUT", f"/push/{message.uaid}", body)
-        return await self._ask(record.node, _Asked(message.uaid, msgspec.Raw(body)))
+        return await self._ask(record.node, _Question(message.uaid, msgspec.Raw(body)))
 
-    async def notify(self, record: RouterRecord, uaid: str, month: str) -> Outcome:
+    async def notify(self, record: RouterRecord, uaid: str, month: str) -> NodeAnswer:
         """Have the storage looked into, that *month* among it."""
         if record.node == self._bus.node:
             return self._local.notified(uaid, month)
         if record.address:
             return await self._request(record.address, "PUT", f"/notif/{uaid}?month={month}")
-        return await self._ask(record.node, _Asked(uaid, month=month))
+        return await self._ask(record.node, _Question(uaid, month=month))
 
     async def supersede(self, record: RouterRecord, uaid: str) -> None:
         """Say that the session of this record is over: the user agent is connected elsewhere."""
@@ -99,11 +88,11 @@ class Peers:
         elif record.address:
             await self._request(record.address, "DELETE", f"/notif/{uaid}/{record.connected_at}")
         else:
-            await self._ask(record.node, _Asked(uaid, superseded=record.connected_at))
+            await self._ask(record.node, _Question(uaid, superseded=record.connected_at))
 
     # ── over HTTP ─────────────────────────────────────────────────────────────────────────────
 
-    async def _request(self, address: str, method: str, path: str, body: bytes = b"") -> Outcome:
+    async def _request(self, address: str, method: str, path: str, body: bytes = b"") -> NodeAnswer:
         target = self._targets.get(address)
         if target is None:
             if len(self._targets) >= _ADDRESSES:
@@ -113,10 +102,10 @@ class Peers:
             )
         try:
             answer = await target.post(body, (("Authorization", f"Bearer {self._token}"),), path=path, method=method)
-            return Outcome(answer.status)
+            return NodeAnswer(answer.status)
         except (OutgoingError, ValueError) as error:
             log.info("node.unreachable", extra={"address": address, "error": str(error)})
-            return Outcome.UNREACHABLE
+            return NodeAnswer.UNREACHABLE
 
     def routes(self) -> list[Route]:
         """Rows of the internal listener's table."""
@@ -153,17 +142,17 @@ class Peers:
 
     # ── over the bus ──────────────────────────────────────────────────────────────────────────
 
-    async def _ask(self, node: str, asked: _Asked) -> Outcome:
-        outcome = await self._calls.ask(node, msgspec.json.encode(asked), lambda answer: Outcome(int(answer)))
-        return outcome or Outcome.UNREACHABLE
+    async def _ask(self, node: str, asked: _Question) -> NodeAnswer:
+        outcome = await self._calls.ask(node, msgspec.json.encode(asked), lambda answer: NodeAnswer(int(answer)))
+        return outcome or NodeAnswer.UNREACHABLE
 
     async def _hear(self, question: bytes) -> bytes:
-        return b"%d" % self._decide(msgspec.json.decode(question, type=_Asked)).value
+        return b"%d" % self._decide(msgspec.json.decode(question, type=_Question)).value
 
-    def _decide(self, asked: _Asked) -> Outcome:
+    def _decide(self, asked: _Question) -> NodeAnswer:
         if asked.superseded:
             self._local.superseded(asked.uaid, asked.superseded)
-            return Outcome.TAKEN
+            return NodeAnswer.TAKEN
         if asked.month:
             return self._local.notified(asked.uaid, asked.month)
         return self._local.push(passed_on(asked.uaid, bytes(asked.body)))
@@ -175,5 +164,5 @@ def _uaid(request: Request) -> str:
     return request.captures[0]
 
 
-def _answer(outcome: Outcome) -> Response:
+def _answer(outcome: NodeAnswer) -> Response:
     return Response(outcome.value, content_type="")

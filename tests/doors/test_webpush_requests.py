@@ -8,11 +8,11 @@ import pytest
 from cryptography.fernet import Fernet
 
 from penstock.core.clock import ManualClock
-from penstock.doors.webpush.reading import Asked, Reader
-from penstock.doors.webpush.tokens import Subscription, Tokens
+from penstock.doors.webpush.requests import PushRequest, PushRequestReader
 from penstock.http.exchange import Request
 from penstock.wire.http import HeadParser
-from penstock.wire.webpush_endpoint import Errno, Refused
+from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+from penstock.wire.webpush_tokens import EndpointSubscription, EndpointTokens
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
 
@@ -21,14 +21,14 @@ class Sender:
     """Sends the very same head again and again."""
 
     def __init__(self, *headers: str) -> None:
-        tokens = Tokens([Fernet.generate_key().decode()], ManualClock())
-        self.reader = Reader(tokens, ManualClock(), origin="", body_limit=10, ttl_most=60)
-        path = tokens.endpoint(Subscription("a" * 32, CHANNEL))
+        tokens = EndpointTokens([Fernet.generate_key().decode()], b"test")
+        self.reader = PushRequestReader(tokens, ManualClock(), origin="", body_limit=10, ttl_most=60)
+        path = tokens.endpoint(EndpointSubscription("a" * 32, CHANNEL))
         self._captures = tuple(path.removeprefix("/wpush/").split("/"))
         lines = [f"POST {path} HTTP/1.1", "Host: push.test", "Transfer-Encoding: chunked", *headers]
         self._head = HeadParser().parse("\r\n".join([*lines, "", ""]).encode())
 
-    def sends(self, body: bytes = b"", scheme: str = "http") -> Asked:
+    def sends(self, body: bytes = b"", scheme: str = "http") -> PushRequest:
         carrier: Any = None
         request = Request(carrier, self._head, "127.0.0.1", scheme)
         request.captures, request.body = self._captures, body
@@ -51,7 +51,7 @@ def test_the_same_head_with_another_body_is_another_message() -> None:
     assert sender.sends(b"x").push.coding.encoding == "aes128gcm"
     assert sender.sends(b"").push.coding.encoding == ""
     for _ in range(2):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(EndpointRefused) as refused:
             sender.sends(b"x" * 11)
         assert refused.value.errno is Errno.BODY_TOO_LARGE
     assert sender.sends(b"x").push.coding.encoding == "aes128gcm"
@@ -61,7 +61,7 @@ def test_a_body_that_is_not_encrypted_is_refused_also_after_an_empty_one() -> No
     sender = Sender("TTL: 100")
 
     sender.sends(b"")
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(EndpointRefused) as refused:
         sender.sends(b"x")
 
     assert refused.value.errno is Errno.CODING

@@ -1,0 +1,35 @@
+"""User agents that were not seen for 30 to 60 days are dropped with their month, as the seed says."""
+
+from __future__ import annotations
+
+from penstock.doors.webpush.agents import Agents
+from penstock.doors.webpush.router_table import RouterRecord
+from penstock.wire.webpush import NodeAnswer, is_uaid
+
+
+async def leave_month(agents: Agents, month: str) -> None:
+    """Drop every user agent of that month that is not connected; who is has to connect anew, and moves."""
+    after = ""
+    while heads := await agents.messages.mailbox.recipients(month, after=after):
+        after = heads[-1].recipient
+        for head in heads:
+            if is_uaid(head.recipient):
+                await _leave(agents, head.recipient, month)
+
+
+async def _leave(agents: Agents, uaid: str, month: str) -> None:
+    found = await agents.router.find(uaid)
+    if found is None or found.record.month != month:
+        # It moved on, or is gone: what lies here came too late, and its time ran out long ago.
+        await agents.messages.forget(uaid, month, "month_dropped")
+    elif await _is_connected(agents, uaid, found.record):
+        await agents.cluster.supersede(found.record, uaid)
+    else:
+        await agents.drop(uaid, (month, *filter(None, (found.record.previous,))), "unseen")
+
+
+async def _is_connected(agents: Agents, uaid: str, record: RouterRecord) -> bool:
+    """Whether a session is there that only was never ended; connected user agents are not moved by themselves."""
+    if not record.node:
+        return False
+    return await agents.cluster.notify(record, uaid, record.month) in (NodeAnswer.TAKEN, NodeAnswer.LATER)
