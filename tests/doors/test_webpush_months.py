@@ -183,7 +183,7 @@ class TriesForEver(Patient):
     async def _store_unsaved(self, uaid: str, connected_at: int, messages: list[PushMessage]) -> None:
         found = await self.router.find(uaid)
         assert found is not None
-        await self.messages.store(uaid, found.record.month, messages)
+        await self.messages.store(uaid, found.month, messages)
 
 
 async def _leaves_with_one_unsaved(made: Place, drop: str) -> Agent:

@@ -95,37 +95,6 @@ async def test_who_has_not_the_token_of_the_cluster_is_turned_away(tmp_path: Pat
             assert (await node.ask(method, path, b"", await token_of(made))).status == 404  # not on the public port
 
 
-async def test_a_node_whose_record_was_cleared_by_mistake_takes_it_back(tmp_path: Path) -> None:
-    """An endpoint that could not reach the node for a moment has cleared it; the user agent never noticed."""
-    async with place(tmp_path, nodes=2) as made:
-        endpoint_node, node = made.nodes
-        agent = await node.agent()
-        endpoint = await agent.register(CHANNEL)
-        node.bus.cut = True
-        assert (await endpoint_node.send(endpoint, b"x")).status == 201
-        assert (await made.record(agent.uaid)).node == ""  # type: ignore[union-attr]
-        node.bus.cut = False
-
-        made.time.advance(301)
-
-        assert (await agent.notification())["data"] == "eA"
-        assert (await made.record(agent.uaid)).node == node.name  # type: ignore[union-attr]
-
-
-async def test_a_session_that_was_replaced_without_hearing_of_it_ends_at_its_next_ping(tmp_path: Path) -> None:
-    async with place(tmp_path, nodes=2) as made:
-        a, b = made.nodes
-        old = await a.agent()
-        await old.register(CHANNEL)
-        a.bus.cut = True
-        await b.agent(old.uaid)
-        a.bus.cut = False
-
-        made.time.advance(301)
-
-        assert await old.closed() == 1011
-
-
 async def test_the_storage_is_read_once_more_a_while_after_a_hello(tmp_path: Path) -> None:
     async with place(tmp_path, nodes=2) as made:
         endpoint_node, node = made.nodes

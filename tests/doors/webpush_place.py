@@ -26,6 +26,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Event, Ledger, decode
 from penstock.core.lookout import Changes, Lookout
+from penstock.core.members import Alone, Members
 from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
@@ -203,6 +204,7 @@ class NodePlace:
         self.place, self.name = place, name
         self.mailbox, self.registry = Stoppable(place.engine.mailbox), Stoppable(place.engine.registry)
         self.bus: Any = place.engine.bus if over == "alone" else SharedBus(name, place.buses)
+        self.members: Any = Alone() if self.bus.alone else Members(place.engine.registry, self.bus)
         self._settings, self._over = settings, over
         self._kind, self._endpoint = make, endpoint
         self.door: WebPush
@@ -214,7 +216,7 @@ class NodePlace:
         place = self.place
         context = Context(
             place.engine.log, self.mailbox, self.registry, self.bus, place.hub, place.ledger, place.gate,
-            place.clock, Wheel(place.time), 1024 * 1024, lookout=self.lookout,
+            place.clock, Wheel(place.time), 1024 * 1024, members=self.members, lookout=self.lookout,
         )  # type: ignore[arg-type]  # fmt: skip
 
         class Door(WebPush):
@@ -334,6 +336,11 @@ async def place(
             for number in range(nodes)
         ]
         async with AsyncExitStack() as stack:
+            members = [node.members for node in made.nodes if not node.members.alone]
+            for one in members:
+                await stack.enter_async_context(one)
+            for one in members:
+                await one.watch()  # now they know each other
             for node in made.nodes:
                 await stack.enter_async_context(node.running())
             yield made

@@ -194,7 +194,7 @@ async def switch(world: World) -> set[str]:
     assert last.uaid == wire.uaid
     record = await world.doors[0].agents.router.find(wire.uaid)
     assert record is not None
-    assert record.record.month == month_of(world.clock.now_ms())
+    assert record.month == month_of(world.clock.now_ms())
     assert len(world.accepted) >= SENDERS
     assert await unaccounted(world) == set()
     return world.accepted - world.received

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
-from penstock.doors.webpush.router_table import PREFIX, FoundRecord, RouterRecord, RouterTable
+from penstock.doors.webpush.router_table import PREFIX, RouterRecord, RouterTable
 from penstock.doors.webpush.session import AgentSession
 from penstock.errors import Busy
 from penstock.testing import wait_until_async
@@ -45,7 +45,7 @@ class ClearsWhatever(RouterTable):
     async def clear(self, uaid: str, seen: RouterRecord) -> bool:
         found = await self.find(uaid)
         assert found is not None
-        nowhere = msgspec.structs.replace(found.record, node="", address="")
+        nowhere = msgspec.structs.replace(found, node="", address="", member="")
         await self._registry.put(PREFIX + uaid, msgspec.json.encode(nowhere))
         return True
 
@@ -53,10 +53,12 @@ class ClearsWhatever(RouterTable):
 class ConnectsWhatever(RouterTable):
     """The record is overwritten by whoever comes last."""
 
-    async def connect(self, uaid: str, found: FoundRecord, at_ms: int) -> tuple[RouterRecord, RouterRecord]:
-        after = msgspec.structs.replace(found.record, node=self.node, address=self.address, connected_at=at_ms)
+    async def connect(self, uaid: str, at_ms: int) -> RouterRecord:
+        found = await self.find(uaid)
+        assert found is not None
+        after = msgspec.structs.replace(found, node=self.node, address=self.address, connected_at=at_ms)
         await self._registry.put(PREFIX + uaid, msgspec.json.encode(after))
-        return found.record, after
+        return after
 
 
 class Clearing(Agents):

@@ -202,8 +202,8 @@ class World(RuleBasedStateMachine):
                 session.settled(acked)
             case ReadPage(month, after):
                 return session.page(month, storage.take(month, after))
-            case Discard(month, numbers):
-                for number in numbers:
+            case Discard(numbers):
+                for month, number in ((month, number) for month, some in numbers.items() for number in some):
                     storage.months[month].pop(number)
             case MoveMonth(month):
                 storage.channels[NEW] = set(storage.channels[month])
@@ -316,8 +316,15 @@ class World(RuleBasedStateMachine):
             assert self.worker or not self.session.has_work(self.now, full=False)
 
     @invariant()
+    def what_is_stored_is_sent(self) -> None:
+        """A session that has read the storage, and has nothing to do, has sent all that is in it."""
+        if self.session.phase is OPEN and self.session.storage is READ and not self.worker:
+            foreign = {item.message_id for item in self.foreign()}
+            assert self.storage.versions() - foreign <= self.sent | self.acked
+
+    @invariant()
     def the_window_holds(self) -> None:
-        assert len(self.session.unacked) < WINDOW + PUSH_PAGE
+        assert len(self.session.unacked) <= WINDOW + PUSH_PAGE  # direct ones may come while a page is read
 
     def teardown(self) -> None:
         """In the end the user agent comes back, takes everything, and has had all of it."""

@@ -139,10 +139,9 @@ class ReadPage(msgspec.Struct, frozen=True):
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """Delete messages of channels that are gone."""
+    """Delete messages of channels that are gone, by month."""
 
-    month: str
-    numbers: tuple[int, ...]
+    numbers: dict[str, list[int]]
 
 
 class MoveMonth(msgspec.Struct, frozen=True):

@@ -182,7 +182,7 @@ class DeliveringSession:
             return []
         self.storage, self._read[month] = UNREAD, items[-1].number
         if foreign := [item for item in items if item.channel not in self.channels]:
-            self._follow_up = Discard(month, tuple(item.number for item in foreign))
+            self._follow_up = Discard({month: [item.number for item in foreign]})
         return [action for item in items if (action := self._take_item(month, item)) is not None]
 
     def _take_item(self, month: str, item: Item) -> Action | None:
@@ -248,15 +248,19 @@ class DeliveringSession:
         self._stored -= sum(bool(one.month) for one in acked)
 
     def _forget_channel(self, channel: str) -> list[Action]:
-        """Wait for no acks of a channel that is gone."""
+        """Wait for no acks of a channel that is gone. What was sent of another month is still to be deleted there."""
         actions: list[Action] = []
+        elsewhere: dict[str, list[int]] = {}
         for version, one in list(self.unacked.items()):
             if one.message.channel == channel:
                 del self.unacked[version]
-                if one.month:
-                    self._stored -= 1
-                else:
-                    actions.append(RecordState("dropped", version, reason="unregistered"))
+                self._stored -= bool(one.month)
+                if one.month != self.month:
+                    actions.append(RecordState("dropped", version, one.month, one.number, "unregistered"))
+                if one.month not in ("", self.month):
+                    elsewhere.setdefault(one.month, []).append(one.number)
+        if elsewhere:
+            self._follow_up = Discard(elsewhere)
         return actions
 
     def _take_unsaved(self) -> tuple[list[Action], tuple[PushMessage, ...]]:

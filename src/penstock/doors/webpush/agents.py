@@ -11,13 +11,13 @@ from typing import Any, Protocol, Self
 
 from penstock.api.context import Context
 from penstock.core.ledger import recipient
-from penstock.core.lookout import MailboxChange, RecordChange
+from penstock.core.lookout import MailboxChange
 from penstock.core.months import month_of
 from penstock.doors.webpush.broadcasts import Broadcasts
 from penstock.doors.webpush.cluster import Cluster
 from penstock.doors.webpush.messages import Messages
 from penstock.doors.webpush.receipts import Receipts
-from penstock.doors.webpush.router_table import PREFIX, AlreadyConnected, KnownAgent, Lookup, RouterRecord, RouterTable
+from penstock.doors.webpush.router_table import AlreadyConnected, KnownAgent, Lookup, RouterRecord, RouterTable
 from penstock.errors import NotFound, PenstockError
 from penstock.limits import PUSH_WORKERS
 from penstock.settings import WebPushSettings
@@ -56,7 +56,7 @@ class Agents:
     ) -> None:
         self.settings, self.tokens, self.wheel, self.clock = settings, tokens, context.wheel, context.clock
         self.time = time or asyncio.get_running_loop().time
-        self.router = RouterTable(context.registry, context.bus.node)
+        self.router = RouterTable(context, self._lost)
         self.alone = context.bus.alone  # nobody else can have a session of a user agent of ours
         self.lookup = Lookup(self.router, context.mailbox, alone=self.alone)
         self.receipts = Receipts(context, tokens)
@@ -71,11 +71,11 @@ class Agents:
         self._saving: dict[str, asyncio.Task[object]] = {}
         self._finishing: dict[str, tuple[asyncio.Task[object], int]] = {}  # the worker, and its session's generation
         self._stopping = False
-        context.lookout.on_record(PREFIX, self._record_changed)
         context.lookout.on_mailbox(self._mailbox_changed)
 
     async def __aenter__(self) -> Self:
         await self.broadcasts.start()
+        await self.router.__aenter__()
         return self
 
     async def __aexit__(
@@ -88,6 +88,7 @@ class Agents:
             session.finish(Close.GOING_AWAY)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.router.__aexit__(kind, error, trace)
         self.cluster.close()
 
     def start(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
@@ -140,7 +141,7 @@ class Agents:
                 record = RouterRecord(state.month, self.router.node, self.router.address, state.connected_at)
                 self.lookup.remember(state.uaid, KnownAgent(record, tuple(state.channels)))
         if state.uaid not in self.table:
-            self.router.written.pop(state.uaid, None)
+            self.router.left(state.uaid)
         if unsaved:
             work = self._save(state.uaid, state.connected_at, unsaved, self._saving.get(state.uaid))
             self._saving[state.uaid] = self.start(work)
@@ -174,12 +175,13 @@ class Agents:
         if uaid in self._finishing and self._finishing[uaid][0] is worker:
             del self._finishing[uaid]
 
-    def renew(self, session: Connected) -> None:
-        """See that the record still leads here. Alone there is nobody who could have changed it."""
-        if not self.alone and session.state.saved:
-            self.start(self._renew(session))
+    def _lost(self, uaid: str, mine: RouterRecord, now: RouterRecord | None) -> None:
+        """A router record is not what we wrote: say again where the user agent is, or give it up."""
+        session = self.table.get(uaid)
+        if session is not None and session.state.connected_at == mine.connected_at:
+            self.start(self._restore(session))
 
-    async def _renew(self, session: Connected) -> None:
+    async def _restore(self, session: Connected) -> None:
         if await self.router.restore(session.state.uaid, session.state.connected_at):
             session.notified("")
         else:
@@ -226,20 +228,20 @@ class Agents:
         if found is None:
             self._drop_unsaved(uaid, messages, "dropped", "user_agent_gone")
             return
-        month = found.record.month
+        month = found.month
         try:
             await self.messages.store(uaid, month, messages)
         except NotFound:
             moved = await self.router.find(uaid)
-            if moved is not None and moved.record.month != month:
+            if moved is not None and moved.month != month:
                 raise  # there is another to store them in, with the next try
             # No month comes back, and the user agent that comes back is told to begin anew.
             log.warning("save.given_up", extra={"uaid": uaid, "month": month, "messages": len(messages)})
             self._drop_unsaved(uaid, messages, "dropped", "month_gone")
             return
         again = await self.router.find(uaid)
-        if again is not None and again.record.node and again.record.connected_at != connected_at:
-            await self.cluster.notify(again.record, uaid, month)
+        if again is not None and again.node and again.connected_at != connected_at:
+            await self.cluster.notify(again, uaid, month)
 
     def _drop_unsaved(self, uaid: str, messages: Sequence[PushMessage], state: str, reason: str) -> None:
         for message in messages:
@@ -264,13 +266,6 @@ class Agents:
         session = self.table.get(uaid)
         if session is not None and session.state.connected_at == connected_at:
             session.finish(Close.FAILED, "superseded")
-
-    def _record_changed(self, change: RecordChange) -> None:
-        """A router record is not what we wrote: say again where the user agent is, or give it up."""
-        uaid = change.key.removeprefix(PREFIX)
-        session = self.table.get(uaid)
-        if session is not None and self.router.written.get(uaid, 0) < change.version:
-            self.renew(session)
 
     def _mailbox_changed(self, change: MailboxChange) -> None:
         """Somebody has stored something, and whoever told of it may not have been heard."""

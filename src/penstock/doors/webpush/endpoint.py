@@ -178,9 +178,9 @@ class Endpoint:
         """Delete a stored message; 204 also when there is none. Who knows the id may do it."""
         id = request.captures[0]
         uaid = self._agents.tokens.recipient_of(id)
-        found = await self._agents.router.find(uaid)
-        if found is not None:
-            for month in filter(None, (found.record.month, found.record.previous)):
+        record = await self._agents.router.find(uaid)
+        if record is not None:
+            for month in filter(None, (record.month, record.previous)):
                 await self._agents.messages.cancel(uaid, month, id)
         return Response(204)
 

@@ -18,14 +18,14 @@ async def leave_month(agents: Agents, month: str) -> None:
 
 
 async def _leave(agents: Agents, uaid: str, month: str) -> None:
-    found = await agents.router.find(uaid)
-    if found is None or found.record.month != month:
+    record = await agents.router.find(uaid)
+    if record is None or record.month != month:
         # It moved on, or is gone: what lies here came too late, and its time ran out long ago.
         await agents.messages.forget(uaid, month, "month_dropped")
-    elif await _is_connected(agents, uaid, found.record):
-        await agents.cluster.supersede(found.record, uaid)
+    elif await _is_connected(agents, uaid, record):
+        await agents.cluster.supersede(record, uaid)
     else:
-        await agents.drop(uaid, (month, *filter(None, (found.record.previous,))), "unseen")
+        await agents.drop(uaid, (month, *filter(None, (record.previous,))), "unseen")
 
 
 async def _is_connected(agents: Agents, uaid: str, record: RouterRecord) -> bool:

@@ -1,7 +1,8 @@
 """The router table: which node a user agent is connected to, and which month its messages are in.
 
-A record is changed by compare-and-set only. `connected_at` is its generation: it rises with each session, and
-whoever acts on what it read earlier names the generation it meant. What makes reconnects safe is an order:
+A record is owned by the node where the newest session is (`core/ownership.py`); a node that loses one ends its session.
+`connected_at` is the session's generation: whoever acts on what it read earlier names the generation it meant. A record
+outlives its session, and names its node until somebody finds that out. What makes reconnects safe is an order:
 
     a session   writes its record, then reads the storage
     an endpoint stores a message, then reads the record
@@ -17,13 +18,18 @@ before such a write. With other nodes about, everything is read anew.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
+from penstock.api.context import Context
 from penstock.core.mailbox import Mailbox
-from penstock.core.registry import NEW, Registry
-from penstock.errors import PenstockError, VersionMismatch
+from penstock.core.ownership import ABSENT, Ownership, RecordForm, Rule
+from penstock.core.registry import change
+from penstock.errors import PenstockError
 from penstock.limits import PUSH_AGENTS_KNOWN
+from penstock.values import Record
 
 PREFIX = "webpush/ua/"
 
@@ -36,13 +42,12 @@ class RouterRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     address: str = ""  # of that node's internal listener; empty when it is reached over the bus
     connected_at: int = 0
     previous: str = ""  # the table before: a message may have come too late to be seen in it
+    member: str = ""  # that node, in the life in which it wrote this
 
 
-class FoundRecord(msgspec.Struct, frozen=True):
-    """A record as it was read."""
-
-    record: RouterRecord
-    version: int
+Decide = Callable[[RouterRecord | None], RouterRecord | None]
+Lost = Callable[[str, RouterRecord, RouterRecord | None], None]
+_FORM = RecordForm(RouterRecord, "member")
 
 
 class AlreadyConnected(PenstockError):
@@ -53,93 +58,111 @@ class AlreadyConnected(PenstockError):
 
 
 class RouterTable:
-    """The records, from one node's point of view."""
+    """The records, from one node's point of view. *lost* hears what this node had, and what the record says now."""
 
-    def __init__(self, registry: Registry, node: str) -> None:
-        self._registry, self.node = registry, node
+    def __init__(self, context: Context, lost: Lost) -> None:
+        self._registry, self._alone, self.node = context.registry, context.bus.alone, context.bus.node
         self.address = ""  # of our internal listener, once it listens
-        self.written: dict[str, int] = {}  # versions that we wrote, of user agents that are connected here
         self.changed: Callable[[str], None] = lambda uaid: None  # hears of every write of ours that came through
+        self._owned = Ownership(
+            context.registry, context.members, PREFIX, _FORM, rule=Rule.NEWEST, bus=context.bus,
+            lookout=context.lookout, background=context.background, lost=lost,
+        )  # fmt: skip
 
-    async def find(self, uaid: str) -> FoundRecord | None:
+    async def __aenter__(self) -> Self:
+        await self._owned.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._owned.__aexit__(kind, error, trace)
+
+    async def find(self, uaid: str) -> RouterRecord | None:
         """The record as it is now."""
-        record = await self._registry.get(PREFIX + uaid)
-        if record is None:
-            return None
-        return FoundRecord(msgspec.json.decode(record.value, type=RouterRecord), record.version)
+        return (await self._owned.look(uaid)).payload
 
-    async def add(self, uaid: str, month: str, at_ms: int) -> RouterRecord:
+    async def add(self, uaid: str, month: str, at_ms: int) -> None:
         """Write the record of a new user agent that is connected here."""
-        record = RouterRecord(month, self.node, self.address, at_ms)
-        stored = await self._registry.put(PREFIX + uaid, msgspec.json.encode(record), expect=NEW)
-        self.written[uaid] = max(stored.version, self.written.get(uaid, 0))
-        self.changed(uaid)
-        return record
 
-    async def connect(self, uaid: str, found: FoundRecord, at_ms: int) -> tuple[RouterRecord, RouterRecord] | None:
-        """Make this node the one where the user agent is; return the record before and after.
+        def decide(before: RouterRecord | None) -> RouterRecord:
+            if before is not None:
+                raise AlreadyConnected(f"{uaid} exists already")
+            return RouterRecord(month, self.node, self.address, at_ms)
+
+        self._noted(uaid, await self._owned.claim(uaid, decide, seen=ABSENT))
+
+    async def connect(self, uaid: str, at_ms: int) -> RouterRecord | None:
+        """Make this node the one where the user agent is, and tell the one where it was; None if nobody knows it.
 
         The later of two sessions wins, whatever the clocks of the nodes say; of two that come at the same
-        moment the one with the greater `connected_at`: the other one gets `AlreadyConnected`. None if the
-        user agent was dropped meanwhile.
+        moment the one with the greater `connected_at`: the other one gets `AlreadyConnected`.
         """
-        at_ms = max(at_ms, found.record.connected_at + 1)
-        while True:
-            before = found.record
-            after = msgspec.structs.replace(before, node=self.node, address=self.address, connected_at=at_ms)
-            if await self._swap(uaid, found, after):
-                return before, after
-            again = await self.find(uaid)
-            if again is None:
-                return None
-            if again.record.node and again.record.connected_at >= at_ms:
-                raise AlreadyConnected(f"a newer session of {uaid} is on node {again.record.node}")
-            found = again
+        found = await self._owned.look(uaid)
+        if found.payload is None:
+            return None
+        at_ms = max(at_ms, found.payload.connected_at + 1)
 
-    async def clear(self, uaid: str, seen: RouterRecord) -> bool:
-        """Forget the node of a session that is not there; False if there is a newer session by now."""
-        return await self._change(
-            uaid, seen.connected_at, lambda now: msgspec.structs.replace(now, node="", address="")
-        )
+        def decide(before: RouterRecord | None) -> RouterRecord | None:
+            if before is not None and before.node and before.connected_at >= at_ms:
+                raise AlreadyConnected(f"a newer session of {uaid} is on node {before.node}")
+            return before and msgspec.structs.replace(before, node=self.node, address=self.address, connected_at=at_ms)
+
+        claimed = await self._owned.claim(uaid, decide, seen=found)
+        return claimed.payload if self._noted(uaid, claimed) and claimed is not None else None
 
     async def restore(self, uaid: str, connected_at: int) -> bool:
         """Say again that the session of that generation is here; False if there is a newer one."""
-        here = {"node": self.node, "address": self.address}
-        return await self._change(uaid, connected_at, lambda now: msgspec.structs.replace(now, **here))
+        return await self._change(uaid, connected_at, lambda now: now)
 
     async def move(self, uaid: str, connected_at: int, month: str) -> bool:
         """Have messages stored in another month from now on; False if there is a newer session."""
+        return await self._change(
+            uaid, connected_at, lambda now: msgspec.structs.replace(now, month=month, previous=now.month)
+        )
 
-        def moved(now: RouterRecord) -> RouterRecord:
-            return msgspec.structs.replace(now, month=month, previous=now.month)
+    async def _change(self, uaid: str, connected_at: int, alter: Callable[[RouterRecord], RouterRecord]) -> bool:
+        """Change what the record says now, not what it said when somebody decided, as long as it is that session's."""
 
-        return await self._change(uaid, connected_at, moved)
+        def decide(before: RouterRecord | None) -> RouterRecord | None:
+            if before is None or before.connected_at != connected_at:
+                return None
+            return msgspec.structs.replace(alter(before), node=self.node, address=self.address)
+
+        return self._noted(uaid, await self._owned.claim(uaid, decide))
+
+    async def clear(self, uaid: str, seen: RouterRecord) -> bool:
+        """Forget the node of a session that is not there; False if there is a newer session by now."""
+
+        def decide(record: Record | None) -> bytes | None:
+            now = _FORM.decode(record.value) if record is not None else None
+            if now is None or now.connected_at != seen.connected_at:
+                return None
+            return _FORM.encode(msgspec.structs.replace(now, node="", address="", member=""))
+
+        record, written = await change(self._registry, PREFIX + uaid, decide)
+        if written and record is not None:
+            self.changed(uaid)
+            if seen.member:
+                self._owned.tell(seen.member, uaid, record.version)  # it may be there all the same
+        return record is not None and _FORM.decode(record.value).connected_at == seen.connected_at
 
     async def drop(self, uaid: str) -> None:
         """Forget the user agent."""
         await self._registry.delete(PREFIX + uaid)
-        self.written.pop(uaid, None)
+        self.left(uaid)
         self.changed(uaid)
 
-    async def _change(self, uaid: str, connected_at: int, change: Callable[[RouterRecord], RouterRecord]) -> bool:
-        """Change what the record says now, not what it said when somebody decided, as long as it is that session's."""
-        while True:
-            found = await self.find(uaid)
-            if found is None or found.record.connected_at != connected_at:
-                return False
-            changed = change(found.record)
-            if changed == found.record or await self._swap(uaid, found, changed):
-                return True
+    def left(self, uaid: str) -> None:
+        """Its session here is over; the record stays."""
+        self._owned.forget(uaid)
 
-    async def _swap(self, uaid: str, found: FoundRecord, record: RouterRecord) -> bool:
-        try:
-            stored = await self._registry.put(PREFIX + uaid, msgspec.json.encode(record), expect=found.version)
-        except VersionMismatch:
-            return False
-        if record.node == self.node:
-            self.written[uaid] = max(stored.version, self.written.get(uaid, 0))
-        self.changed(uaid)
-        return True
+    def _noted(self, uaid: str, claimed: object | None) -> bool:
+        if claimed is not None:
+            self.changed(uaid)
+            if self._alone:  # nobody can take it away: it need not be remembered
+                self._owned.forget(uaid)
+        return claimed is not None
 
 
 class KnownAgent(msgspec.Struct, frozen=True, gc=False):
@@ -172,10 +195,10 @@ class Lookup:
         if (known := self._known.get(uaid)) is not None:
             return known
         changes = self._changes
-        found = await self._router.find(uaid)
-        if found is None:
+        record = await self._router.find(uaid)
+        if record is None:
             return None
-        known = KnownAgent(found.record, await self._mailbox.channels(uaid, found.record.month))
+        known = KnownAgent(record, await self._mailbox.channels(uaid, record.month))
         if changes == self._changes:  # else a write may have overtaken what was read
             self.remember(uaid, known)
         return known
@@ -191,5 +214,4 @@ class Lookup:
         """The router record alone, as it is now."""
         if (known := self._known.get(uaid)) is not None:
             return known.record
-        found = await self._router.find(uaid)
-        return None if found is None else found.record
+        return await self._router.find(uaid)

@@ -154,7 +154,6 @@ class AgentSession(Timed):
                     self.home.finishing(self, self._worker)
             case Signal.PING:
                 self.socket.ping()
-                self.home.renew(self)
             case Signal.JOIN_BROADCASTS:
                 self.home.broadcasts.join(self)
             case Signal.COUNT_NACK:
@@ -196,8 +195,9 @@ class AgentSession(Timed):
                 await self._settle(job)
             case ReadPage():
                 return await self._read(job)
-            case Discard(month, numbers):
-                await home.messages.mailbox.confirm(state.uaid, month, numbers)
+            case Discard(numbers):
+                for month, some in numbers.items():
+                    await home.messages.mailbox.confirm(state.uaid, month, some)
             case Greet(uaid, asked):
                 await self._identify(uaid)
                 actions = state.greeted(asked, home.broadcasts.versions, home.time(), alone=home.alone)
@@ -227,13 +227,11 @@ class AgentSession(Timed):
 
     async def _come_back(self, uaid: str) -> bool:
         """Be the user agent of that name, if it is known."""
-        home, router, generation = self.home, self.home.router, self.home.next_generation()
+        home, generation = self.home, self.home.next_generation()
         await home.saved(uaid, generation)  # the last words of a session before may end the user agent itself
-        found = await router.find(uaid)
-        joined = None if found is None else await router.connect(uaid, found, generation)
-        if joined is None:
+        record = await home.router.connect(uaid, generation)
+        if record is None:
             return False
-        before, record = joined
         try:
             head = await home.messages.mailbox.head(uaid, record.month)
         except NotFound:  # it was away for so long that its month is gone
@@ -248,8 +246,6 @@ class AgentSession(Timed):
             )
         )  # fmt: skip
         home.joined(self)
-        if before.node and before.node != router.node:
-            home.start(home.cluster.supersede(before, uaid))
         await home.saved(uaid, record.connected_at)  # what an older one here had on its way comes first
         return True
 
