@@ -1,6 +1,12 @@
 """A browser's subscription bound to a stream: every entry is sent once it is there, in order, until it is too old.
 
 The position is written after each entry is settled, so a crash repeats at most the entry that was on its way.
+An entry is settled as
+
+    sent       the push service took it
+    dropped    the push service will never take it, or sending it failed eight times for a reason of our own
+    expired    it became too old while the push service, or our storage, took nothing
+    dead       nobody is there: the binding ends with it
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -23,7 +30,7 @@ from penstock.core.names import is_system
 from penstock.doors.webpush_sender.push_client import PushClient
 from penstock.doors.webpush_sender.receipts import AwaitedReceipts
 from penstock.doors.webpush_sender.service_queue import ServiceQueue
-from penstock.errors import Forbidden, PenstockError
+from penstock.errors import Forbidden, NotRecorded, PenstockError
 from penstock.http.wheel import Timed
 from penstock.values import Entry, Kind
 from penstock.wire.pushing import (
@@ -41,6 +48,9 @@ log = logging.getLogger("penstock.webpush")
 
 POSITIONS = "webpush/positions/"
 _FENCED_SECONDS = 1.0
+SEND_TRIES = 8
+"""After so many failures that no push service answers for, an entry is dropped, and the next one has its turn."""
+
 _HELD = 16
 """Entries that a binding holds. A page of the log has a thousand: ten thousand bindings that wait for a service
 that is down must not keep one each."""
@@ -110,8 +120,8 @@ class Binding(Timed):
     """The sink of one feed."""
 
     __slots__ = (
-        "_closed", "_context", "_cut", "_means", "_receiver", "_waiting", "feed", "id", "paused", "position", "queue",
-        "record", "removed", "status", "who",
+        "_closed", "_context", "_cut", "_defects", "_means", "_receiver", "_waiting", "feed", "id", "paused",
+        "position", "queue", "record", "removed", "status", "who",
     )  # fmt: skip
 
     feed: Feed
@@ -125,6 +135,7 @@ class Binding(Timed):
         self.paused = False  # waits for its time
         self._cut = False  # there was more than it holds: it reads again from its position
         self._closed = False
+        self._defects = 0  # how often this entry failed for no reason that a push service gave
         self.removed = False  # nothing may be written about it any more
         self.status = BindingStatus()
         self.who: Recipient = recipient("webpush", id)
@@ -206,10 +217,17 @@ class Binding(Timed):
             return
         entry = self._waiting[0]
         try:
-            await self._send(entry)
+            if self._defects < SEND_TRIES:
+                await self._send(entry)
+            else:
+                await self._settle(entry, "dropped", f"given up after {SEND_TRIES} tries: {self.status.error}")
+        except PenstockError as error:  # the storage: it is tried until that works, or the entry is too old
+            self._note(str(error))
+            self._pause(self._delay(None))
         except Exception as error:
             # Whatever it was, the service's other bindings must go on, and this one after a while.
             log.exception("webpush.failed", extra={"binding": self.id})
+            self._defects += 1
             self._note(f"{type(error).__name__}: {error}")
             self._pause(self._delay(None))
 
@@ -249,7 +267,8 @@ class Binding(Timed):
         """Nothing more will be done about this entry: write that down, then go on."""
         self._record(entry, state, reason)
         if state != "sent":
-            await self._context.ledger.flush()
+            with suppress(NotRecorded):  # it never can be, and the ledger says so: another try would end alike
+                await self._context.ledger.flush()
         await self._keep_position(entry.id)
         self._count(state)
         if self._waiting and self._waiting[0] is entry:
@@ -266,7 +285,7 @@ class Binding(Timed):
 
     def _count(self, state: str) -> None:
         status = self.status
-        status.failures = 0
+        status.failures = self._defects = 0
         if state == "sent":
             status.sent, status.error = status.sent + 1, ""
         else:
