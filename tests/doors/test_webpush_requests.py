@@ -8,7 +8,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from penstock.core.clock import ManualClock
-from penstock.doors.webpush.requests import PushRequest, PushRequestReader
+from penstock.doors.webpush.requests import EndpointRequest, EndpointRequestReader
 from penstock.http.exchange import Request
 from penstock.wire.http import HeadParser
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
@@ -22,13 +22,13 @@ class Sender:
 
     def __init__(self, *headers: str) -> None:
         tokens = EndpointTokens([Fernet.generate_key().decode()], b"test")
-        self.reader = PushRequestReader(tokens, ManualClock(), origin="", body_limit=10, ttl_most=60)
+        self.reader = EndpointRequestReader(tokens, ManualClock(), origin="", body_limit=10, ttl_most=60)
         path = tokens.endpoint(EndpointSubscription("a" * 32, CHANNEL))
         self._captures = tuple(path.removeprefix("/wpush/").split("/"))
         lines = [f"POST {path} HTTP/1.1", "Host: push.test", "Transfer-Encoding: chunked", *headers]
         self._head = HeadParser().parse("\r\n".join([*lines, "", ""]).encode())
 
-    def sends(self, body: bytes = b"", scheme: str = "http") -> PushRequest:
+    def sends(self, body: bytes = b"", scheme: str = "http") -> EndpointRequest:
         carrier: Any = None
         request = Request(carrier, self._head, "127.0.0.1", scheme)
         request.captures, request.body = self._captures, body

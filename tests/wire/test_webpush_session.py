@@ -38,7 +38,7 @@ from penstock.wire.webpush_actions import (
     SessionRules,
     Settle,
     Signal,
-    Subscribe,
+    SubscribeBroadcasts,
     Unacked,
 )
 from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, READ, SILENT, UNREAD
@@ -193,7 +193,7 @@ class World(RuleBasedStateMachine):
                 self.withdraw(session.month, channel)
                 storage.channels[session.month].discard(channel)
                 return session.unregistered(channel)
-            case Subscribe(asked):
+            case SubscribeBroadcasts(asked):
                 return session.subscribed(asked, {})
             case Settle(acked):
                 for one in acked:

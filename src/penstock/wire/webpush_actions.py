@@ -119,7 +119,7 @@ class RemoveChannel(msgspec.Struct, frozen=True):
     channel: str
 
 
-class Subscribe(msgspec.Struct, frozen=True):
+class SubscribeBroadcasts(msgspec.Struct, frozen=True):
     """Tell which versions the broadcasts have: then `subscribed`."""
 
     asked: dict[str, str]
@@ -156,4 +156,4 @@ class DropAgent(msgspec.Struct, frozen=True):
     months: tuple[str, ...]
 
 
-Job = Greet | SaveChannel | RemoveChannel | Subscribe | Settle | ReadPage | Discard | MoveMonth | DropAgent
+Job = Greet | SaveChannel | RemoveChannel | SubscribeBroadcasts | Settle | ReadPage | Discard | MoveMonth | DropAgent

@@ -42,7 +42,7 @@ from penstock.wire.webpush_actions import (
     SendFrame,
     SessionRules,
     Signal,
-    Subscribe,
+    SubscribeBroadcasts,
 )
 from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, SILENT, UNREAD, DeliveringSession
 
@@ -178,7 +178,7 @@ class PushSession(DeliveringSession):
             case wire.Nack():
                 return [Signal.COUNT_NACK], None  # it stays unacknowledged
             case wire.BroadcastSubscribe(asked):
-                return [], Subscribe(asked)
+                return [], SubscribeBroadcasts(asked)
             case wire.Ping():
                 return self._ping(now), None
 

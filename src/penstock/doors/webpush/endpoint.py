@@ -16,7 +16,7 @@ from penstock.core.ledger import Recipient, recipient
 from penstock.core.promise import pending
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.refusals import problem
-from penstock.doors.webpush.requests import PushRequest, PushRequestReader
+from penstock.doors.webpush.requests import EndpointRequest, EndpointRequestReader
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import NotFound
 from penstock.http.exchange import Headers, Later, Request, Response
@@ -34,7 +34,7 @@ class Endpoint:
         self._agents, self._clock = agents, clock
         settings = agents.settings
         self._direct = settings.direct == "bypass"
-        self._reader = PushRequestReader(
+        self._reader = EndpointRequestReader(
             agents.tokens, clock, origin=origin, body_limit=settings.body_limit, ttl_most=int(settings.ttl_most)
         )
         self.origin = self._reader.origin
@@ -70,7 +70,7 @@ class Endpoint:
         raise EndpointRefused(Errno.TOKEN, "an endpoint's path is /wpush/VERSION/TOKEN")
 
     def _stored_at_once(
-        self, message: PushMessage, asked: PushRequest, record: RouterRecord, items: Sequence[Item]
+        self, message: PushMessage, asked: EndpointRequest, record: RouterRecord, items: Sequence[Item]
     ) -> Response | Coroutine[Any, Any, Response]:
         """`_store` from where the message is stored, as long as nothing has to be waited for."""
         self._agents.messages.stored(asked.who, record.month, items)
@@ -83,22 +83,22 @@ class Endpoint:
         return _answer(message, asked)
 
     def _not_stored(
-        self, message: PushMessage, asked: PushRequest, error: BaseException
+        self, message: PushMessage, asked: EndpointRequest, error: BaseException
     ) -> Response | Coroutine[Any, Any, Response]:
         if isinstance(error, NotFound):  # that month was dropped this moment
             self._agents.lookup.forget(message.uaid)
             return self._send(message, asked)
         return problem(error)
 
-    async def _told(self, message: PushMessage, asked: PushRequest, record: RouterRecord) -> Response:
+    async def _told(self, message: PushMessage, asked: EndpointRequest, record: RouterRecord) -> Response:
         await self._tell(message, record)
         return _answer(message, asked)
 
-    async def _send(self, message: PushMessage, asked: PushRequest) -> Response:
+    async def _send(self, message: PushMessage, asked: EndpointRequest) -> Response:
         await self._route(message)
         return _answer(message, asked)
 
-    def _message(self, asked: PushRequest, body: bytes) -> PushMessage:
+    def _message(self, asked: EndpointRequest, body: bytes) -> PushMessage:
         push, subscription = asked.push, asked.subscription
         coding, uaid, now_ms = push.coding, subscription.uaid, self._clock.now_ms()
         return PushMessage(
@@ -107,7 +107,7 @@ class Endpoint:
             coding.encoding, coding.encryption, coding.crypto_key, self._receipt(asked) if push.respond_async else "",
         )  # fmt: skip
 
-    def _receipt(self, asked: PushRequest) -> str:
+    def _receipt(self, asked: EndpointRequest) -> str:
         """Which receipt subscription hears of the message, and how its URL begins."""
         return f"{self._agents.receipts.choose(asked.receipt, asked.origin)} {asked.origin}"
 
@@ -185,7 +185,7 @@ class Endpoint:
         return Response(204)
 
 
-def _answer(message: PushMessage, asked: PushRequest) -> Response:
+def _answer(message: PushMessage, asked: EndpointRequest) -> Response:
     said: Headers = (("Location", f"{asked.origin}/m/{message.version}"), ("TTL", str(message.ttl)))
     if message.receipt:
         id = message.receipt.partition(" ")[0]

@@ -21,7 +21,7 @@ _HOSTS_KNOWN = 256  # names under which the service is addressed
 _SAID = (b"ttl", b"topic", b"urgency", b"content-encoding", b"encryption", b"crypto-key", b"prefer")
 
 
-class PushRequest(msgspec.Struct, frozen=True, gc=False):
+class EndpointRequest(msgspec.Struct, frozen=True, gc=False):
     """A send whose head is in order."""
 
     who: Recipient
@@ -36,7 +36,7 @@ class PushRequest(msgspec.Struct, frozen=True, gc=False):
     body_bytes: int  # … and a body of this length
 
 
-class PushRequestReader:
+class EndpointRequestReader:
     """Reads sends."""
 
     def __init__(self, tokens: EndpointTokens, clock: Clock, *, origin: str, body_limit: int, ttl_most: int) -> None:
@@ -46,9 +46,9 @@ class PushRequestReader:
         self._senders: dict[tuple[bytes, bytes], vapid.VapidClaims] = {}
         self._pushes: dict[tuple[bool, tuple[bytes | None, ...]], PushOptions] = {}
 
-    def read(self, request: Request) -> PushRequest:
+    def read(self, request: Request) -> EndpointRequest:
         """What the request asks for, if its sender may. `EndpointRefused` if not, `InputInvalid` for a strange Host."""
-        known: PushRequest | None = request.memo.get("push")
+        known: EndpointRequest | None = request.memo.get("push")
         if known is None or known.body_bytes != len(request.body) or known.scheme != request.scheme:
             known = request.memo["push"] = self._read(request)
         else:
@@ -66,7 +66,7 @@ class PushRequestReader:
             known = self._origins[shown] = _origin(shown[0], shown[1].decode("latin-1"))
         return known
 
-    def _read(self, request: Request) -> PushRequest:
+    def _read(self, request: Request) -> EndpointRequest:
         version, token = request.captures if len(request.captures) == 2 else ("v1", request.captures[0])
         subscription = self._tokens.subscription(version, token)
         origin, header = self.origin(request), dict(reversed(request.headers)).get  # of several the first counts
@@ -74,7 +74,7 @@ class PushRequestReader:
         self._check_sender(subscription, authorization, crypto_key, origin)
         push = self._push(len(request.body), tuple(map(header, _SAID)))
         receipt = (header(b"push-receipt") or b"").decode("latin-1")
-        return PushRequest(
+        return EndpointRequest(
             recipient("webpush", subscription.uaid), subscription, push, origin, authorization, crypto_key, receipt,
             header(b"origin") is not None, request.scheme, len(request.body),
         )  # fmt: skip

@@ -38,7 +38,7 @@ from penstock.wire.webpush_actions import (
     SessionRules,
     Settle,
     Signal,
-    Subscribe,
+    SubscribeBroadcasts,
 )
 from penstock.wire.webpush_session import PushSession
 from penstock.wire.webpush_tokens import EndpointSubscription
@@ -210,7 +210,7 @@ class AgentSession(Timed):
                 await home.messages.mailbox.remove_channel(state.uaid, state.month, channel)
                 home.lookup.forget(state.uaid)
                 return state.unregistered(channel)
-            case Subscribe(asked):
+            case SubscribeBroadcasts(asked):
                 return state.subscribed(asked, home.broadcasts.versions)
             case MoveMonth(old):
                 return await self._move(old)
