@@ -167,7 +167,7 @@ ONE_SHOT = {
     "core/promise.py": "makes one awaitable a future",
     "doors/eventhorizon/pusher.py": "one push",
     "doors/eventhorizon/cluster.py": "a pusher's life, which its duty begins anew",
-    "doors/msgstream/emit.py": "one emit",
+    "doors/msgstream/backend.py": "one emit",
     "doors/msgstream/tasks.py": "one step of a session",
     "doors/trickle/channels.py": "the end of one channel",
     "doors/webpush/agents.py": "one command of a user agent",

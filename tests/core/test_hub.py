@@ -322,3 +322,53 @@ async def test_who_leaves_a_stream_still_gets_what_was_on_its_way() -> None:
         feeds[2].change(("/b",))
 
         assert [len(reader.got) for reader in readers] == [1, 1, 1]
+
+
+async def test_who_has_caught_up_is_told_even_if_there_was_nothing_for_it() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, recent=2) as hub:
+        reader, told = Reader(), list[int]()
+        for _ in range(20):
+            await publish(engine, "/b")
+        feed = hub.start(reader, ("/a",), after=0, tell_live=lambda: told.append(len(reader.got)))
+        assert told == []
+        await settle(feed)
+        assert told == [0]
+
+        await publish(engine, "/a")
+        hub.start(other := Reader(), ("/a",), after=feed.position - 1, tell_live=lambda: told.append(len(other.got)))
+
+        assert told == [0, 1]
+
+
+async def test_how_far_a_reader_is_leaves_out_what_is_still_on_its_way_to_it() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, at_once=1) as hub:
+        seen: list[int] = []
+
+        class Looking(Reader):
+            def deliver(self, entries: Sequence[Entry]) -> None:
+                super().deliver(entries)
+                seen.append(hub.position - second.reached)
+
+        hub.start(Looking(), ("/a",))
+        second = hub.start(Reader(), ("/a",))
+        await publish(engine, "/b")
+        assert second.reached == hub.position
+
+        await publish(engine, "/a")
+        await settle(second)
+
+        assert seen == [1]
+        assert second.reached == hub.position
+
+
+async def test_a_feed_whose_reader_is_away_is_no_consumer() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        feed = hub.start(reader := Reader(), ("/a",))
+        feed.away = True
+        assert hub.feeds == ()
+        await publish(engine, "/a")
+        assert len(reader.got) == 1
+
+        feed.away = False
+
+        assert hub.feeds == (feed,)

@@ -148,7 +148,7 @@ async def test_late_doubled_and_reordered_messages_change_nothing_for_a_session(
                         got |= await heard(third, 20)
                     assert got == {"1": [["m1"]], "2": [["m2"]], "3": [["m3"]]}
                     await third.send("1,2,3")
-                    await wait_until_async(lambda: not one.door.sessions.known["alice"].packs)
+                    await wait_until_async(lambda: not one.door.sessions.known["alice"].machine.packs)
                     for former in (first, second):
                         with pytest.raises(ConnectionClosedOK):  # and was given nothing more
                             await asyncio.wait_for(former.recv(), 20)

@@ -12,10 +12,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from penstock.core.clock import ManualClock
-from penstock.doors.msgstream import MessageStream, session
+from penstock.doors.msgstream import MessageStream
 from penstock.limits import CONFIRMS
 from penstock.settings import MsgstreamSettings
 from penstock.values import Item
+from penstock.wire import msgstream_session
 from tests.doors.msgstream_place import Place, SlowMailbox, slow_engine
 
 FRAME = 10_000  # ids, of five digits: near the most that one may have
@@ -85,7 +86,7 @@ async def test_a_session_that_notes_ids_without_bound_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sabotage: the limit is gone, so nobody is closed."""
-    monkeypatch.setattr(session, "CONFIRMS", 2**63)
+    monkeypatch.setattr(msgstream_session, "CONFIRMS", 2**63)
     monkeypatch.setattr("tests.doors.test_msgstream_flood.WITHIN", 1.0)
 
     with pytest.raises(TimeoutError):

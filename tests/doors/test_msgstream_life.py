@@ -13,14 +13,13 @@ from websockets.exceptions import ConnectionClosedOK
 
 from penstock.core.ledger import Event, decode
 from penstock.doors.msgstream import MessageStream, records
-from penstock.doors.msgstream.records import Kept
-from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import EngineGone
 from penstock.limits import SESSIONS_KNOWN
 from penstock.testing import wait_until_async
-from penstock.values import Batch, Draft, Item, NewItem, Record
+from penstock.values import Batch, Draft, Item, NewItem
 from penstock.wire.ledger import FINAL
+from penstock.wire.msgstream_actions import SessionRecord
 from tests.doors.msgstream_place import Place, place, two_nodes
 
 UNSET = {reason: {"0": [["session.unset", reason]]} for reason in ("noSession", "keyMismatch", "loggedOut")}
@@ -54,21 +53,21 @@ async def test_a_session_without_a_sign_of_life_ends(tmp_path: Path) -> None:
 async def test_a_life_is_written_down_in_steps(tmp_path: Path) -> None:
     async with place(tmp_path) as here:
         key = await here.login("alice", ttl=1000)
-        first = kept_now(here)
+        first = record_now(here)
         for _ in range(9):
             here.clock.advance(10)
             await here.poll(key)
-        assert kept_now(here) == first  # nothing was written for these
+        assert record_now(here) == first  # nothing was written for these
 
         here.clock.advance(10)
         await here.poll(key)
-        await wait_until_async(lambda: kept_now(here) != first)
+        await wait_until_async(lambda: record_now(here) != first)
 
         # One step more than its life, so that a crash never shortens it.
-        assert kept_now(here).expires_ms == here.clock.now_ms() + 1_100_000
+        assert record_now(here).expires_ms == here.clock.now_ms() + 1_100_000
 
 
-def kept_now(here: Place) -> Kept:
+def record_now(here: Place) -> SessionRecord:
     """What is written down of alice's session."""
     return records.read(here.engine.registry._records["msgstream/alice"])[1]
 
@@ -78,7 +77,7 @@ async def test_a_restart_never_shortens_a_life(tmp_path: Path) -> None:
         key = await here.login("alice", ttl=1000)
         here.clock.advance(950)
         await here.poll(key)
-        await wait_until_async(lambda: kept_now(here).expires_ms > here.clock.now_ms() + 1_000_000)
+        await wait_until_async(lambda: record_now(here).expires_ms > here.clock.now_ms() + 1_000_000)
         here.clock.advance(90)  # less than a step: nobody writes that down
         await here.poll(key)
         await here.crash()
@@ -96,7 +95,7 @@ async def test_an_open_socket_keeps_its_session_alive(tmp_path: Path) -> None:
             session = here.door.sessions.known["alice"]
             for _ in range(3):
                 here.clock.advance(550)
-                await wait_until_async(lambda: session.expires_ms == here.clock.now_ms() + 600_000)
+                await wait_until_async(lambda: session.machine.expires_ms == here.clock.now_ms() + 600_000)
                 await here.door.sessions.sweep()
             await here.emit("alice", ["there"])
             assert json.loads(await socket.recv()) == {"1": [["there"]]}
@@ -124,7 +123,7 @@ async def test_confirm_frames_keep_a_session_alive(tmp_path: Path) -> None:
             here.clock.advance(500)
             await socket.send("1")
             session = here.door.sessions.known["alice"]
-            await wait_until_async(lambda: session.expires_ms == here.clock.now_ms() + 600_000)
+            await wait_until_async(lambda: session.machine.expires_ms == here.clock.now_ms() + 600_000)
 
 
 async def hold(here: Place, key: str) -> asyncio.Task[Any]:
@@ -139,7 +138,7 @@ async def live_on(here: Place, actor: str, seconds: int, steps: int) -> None:
     session = here.door.sessions.known[actor]
     for _ in range(steps):
         here.clock.advance(seconds * 0.9)
-        await wait_until_async(lambda: session.expires_ms == here.clock.now_ms() + seconds * 1000)
+        await wait_until_async(lambda: session.machine.expires_ms == here.clock.now_ms() + seconds * 1000)
         await here.door.sessions.sweep()
 
 
@@ -251,51 +250,6 @@ async def test_an_emit_during_the_change_of_the_month_is_not_lost(tmp_path: Path
         assert await without_end(here, "alice") == []
 
 
-class DoesNotWait(Sessions):
-    """The sabotage: a pack counts for the month that it was stored in, though another is being written down."""
-
-    async def put(self, session: Session, new: NewItem) -> Item:
-        month = session.kept.month
-        (item,) = await self.context.mailbox.put(session.mailbox, month, [new])
-        session.added([item], month)
-        return item
-
-
-@pytest.mark.parametrize(("kind", "lost"), [(Sessions, False), (DoesNotWait, True)])
-async def test_an_emit_that_is_stored_while_the_change_of_the_month_is_written_is_not_lost(
-    tmp_path: Path, kind: type[Sessions], lost: bool
-) -> None:
-    async with place(tmp_path, type("Door", (MessageStream,), {"kind": kind})) as here:
-        key = await here.login("alice", ttl=MONTH * 2)
-        await here.poll(key)
-        left, put = kept_now(here).month, here.engine.registry.put
-        begun, go_on = asyncio.Event(), asyncio.Event()
-
-        async def held(name: str, value: bytes, **rest: Any) -> Record:
-            if b'"former"' in value:
-                begun.set()
-                await go_on.wait()
-            return await put(name, value, **rest)
-
-        here.engine.registry.put = held  # type: ignore[method-assign]
-        here.clock.advance(MONTH)
-        polls = asyncio.create_task(here.poll(key))
-        await begun.wait()
-        emits = [asyncio.create_task(here.emit("alice", [f"m{n}"])) for n in range(2)]
-        await wait_until_async(lambda: here.stored("alice", left) == 2)
-        go_on.set()
-        await polls
-
-        assert sorted([(await task).json["packs"]["alice"] for task in emits]) == [1, 2]
-        assert kept_now(here).month != left
-        answer = await here.poll(key)
-        if lost:
-            assert answer.status == 204
-            return
-        assert sorted(answer.json) == ["1", "2"]
-        assert await without_end(here, "alice") == []
-
-
 class MovesSilently(Sessions):
     """Takes an item that went on to another month away without a word."""
 
@@ -309,7 +263,7 @@ async def test_an_item_that_is_brought_along_ends_in_the_month_it_leaves(
 ) -> None:
     async with two_nodes(tmp_path, type("Door", (MessageStream,), {"kind": kind})) as (one, two, _):
         key = await one.login("alice", ttl=MONTH * 2)
-        left = kept_now(one).month
+        left = record_now(one).month
         one.clock.advance(MONTH)
         assert (await one.poll(key)).status == 204  # it has gone on
         await one.engine.mailbox.put("msgstream/alice", left, [NewItem("late", body=b'[["late"]]')])
@@ -360,7 +314,7 @@ async def test_a_displaced_poll_is_not_answered_before_its_confirmation_is_durab
         await wait_until_async(lambda: here.door.sessions.connected == 1)
         second = asyncio.create_task(here.poll(key, transport="longpolling"))
         session = here.door.sessions.known["alice"]
-        await wait_until_async(lambda: session.live is not None and session.live.transport == "longpolling")
+        await wait_until_async(lambda: session.transport == "longpolling")
         assert not first.done()
         gate.set()
         assert (await first).status == 204
@@ -419,7 +373,7 @@ async def test_the_newest_connection_wins_across_nodes(tmp_path: Path, deaf: boo
                 await one.emit("alice", ["news"])
                 assert json.loads(await asyncio.wait_for(second.recv(), 20)) == {"1": [["news"]]}
                 await second.send("1")
-                await wait_until_async(lambda: not two.door.sessions.known["alice"].packs)
+                await wait_until_async(lambda: not two.door.sessions.known["alice"].machine.packs)
         assert (await one.poll(key)).status == 204
 
 
@@ -443,7 +397,7 @@ async def test_what_was_put_into_the_old_month_at_the_last_moment_is_brought_alo
         key = await one.login("alice", ttl=MONTH * 2)
         await one.emit("alice", ["m1"])
         await one.poll(key)
-        kept = kept_now(one)
+        kept = record_now(one)
         one.clock.advance(MONTH)
         assert (await one.poll(key, "1")).status == 204  # it has gone on
         await one.engine.mailbox.put("msgstream/alice", kept.month, [NewItem("late", body=b'[["late"]]')])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -27,7 +28,8 @@ from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.http.loop import run_loop
 from penstock.testing import wait_until_async
-from penstock.values import Item, NewItem
+from penstock.values import Entry, Item, NewItem
+from penstock.wire.msgstream_actions import Action, Numbered
 from tests.doors.msgstream_place import Place, place, two_nodes
 
 STREAM = "/followed"
@@ -310,16 +312,13 @@ class AnswersTooEarly(Session):
 
     __slots__ = ()
 
-    async def _remove(self, numbers: list[int]) -> None:
-        for _, live in self._confirms:
-            live.confirmed()
-        for number in numbers:
-            self.size -= self.packs.pop(number).size
-        self.home.tasks.start(self._remove_later(numbers))
+    async def _confirm(self, packs: list[Numbered]) -> list[Action]:
+        self.home.tasks.start(self._confirm_later([number for number, _ in packs]))
+        return self.machine.confirmed()
 
-    async def _remove_later(self, numbers: list[int]) -> None:
+    async def _confirm_later(self, numbers: list[int]) -> None:
         await asyncio.sleep(0.01)
-        await self.home.context.mailbox.confirm(self.mailbox, self.kept.month, numbers)
+        await self.home.context.mailbox.confirm(self.mailbox, self.record.month, numbers)
 
 
 class ForgetsThePosition(Session):
@@ -327,19 +326,18 @@ class ForgetsThePosition(Session):
 
     __slots__ = ()
 
-    async def _forward(self, entries: Any, upto: int | None) -> bool:
-        before = self.position
-        stored = await super()._forward(entries, upto)
-        box = self.home.context.mailbox._make(self.mailbox, self.kept.month)  # type: ignore[attr-defined]
-        box.position = min(box.position, before)
-        return stored
+    async def _store(self, entries: Sequence[Entry], expect: int) -> list[Action]:
+        answer = await super()._store(entries, expect)
+        box = self.home.context.mailbox._make(self.mailbox, self.record.month)  # type: ignore[attr-defined]
+        box.position = min(box.position, expect)
+        return answer
 
 
 class KeepsNothing(Sessions):
     """Acknowledges an emit without storing it."""
 
     async def put(self, session: Session, new: NewItem) -> Item:
-        return Item(session.newest + 1, 0, new.message_id, None, new.body, "", "", "", None)
+        return Item(session.machine.newest + 1, 0, new.message_id, None, new.body, "", "", "", None)
 
 
 class CountsAnew(Sessions):
@@ -347,8 +345,8 @@ class CountsAnew(Sessions):
 
     async def _load(self, actor: str) -> Session | None:
         session = await super()._load(actor)
-        if session is not None and not session.packs:
-            session.kept.base = session.newest
+        if session is not None and not session.machine.packs:
+            session.record.base = session.machine.newest
         return session
 
 

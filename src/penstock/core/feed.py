@@ -1,6 +1,9 @@
 """One live reader: carried from its position through the log into the live flow.
 
-A feed is always in one of these states:
+Live answers of the API, sps wires, sessions of the message stream, recorded Trickle channels and Web Push bindings
+read the log through it. Event Horizon's pushers do not: there the app says stream by stream, in bytes, where it is,
+and may go back, so a page is read when the app has answered (`doors/eventhorizon/pusher.py`). A feed is always in one
+of these states:
 
     behind   its position is older than what it has been offered: pages come from the log
     live     it has been offered everything up to the hub's position
@@ -114,14 +117,15 @@ class Feed:
     because the log has it and the feed reads on from its position.
     """
 
-    __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_waiting", "behind", "meta",
-                 "patterns", "position", "queued", "stopped")  # fmt: skip
+    __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_tell_live", "_waiting", "away",
+                 "behind", "meta", "patterns", "position", "queued", "stopped")  # fmt: skip
 
     def __init__(
         self, hub: FeedHub, sink: Sink, patterns: tuple[str, ...], after: int, *, limit: int, meta: bool = False,
         allow: Callable[[Entry], bool] | None = None,
+        tell_live: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self._hub, self._sink, self._limit, self._allow = hub, sink, limit, allow
+        self._hub, self._sink, self._limit, self._allow, self._tell_live = hub, sink, limit, allow, tell_live
         self.patterns, self.meta = patterns, meta
         self.position = after  # everything up to here was delivered, or is not for this reader
         self._offered = after  # … or is waiting
@@ -130,6 +134,12 @@ class Feed:
         self.queued = False  # the hub has it in its line of those that read the log, or reads for it right now
         self.behind = True
         self.stopped = False
+        self.away = False  # nobody reads now: the sink takes the next entry only as news, and stops the feed
+
+    @property
+    def reached(self) -> int:
+        """The id up to which the sink has been given all that is for it."""
+        return self.position if self.behind or self._waiting else max(self.position, self._hub.offered)
 
     @property
     def lag(self) -> int:
@@ -278,6 +288,8 @@ class Feed:
         self._offered = position
         self._waiting = wanted or None
         self.flush()
+        if self._tell_live is not None and not self.stopped:
+            self._tell_live()
 
     def fail(self, error: Exception) -> None:
         """The log could not be read for it."""

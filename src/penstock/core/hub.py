@@ -79,8 +79,13 @@ class Hub:
 
     @property
     def feeds(self) -> Sequence[Feed]:
-        """All that are open."""
-        return tuple(self._feeds)
+        """All whose readers are there."""
+        return tuple([feed for feed in self._feeds if not feed.away])
+
+    @property
+    def offered(self) -> int:
+        """The id up to which each feed that is live has been offered what it wants."""
+        return self.position if self._round is None else self._round.alone[0].id - 1
 
     def readers(self, stream: str) -> list[Feed]:
         """The feeds that want what comes into *stream*, each once."""
@@ -94,10 +99,15 @@ class Hub:
     def start(
         self, sink: Sink, patterns: tuple[str, ...], *, after: int | None = None, meta: bool = False,
         allow: Callable[[Entry], bool] | None = None,
+        tell_live: Callable[[], None] | None = None,
     ) -> Feed:  # fmt: skip
-        """Begin to feed *sink* with everything after id *after*; None means from now on."""
+        """Begin to feed *sink* with everything after id *after*; None means from now on.
+
+        *tell_live* is called whenever the feed becomes live, which may be before this returns: the sink was given
+        all that there is, or is full.
+        """
         position = self.position if after is None else min(after, self.position)
-        feed = Feed(self, sink, patterns, position, limit=self._tail, meta=meta, allow=allow)
+        feed = Feed(self, sink, patterns, position, limit=self._tail, meta=meta, allow=allow, tell_live=tell_live)
         self._feeds[feed] = None
         for pattern in patterns:
             self._interest.add(pattern, feed)

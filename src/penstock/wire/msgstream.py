@@ -36,7 +36,7 @@ _LONGEST_ID: Final = 18  # digits
 # ── what is asked ──────────────────────────────────────────────────────────────────────────────
 
 
-class Asked(msgspec.Struct, frozen=True):
+class StreamQuery(msgspec.Struct, frozen=True):
     """What a request for the stream says about itself."""
 
     transport: str = ""
@@ -45,23 +45,23 @@ class Asked(msgspec.Struct, frozen=True):
     refused: str = ""  # why it gets no answer but 400
 
 
-def parse(query: str) -> Asked:
+def parse(query: str) -> StreamQuery:
     """Read a query. Parameters that mean nothing here are passed over: clients add some against caches."""
     found: dict[str, list[str]] = {}
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=_QUERY_FIELDS)
     except ValueError:
-        return Asked(refused=f"More than {_QUERY_FIELDS} parameters")
+        return StreamQuery(refused=f"More than {_QUERY_FIELDS} parameters")
     for name, value in pairs:
         found.setdefault(name, []).append(value)
     transport, keys, confirm = (found.get(name, []) for name in ("transport", "sessionKey", "confirmIds"))
     twice = "transport" if len(transport) > 1 else "confirmIds" if len(confirm) > 1 else ""
     key = None if len(keys) > 1 else "".join(keys)
     ids = confirmed("".join(confirm[:1]))
-    return Asked("".join(transport[:1]), key, ids, f"{twice} is given twice" if twice else "")
+    return StreamQuery("".join(transport[:1]), key, ids, f"{twice} is given twice" if twice else "")
 
 
-def why_no_poll(asked: Asked) -> str:
+def why_no_poll(asked: StreamQuery) -> str:
     """Why a request cannot be answered as a poll; empty if it can."""
     if asked.refused:
         return asked.refused

@@ -10,11 +10,10 @@ from penstock.api.auth import Caller
 from penstock.api.context import Context
 from penstock.core.background import Loop
 from penstock.core.metering import Sample
-from penstock.doors.msgstream.api import Api
-from penstock.doors.msgstream.emit import Emitter
+from penstock.doors.msgstream.backend import Emitter, SessionsApi
 from penstock.doors.msgstream.records import DOOR
 from penstock.doors.msgstream.sessions import Sessions
-from penstock.doors.msgstream.streaming import Streaming
+from penstock.doors.msgstream.stream import StreamRequests
 from penstock.doors.msgstream.tasks import Tasks
 from penstock.http.exchange import Handler
 from penstock.http.routing import WHOLE, Route
@@ -32,9 +31,9 @@ class MessageStream:
         self._tasks = Tasks()
         self._sweeping: Loop | None = None
         self.sessions = self.kind(context, settings.msgstream, self._tasks)
-        self._streaming = Streaming(self.sessions, settings)
+        self._stream = StreamRequests(self.sessions, settings)
         self._emitter = Emitter(self.sessions)
-        self._api = Api(self.sessions, settings.msgstream.ttl)
+        self._api = SessionsApi(self.sessions)
 
     async def __aenter__(self) -> Self:
         await self._context.mailbox.make_month(self.sessions.month)
@@ -47,7 +46,7 @@ class MessageStream:
     ) -> None:
         if self._sweeping is not None:
             await self._sweeping.stop()
-        await self._tasks.__aexit__(kind, error, trace)
+        await self._tasks.close()
         self.sessions.close()
 
     def samples(self) -> Iterable[Sample]:
@@ -69,8 +68,8 @@ class MessageStream:
             Route("DELETE", "/v1/sessions/*", self._api.end, door=DOOR),
         ]
         for path in ("/msgstream", "/msgstream/"):
-            rows += [Route(method, path, self._streaming, timeout=None, door=DOOR) for method in ("GET", "POST")]
-            rows.append(Route("OPTIONS", path, self._streaming.options, door=DOOR))
+            rows += [Route(method, path, self._stream, timeout=None, door=DOOR) for method in ("GET", "POST")]
+            rows.append(Route("OPTIONS", path, self._stream.options, door=DOOR))
         return rows
 
     def _call(

@@ -1,36 +1,21 @@
-"""Items of a mailbox as packs: emitted ones as they were, followed ones from the log."""
+"""Items of a mailbox as packs: emitted ones as they were, followed ones from the log; and what the ledger hears."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from penstock.core.ledger import Ledger, Recipient
 from penstock.core.log import Log
 from penstock.core.names import is_system
 from penstock.values import Entry, Item, Kind, NewItem
 from penstock.wire.msgstream import entry_pack
+from penstock.wire.msgstream_actions import Numbered
 
-NOTHING: Final = b"[]"
+BROADCAST: Final = "/_broadcast"
+"""The stream that all sessions follow."""
+_EMPTY: Final = b"[]"
 """The pack of an entry that is no longer in the log. It is still delivered: a missing id would hold up clients."""
-
-Text = tuple[int, bytes]  # an item's number, and its pack
-
-
-class Waiting(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a pack that waits to be confirmed: all but its text."""
-
-    message_id: str
-    stream: str  # of a followed entry; empty for an emitted pack
-    entry_id: int
-    size: int
-
-
-def waiting(item: Item) -> Waiting:
-    """The same without its text."""
-    return Waiting(item.message_id, item.channel, item.entry_id or 0, len(item.body))
 
 
 def reference(entry: Entry) -> NewItem:
@@ -38,7 +23,7 @@ def reference(entry: Entry) -> NewItem:
     return NewItem(str(entry.id), entry.id, channel=entry.stream)
 
 
-class Texts:
+class PackTexts:
     """Makes the texts of packs. The one made last is kept: a broadcast goes to all sessions at once."""
 
     def __init__(self, log: Log) -> None:
@@ -50,17 +35,17 @@ class Texts:
             self._id, self._text = entry.id, entry_pack(entry)
         return self._text
 
-    async def of_items(self, items: Sequence[Item]) -> list[Text]:
-        """The packs of *items*, in their order."""
+    async def of_items(self, items: Sequence[Item]) -> list[tuple[int, bytes]]:
+        """The packs of *items* by their numbers, in their order."""
         return [(item.number, item.body or await self._referenced(item.entry_id)) for item in items]
 
     async def _referenced(self, entry_id: int | None) -> bytes:
         entry = await self._log.entry(entry_id or 0)
-        return NOTHING if entry is None or entry.kind is not Kind.DATA else self.of_entry(entry)
+        return _EMPTY if entry is None or entry.kind is not Kind.DATA else self.of_entry(entry)
 
 
-def record(
-    ledger: Ledger, who: Recipient, state: str, month: str, packs: Sequence[tuple[int, Waiting]], reason: str = ""
+def record_packs(
+    ledger: Ledger, who: Recipient, state: str, month: str, packs: Sequence[Numbered], reason: str = ""
 ) -> None:
     """Tell the ledger what happened to packs of *who*: of followed entries as entries, of all others as items.
 
@@ -73,13 +58,15 @@ def record(
             ledger.record_item(who, state, pack.message_id, month, number, reason=reason)
             continue
         if pack.stream != stream or number != before + 1:
-            _interval(ledger, who, state, stream, first, last, reason)
+            _record_interval(ledger, who, state, stream, first, last, reason)
             stream, first = pack.stream, pack.entry_id
         last, before = pack.entry_id, number
-    _interval(ledger, who, state, stream, first, last, reason)
+    _record_interval(ledger, who, state, stream, first, last, reason)
 
 
-def _interval(ledger: Ledger, who: Recipient, state: str, stream: str, first: int, last: int, reason: str) -> None:
+def _record_interval(
+    ledger: Ledger, who: Recipient, state: str, stream: str, first: int, last: int, reason: str
+) -> None:
     if stream and state == "sent":
         ledger.sent(who, stream, first, last)
     elif stream:

@@ -20,32 +20,15 @@ from penstock.core.registry import Registry
 from penstock.errors import InputInvalid
 from penstock.limits import ACTOR_BYTES
 from penstock.values import Record
+from penstock.wire.msgstream_actions import SessionRecord
 
 DOOR: Final = "msgstream"
 PREFIX: Final = "msgstream/"
 _LETTERS = string.ascii_letters + string.digits
 _KEY_LETTERS = 16  # 95 bits
 
-
-class Kept(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """A session."""
-
-    digest: str  # of the secret half of its key
-    created_ms: int
-    expires_ms: int
-    ttl: int  # seconds
-    month: str  # of its mailbox
-    base: int  # an item's number less its pack's id
-    after: int  # the log id up to which followed entries are in the mailbox, if its head says no more
-    node: str  # where its connections are served
-    follow: tuple[str, ...] = ()
-    meta: msgspec.Raw = msgspec.Raw(b"null")
-    former: str = ""  # the month it left: another node may have put something there at the last moment
-    ended: str = ""  # why it is over; what is left of it is being cleared away
-
-
 _encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(Kept)
+_decoder = msgspec.json.Decoder(SessionRecord)
 
 
 def new_secret() -> str:
@@ -58,9 +41,9 @@ def digest(secret: str) -> str:
     return hashlib.blake2b(secret.encode(errors="replace"), digest_size=16).hexdigest()
 
 
-def fits(kept: Kept, secret: str) -> bool:
+def fits(session: SessionRecord, secret: str) -> bool:
     """The secret is this session's."""
-    return hmac.compare_digest(kept.digest, digest(secret))
+    return hmac.compare_digest(session.digest, digest(secret))
 
 
 def is_actor(name: str) -> bool:
@@ -84,19 +67,19 @@ def mailbox_of(actor: str) -> str:
     return PREFIX + actor
 
 
-def read(record: Record) -> tuple[str, Kept]:
+def read(record: Record) -> tuple[str, SessionRecord]:
     """An actor, and the session that a record holds."""
-    kept = _decoder.decode(record.value)
-    kept.month, kept.node = sys.intern(kept.month), sys.intern(kept.node)  # thousands of sessions share them
-    return record.key.removeprefix(PREFIX), kept
+    session = _decoder.decode(record.value)
+    session.month, session.node = sys.intern(session.month), sys.intern(session.node)  # thousands share them
+    return record.key.removeprefix(PREFIX), session
 
 
-async def find(registry: Registry, actor: str) -> tuple[Kept, int] | None:
+async def find(registry: Registry, actor: str) -> tuple[SessionRecord, int] | None:
     """The session of an actor with its version, ended or not."""
     record = await registry.get(PREFIX + actor)
     return (read(record)[1], record.version) if record else None
 
 
-async def write(registry: Registry, actor: str, kept: Kept, expect: int) -> int:
+async def write(registry: Registry, actor: str, session: SessionRecord, expect: int) -> int:
     """Store a session if nobody else has changed it; returns its new version."""
-    return (await registry.put(PREFIX + actor, _encode(kept), expect=expect)).version
+    return (await registry.put(PREFIX + actor, _encode(session), expect=expect)).version

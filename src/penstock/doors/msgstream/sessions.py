@@ -11,33 +11,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import msgspec
 
 from penstock.api.context import Context
 from penstock.core.ledger import recipient
 from penstock.core.lookout import MailboxChange, RecordChange
-from penstock.core.matching import Interest
 from penstock.core.months import begin_ms, month_of, shifted
 from penstock.core.registry import NEW
 from penstock.doors.msgstream import records
-from penstock.doors.msgstream.lives import Poll, Socket
-from penstock.doors.msgstream.packs import Texts, Waiting, record, waiting
-from penstock.doors.msgstream.records import DOOR, PREFIX, Kept, mailbox_of
-from penstock.doors.msgstream.session import BROADCAST, Session
-from penstock.doors.msgstream.settling import Settling
-from penstock.doors.msgstream.tasks import Tasks
+from penstock.doors.msgstream.packs import PackTexts, record_packs
+from penstock.doors.msgstream.records import DOOR, PREFIX, mailbox_of
+from penstock.doors.msgstream.requests import NewSessionRequest
+from penstock.doors.msgstream.session import Session
+from penstock.doors.msgstream.tasks import LedgerFlushes, Tasks
 from penstock.errors import Conflict, NotFound, PenstockError, VersionMismatch
 from penstock.limits import PAGE_ENTRIES, SESSIONS_KNOWN
 from penstock.settings import MsgstreamSettings
-from penstock.values import Entry, Item, MailboxHead, NewItem
+from penstock.values import Item, MailboxHead, NewItem
+from penstock.wire.msgstream_actions import Numbered, SessionRecord, SessionRules, pending
+from penstock.wire.msgstream_session import UNKNOWN
 
 log = logging.getLogger("penstock.msgstream")
 
 TOPIC = "msgstream"
 _NEWS, _CHANGE, _END = b"+", b"!", b"-"  # something was put into a mailbox; a record was changed; it is over
-FOREVER = float("inf")
 _TRIES = 5
 
 
@@ -47,21 +45,17 @@ class Sessions:
     kind: type[Session] = Session
 
     def __init__(self, context: Context, settings: MsgstreamSettings, tasks: Tasks) -> None:
-        self.context, self._settings, self.tasks = context, settings, tasks
-        self.limit, self.limit_bytes = settings.packs, settings.bytes
-        self.resend_all = settings.resend == "all"
-        self.texts = Texts(context.log)
-        self.settling = Settling(context.ledger, tasks)
-        self.broadcast_only = (BROADCAST,)  # of a session that follows nothing else
+        self.context, self.tasks, self._ttl = context, tasks, settings.ttl
+        self.rules = SessionRules(settings.packs, settings.bytes, settings.resend == "all")
+        self.texts = PackTexts(context.log)
+        self.flushes = LedgerFlushes(context.ledger, tasks)
         self.alone = context.bus.alone
         self.known: dict[str, Session] = {}
         self._quiet: OrderedDict[str, Session] = OrderedDict()  # those without a connection, the latest last
         self._loading: dict[str, asyncio.Task[Session | None]] = {}
         self._month, self._month_ends_ms = "", 0
-        self._watching: Interest[Session] = Interest()  # sessions that are to hear of news in their streams
         self.ended = 0
         context.bus.listen(TOPIC, self._hear)
-        context.log.follow(self._follow)
         context.lookout.on_record(PREFIX, self._record_changed)
         context.lookout.on_mailbox(self._mailbox_changed)
 
@@ -79,28 +73,6 @@ class Sessions:
         """Sessions with a connection to this node."""
         return len(self.known) - len(self._quiet)
 
-    # ── timers of connections ─────────────────────────────────────────────────────────────────
-
-    def arm_poll(self, poll: Poll) -> None:
-        """Count a long poll's patience, and see to it before its session's life is over."""
-        wheel, life = self.context.wheel, poll.session.kept.ttl / 3
-        if not poll.deadline:
-            poll.deadline = wheel.time() + poll.patience if poll.patience else FOREVER
-        wheel.arm(poll, min(life, poll.deadline - wheel.time()))
-
-    def poll_due(self, poll: Poll) -> None:
-        """A long poll has waited long enough, or is a sign of its client's life: who waits is there."""
-        if self.context.wheel.time() >= poll.deadline:
-            poll.displaced()
-        else:
-            self.arm_poll(poll)
-            poll.session.touch()
-
-    def arm_socket(self, socket: Socket) -> None:
-        """Ping a WebSocket after a while, and before its session's life is over."""
-        if socket.session is not None:
-            self.context.wheel.arm(socket, min(self._settings.ping, socket.session.kept.ttl / 3))
-
     # ── which are known ───────────────────────────────────────────────────────────────────────
 
     def became_live(self, session: Session) -> None:
@@ -114,25 +86,6 @@ class Sessions:
             self._quiet.move_to_end(session.actor)
             if len(self._quiet) > SESSIONS_KNOWN:
                 next(iter(self._quiet.values())).end("")
-
-    def watch(self, session: Session) -> None:
-        """Tell *session* when something comes into its streams."""
-        for pattern in session.patterns:
-            self._watching.add(pattern, session)
-
-    def unwatch(self, session: Session) -> None:
-        """Tell it no more."""
-        for pattern in session.patterns:
-            self._watching.remove(pattern, session)
-
-    def _follow(self, entries: Sequence[Entry]) -> None:
-        """Something was appended. Who hears of it need not hear of more before somebody asks."""
-        find = self._watching.find
-        for entry in entries:
-            if found := list(find(entry.stream)):
-                for session in found:
-                    session.news = True
-                    self.unwatch(session)
 
     def forget(self, session: Session) -> None:
         """Know nothing of it any more; the registry does."""
@@ -159,11 +112,12 @@ class Sessions:
             if not self.alone:
                 await self.recheck(actor)
             session = self.known.get(actor) or await self._loaded(actor)
-            if session is None or not session.gone:
+            if session is None or not session.machine.is_over:
                 break  # one that went meanwhile was a copy that is not right any more
-        if session is None or session.expires_ms <= self.context.clock.now_ms():
+        if session is None or session.machine.expires_ms <= self.context.clock.now_ms():
             return None
-        session.stale = session.stale or not self.alone
+        if not self.alone:
+            session.machine.heard = UNKNOWN  # it is refreshed when it is connected, and this node serves it
         return session
 
     async def _loaded(self, actor: str) -> Session | None:
@@ -178,92 +132,93 @@ class Sessions:
         found = await records.find(self.context.registry, actor)
         if found is None or found[0].ended:
             return None
-        kept, version = found
+        record, version = found
         mailbox, name = self.context.mailbox, mailbox_of(actor)
-        if kept.former:
-            await self._move(actor, kept)
-        head = await mailbox.head(name, kept.month)
-        session = self.kind(self, actor, kept, version, head)
+        if record.former:
+            await self.bring_along(actor, record)
+        head = await mailbox.head(name, record.month)
+        session = self.kind(self, actor, record, version, head)
         if head.pending:
-            pending = await self._pending(actor, kept.month, head.next_number - 1)
-            await self._drop(actor, kept.month, [pack for pack in pending if pack[0] <= kept.base], "replaced")
-            session.packs = {number: pack for number, pack in pending if number > kept.base}
-            session.size = sum(pack.size for pack in session.packs.values())
+            packs = await self._pending(actor, record.month, head.next_number - 1)
+            await self._drop(actor, record.month, [pack for pack in packs if pack[0] <= record.base], "replaced")
+            session.machine.load([pack for pack in packs if pack[0] > record.base])
         self.known[actor] = session
         self.became_quiet(session)
         return session
 
-    async def _move(self, actor: str, kept: Kept) -> None:
+    async def bring_along(self, actor: str, record: SessionRecord) -> None:
         """Bring along what another node put into the month that the session has left."""
         mailbox, name = self.context.mailbox, mailbox_of(actor)
-        if kept.former not in await mailbox.months():
+        if record.former not in await mailbox.months():
             return
-        for item in await mailbox.take(name, kept.former):
-            if await mailbox.find(name, kept.month, item.message_id) is None:
+        for item in await mailbox.take(name, record.former):
+            if await mailbox.find(name, record.month, item.message_id) is None:
                 new = NewItem(item.message_id, item.entry_id, item.body, item.channel)
-                await mailbox.put(name, kept.month, [new])
-            await self._moved(actor, kept.former, item, kept.month)
+                await mailbox.put(name, record.month, [new])
+            await self._moved(actor, record.former, item, record.month)
 
     async def _moved(self, actor: str, month: str, item: Item, to: str) -> None:
         """Take an item away that waits in another month as well. The ledger says so first: every number has its end."""
         who = recipient(DOOR, actor)
         self.context.ledger.record_item(who, "moved", item.message_id, month, item.number, reason=f"to {to}")
-        await self.settling.settle()
+        await self.flushes.flush()
         await self.context.mailbox.confirm(mailbox_of(actor), month, [item.number])
 
-    async def _pending(self, actor: str, month: str, upto: int) -> list[tuple[int, Waiting]]:
+    async def _pending(self, actor: str, month: str, upto: int) -> list[Numbered]:
         """All that waits in a mailbox, up to a number."""
-        found: list[tuple[int, Waiting]] = []
+        found: list[Numbered] = []
         after = 0
         while items := await self.context.mailbox.take(mailbox_of(actor), month, after=after):
-            found += [(item.number, waiting(item)) for item in items if item.number <= upto]
+            found += [pending(item) for item in items if item.number <= upto]
             after = items[-1].number
         return found
 
-    async def _drop(self, actor: str, month: str, packs: list[tuple[int, Waiting]], reason: str) -> None:
+    async def _drop(self, actor: str, month: str, packs: list[Numbered], reason: str) -> None:
         """Take packs away that nobody can get any more, and say so in the ledger first."""
         if packs:
             state, why = ("expired", "") if reason == "expired" else ("dropped", reason)
-            record(self.context.ledger, recipient(DOOR, actor), state, month, packs, why)
-            await self.settling.settle()
+            record_packs(self.context.ledger, recipient(DOOR, actor), state, month, packs, why)
+            await self.flushes.flush()
             await self.context.mailbox.confirm(mailbox_of(actor), month, [number for number, _ in packs])
 
     # ── making and ending ─────────────────────────────────────────────────────────────────────
 
-    async def make(self, actor: str, ttl: int, follow: tuple[str, ...], after: int | None, meta: msgspec.Raw) -> str:
-        """Begin a session and return its key. An actor has one: the former is over, with what waited in it."""
-        context, now_ms, month = self.context, self.context.clock.now_ms(), self.month
-        secret = records.new_secret()
+    async def make(self, wanted: NewSessionRequest) -> tuple[str, SessionRecord]:
+        """Begin a session; its key and record. An actor has one: the former is over, with what waited in it."""
+        context, actor, month = self.context, wanted.actor_id, self.month
+        now_ms, ttl, secret = context.clock.now_ms(), wanted.ttl or self._ttl, records.new_secret()
         await context.mailbox.make_month(month)
         for _ in range(_TRIES):
             found = await records.find(context.registry, actor)
             head = await context.mailbox.head(mailbox_of(actor), month)
-            kept = Kept(
+            record = SessionRecord(
                 digest=records.digest(secret), created_ms=now_ms, expires_ms=now_ms + ttl * 1000, ttl=ttl, month=month,
-                base=head.next_number - 1, after=context.hub.position if after is None else after,
-                node=context.bus.node, follow=follow, meta=meta,
+                base=head.next_number - 1, after=context.hub.position if wanted.after is None else wanted.after,
+                node=context.bus.node, follow=wanted.follow, meta=wanted.meta,
             )  # fmt: skip
             try:
-                version = await records.write(context.registry, actor, kept, found[1] if found else NEW)
+                version = await records.write(context.registry, actor, record, found[1] if found else NEW)
             except VersionMismatch:
                 continue
-            await self._replace(actor, found[0] if found else None, kept, version, head)
-            return f"{actor}:{secret}"
+            await self._replace(actor, found[0] if found else None, record, version, head)
+            return f"{actor}:{secret}", record
         raise Conflict(f"the session of {actor!r} is being changed by others all the time")
 
-    async def _replace(self, actor: str, former: Kept | None, kept: Kept, version: int, head: MailboxHead) -> None:
+    async def _replace(
+        self, actor: str, former: SessionRecord | None, record: SessionRecord, version: int, head: MailboxHead
+    ) -> None:
         if (session := self.known.get(actor)) is not None:
             session.end("keyMismatch")
         if former is None:
             # Nobody else can have put anything anywhere yet.
-            session = self.kind(self, actor, kept, version, head)
+            session = self.kind(self, actor, record, version, head)
             self.known[actor] = session
             self.became_quiet(session)
             return
         await self._tell(former.node, _CHANGE, actor)
         months = {former.month, former.former} & set(await self.context.mailbox.months())
         for month in months:
-            upto = kept.base if month == kept.month else 2**62
+            upto = record.base if month == record.month else 2**62
             await self._drop(actor, month, await self._pending(actor, month, upto), "replaced")
 
     async def end(self, actor: str, reason: str) -> bool:
@@ -272,11 +227,11 @@ class Sessions:
             found = await records.find(self.context.registry, actor)
             if found is None:
                 return False
-            kept, version = found
+            record, version = found
             try:
-                if not kept.ended:
-                    kept.ended = reason
-                    version = await records.write(self.context.registry, actor, kept, version)
+                if not record.ended:
+                    record.ended = reason
+                    version = await records.write(self.context.registry, actor, record, version)
                 break
             except VersionMismatch:
                 continue
@@ -284,14 +239,14 @@ class Sessions:
             raise Conflict(f"the session of {actor!r} is being changed by others all the time")
         if (session := self.known.get(actor)) is not None:
             session.end(reason)
-        await self._tell(kept.node, _END, f"{actor}\n{kept.digest}\n{kept.ended}")
-        await self._clear(actor, kept, version)
+        await self._tell(record.node, _END, f"{actor}\n{record.digest}\n{record.ended}")
+        await self._clear(actor, record, version)
         return True
 
-    async def _clear(self, actor: str, kept: Kept, version: int) -> None:
+    async def _clear(self, actor: str, record: SessionRecord, version: int) -> None:
         """Take away what is left of a session that has ended. Doing it twice does no harm."""
-        for month in {kept.month, kept.former} & set(await self.context.mailbox.months()):
-            await self._drop(actor, month, await self._pending(actor, month, 2**62), kept.ended)
+        for month in {record.month, record.former} & set(await self.context.mailbox.months()):
+            await self._drop(actor, month, await self._pending(actor, month, 2**62), record.ended)
         await self.context.registry.delete(PREFIX + actor, expect=version)
         self.ended += 1
 
@@ -301,14 +256,14 @@ class Sessions:
         while found := await self.context.registry.list(PREFIX, after=after, limit=PAGE_ENTRIES):
             after = found[-1].key
             for one in found:
-                actor, kept = records.read(one)
-                if kept.ended or self._is_over(actor, kept):
+                actor, record = records.read(one)
+                if record.ended or self._is_over(actor, record):
                     await self.end(actor, "expired")
 
-    def _is_over(self, actor: str, kept: Kept) -> bool:
-        session = self.known.get(actor) if kept.node == self.context.bus.node else None
+    def _is_over(self, actor: str, record: SessionRecord) -> bool:
+        session = self.known.get(actor) if record.node == self.context.bus.node else None
         # What is written down is a step ahead of the truth, which only the node knows that serves it.
-        expires_ms = session.expires_ms if session else kept.expires_ms
+        expires_ms = session.machine.expires_ms if session else record.expires_ms
         return expires_ms <= self.context.clock.now_ms()
 
     # ── storing ───────────────────────────────────────────────────────────────────────────────
@@ -316,45 +271,44 @@ class Sessions:
     async def put(self, session: Session, new: NewItem) -> Item:
         """Store a pack of a session that is served here."""
         while True:
-            month = session.kept.month
+            month = session.record.month
             (item,) = await self.context.mailbox.put(session.mailbox, month, [new])
-            while session.writing is not None:  # perhaps that it goes on to another month
-                await asyncio.shield(session.writing)
-            if session.kept.month == month:
+            if session.record.month == month:
                 session.added([item], month)
                 return item
             # It went on to another month meanwhile: so does the pack.
-            await self._moved(session.actor, month, item, session.kept.month)
+            await self._moved(session.actor, month, item, session.record.month)
 
-    async def put_anywhere(self, actor: str, kept: Kept, new: NewItem) -> tuple[Item, Kept]:
+    async def put_anywhere(self, actor: str, record: SessionRecord, new: NewItem) -> tuple[Item, SessionRecord]:
         """Store a pack of a session that any node may serve, and tell that node."""
         name, mailbox = mailbox_of(actor), self.context.mailbox
         while True:
-            (item,) = await mailbox.put(name, kept.month, [new])
+            (item,) = await mailbox.put(name, record.month, [new])
             now = await records.find(self.context.registry, actor)
-            if now is None or now[0].month == kept.month:
+            if now is None or now[0].month == record.month:
                 break
-            await self._moved(actor, kept.month, item, now[0].month)
-            kept = now[0]
+            await self._moved(actor, record.month, item, now[0].month)
+            record = now[0]
         if now is None or now[0].node != self.context.bus.node:
-            await self._tell(now[0].node if now else kept.node, _NEWS, actor)
+            await self._tell(now[0].node if now else record.node, _NEWS, actor)
         elif (session := self.known.get(actor)) is not None:
-            session.added([item], kept.month)
-        return item, kept
+            session.added([item], record.month)
+        return item, record
 
     # ── other nodes ───────────────────────────────────────────────────────────────────────────
 
     async def claim(self, session: Session) -> bool:
         """Serve this session's connections from here on; False if somebody else was quicker."""
-        node, mine = session.kept.node, self.context.bus.node
+        node, mine = session.record.node, self.context.bus.node
         if node == mine:
             return True
-        kept = msgspec.structs.replace(session.kept, node=mine)
+        record = msgspec.structs.replace(session.record, node=mine)
         try:
-            await session.write(kept)
+            await session.write(record)
         except VersionMismatch:
             session.end("")
             return False
+        session.machine.record = record
         await self._tell(node, _CHANGE, session.actor)
         return True
 
@@ -369,9 +323,8 @@ class Sessions:
         if session is None:
             return
         if what == _NEWS:
-            session.stale = True
-            session.wake()
-        elif what == _END and details[:1] == [session.kept.digest]:
+            session.hear_of(UNKNOWN)
+        elif what == _END and details[:1] == [session.record.digest]:
             session.end(details[-1])
         else:
             self.look_again(actor)
@@ -392,28 +345,27 @@ class Sessions:
         if session is None:
             return
         found = await records.find(self.context.registry, actor)
-        if session.gone or session.writing or (found is not None and found[1] == session.version):
+        if session.machine.is_over or session.writing or (found is not None and found[1] == session.version):
             return
         if found is None or found[0].ended:
             session.end(found[0].ended if found else "noSession")
         else:
-            session.end("" if found[0].digest == session.kept.digest else "keyMismatch")
+            session.end("" if found[0].digest == session.record.digest else "keyMismatch")
 
     def _record_changed(self, change: RecordChange) -> None:
         """What a hint may have told already. Who is not connected is looked at when somebody asks."""
         session = self.known.get(change.key.removeprefix(PREFIX))
-        if session is not None and session.live is not None and session.version < change.version:
+        if session is not None and session.transport and session.version < change.version:
             self.look_again(session.actor)
 
     def _mailbox_changed(self, change: MailboxChange) -> None:
         session = self.known.get(change.recipient.removeprefix(PREFIX))
-        if session is None or session.live is None or not change.recipient.startswith(PREFIX):
+        if session is None or not session.transport or not change.recipient.startswith(PREFIX):
             return
-        if change.month == session.kept.month and change.next_number - 1 > session.newest:
-            session.stale = True
-            session.wake()
+        if change.month == session.record.month and change.next_number - 1 > session.machine.newest:
+            session.hear_of(change.next_number - 1)
 
-    async def kept(self, actor: str) -> Kept:
+    async def record_of(self, actor: str) -> SessionRecord:
         """The record of a session that is there; raises `NotFound`."""
         found = await records.find(self.context.registry, actor)
         if found is None or found[0].ended or self._is_over(actor, found[0]):

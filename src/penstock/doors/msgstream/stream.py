@@ -1,4 +1,4 @@
-"""`/msgstream`: polls and WebSockets find their session here."""
+"""Answers `/msgstream`: polls and WebSockets find their session here."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections import deque
 from typing import Final
 
 from penstock.doors.msgstream import records
-from penstock.doors.msgstream.lives import EMPTY, HEADERS, Poll, Socket, json_answer, refusal
+from penstock.doors.msgstream.connections import EMPTY, HEADERS, Poll, Socket, json_answer, refusal
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import PenstockError
 from penstock.http.exchange import LIVE, Held, Request, Response
 from penstock.settings import Settings
 from penstock.wire import msgstream
-from penstock.wire.msgstream import LONG, SHORT, Asked, split_key
+from penstock.wire.msgstream import SHORT, StreamQuery, split_key
 
 Key = tuple[str, str]  # actor and secret
-Ids = tuple[int, ...]
 BAD_REQUEST = 1008
 FINDERS: Final = 16
 """Sessions that are looked for at once. After a restart all clients come back together: the others wait without a
@@ -26,19 +25,19 @@ _METHODS = "GET, POST, HEAD, OPTIONS"
 _PREFLIGHT_SECONDS = 20 * 24 * 3600  # as the original says
 
 
-class Streaming:
+class StreamRequests:
     """Answers everything that comes to the stream's path."""
 
     def __init__(self, sessions: Sessions, settings: Settings) -> None:
         self._sessions, self._context = sessions, sessions.context
-        self._heartbeat = settings.msgstream.heartbeat
+        self._settings = settings.msgstream
         self._origins = settings.server.cors_origins
-        self._waiting: deque[tuple[Poll | Socket, Key, Ids]] = deque()  # those whose session is to be found
+        self._waiting: deque[tuple[Poll | Socket, Key]] = deque()  # those whose session is to be found
         self._finders = 0
 
     def __call__(self, request: Request) -> Response | Held:
         """A poll, or the handshake of a WebSocket."""
-        asked: Asked | None = request.memo.get("msgstream")
+        asked: StreamQuery | None = request.memo.get("msgstream")
         if asked is None:
             asked = msgstream.parse(request.query)
             if asked.transport == SHORT and not asked.confirm:  # others hardly ever come twice to the byte
@@ -66,7 +65,7 @@ class Streaming:
 
     # ── polls ─────────────────────────────────────────────────────────────────────────────────
 
-    def _poll(self, request: Request, asked: Asked) -> Response | Held:
+    def _poll(self, request: Request, asked: StreamQuery) -> Response | Held:
         """Answer at once where nothing has to be waited for."""
         parts = split_key(asked.session_key)
         if parts is None:
@@ -75,46 +74,45 @@ class Streaming:
         if session is not None:
             if reason := self._why_not(session, parts[1]):
                 return json_answer(msgstream.unset(reason))
-            if asked.transport == SHORT and not asked.confirm and session.glance():
+            if asked.transport == SHORT and not asked.confirm and session.poll_without_waiting():
                 return EMPTY
-        patience = self._heartbeat if asked.transport == LONG else None
-        poll = Poll(request, patience, confirming=bool(asked.confirm))
-        self._serve(poll, session, parts, asked.confirm)
+        poll = Poll(request, asked.transport, self._settings.heartbeat, asked.confirm)
+        self._serve(poll, session, parts)
         return poll
 
     def _why_not(self, session: Session, secret: str) -> str:
         """The reason why this key is no key of that session; empty if it is."""
-        if session.expires_ms <= self._context.clock.now_ms():
+        if session.machine.expires_ms <= self._context.clock.now_ms():
             return "noSession"
-        return "" if records.fits(session.kept, secret) else "keyMismatch"
+        return "" if records.fits(session.record, secret) else "keyMismatch"
 
     # ── WebSockets ────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, request: Request, asked: Asked) -> Response:
+    def _open(self, request: Request, asked: StreamQuery) -> Response:
         """Become a WebSocket first: what is wrong with the session is said over it."""
-        socket = Socket()
+        socket = Socket(self._settings.ping)
         socket.tap = request.accept_websocket(socket, watch=self._context.ledger.enabled)
         parts = split_key(asked.session_key)
         if asked.session_key == "":
-            socket.refuse(BAD_REQUEST, "No sessionKey given")
+            socket.close(BAD_REQUEST, "No sessionKey given")
         elif parts is None:
-            socket.unset("invalidSessionKey")
+            socket.end("invalidSessionKey")
         else:
             session = self._sessions.at_hand(parts[0])
             if session is not None and (reason := self._why_not(session, parts[1])):
-                socket.unset(reason)
+                socket.end(reason)
             else:
-                self._serve(socket, session, parts, ())
+                self._serve(socket, session, parts)
         return LIVE
 
     # ── both ──────────────────────────────────────────────────────────────────────────────────
 
-    def _serve(self, live: Poll | Socket, session: Session | None, key: Key, confirm: Ids) -> None:
+    def _serve(self, connection: Poll | Socket, session: Session | None, key: Key) -> None:
         """Connect to a session that is at hand, or else have it found, after those who asked before."""
         if session is not None:
-            self._connect(live, session, confirm)
+            connection.join(session)
             return
-        self._waiting.append((live, key, confirm))
+        self._waiting.append((connection, key))
         if self._finders < FINDERS:
             self._finders += 1
             self._sessions.tasks.start(self._find_all())
@@ -126,26 +124,16 @@ class Streaming:
         finally:
             self._finders -= 1
 
-    async def _find(self, live: Poll | Socket, key: Key, confirm: Ids) -> None:
+    async def _find(self, connection: Poll | Socket, key: Key) -> None:
         actor, secret = key
         try:
             session = await self._sessions.find(actor)
             while session is not None and not self._why_not(session, secret):
                 if await self._sessions.claim(session):
-                    self._connect(live, session, confirm)
+                    connection.join(session)
                     return
                 session = await self._sessions.find(actor)
         except PenstockError as error:
-            live.failed(error)
+            connection.end("", error)
             return
-        live.unknown("noSession" if session is None else self._why_not(session, secret))
-
-    def _connect(self, live: Poll | Socket, session: Session, confirm: Ids) -> None:
-        if isinstance(live, Socket):
-            confirm = live.join(session)
-        else:
-            live.session = session
-        if not live.over:
-            session.connect(live, confirm)
-        elif confirm:
-            session.confirm(confirm, live)  # it left, and is no connection; but what it said holds
+        connection.end("noSession" if session is None else self._why_not(session, secret))
