@@ -22,6 +22,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.lookout import Changes, Lookout
+from penstock.core.members import Alone, Members
 from penstock.doors.msgstream import MessageStream
 from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, MemoryRegistry
 from penstock.http.listener import Listener
@@ -104,6 +105,7 @@ class Place:
         self.listener: Listener
         self.ledger: Ledger
         self.lookout: Lookout
+        self.members: Alone | Members
 
     async def start(self) -> None:
         engine, enter = self.engine, self._stack.enter_async_context
@@ -113,9 +115,11 @@ class Place:
         wheel = Wheel(asyncio.get_running_loop())
         changes = (self._changes or MemoryChanges(engine)) if self._look_seconds else None
         self.lookout = Lookout(changes, seconds=self._look_seconds)
+        self.members = Alone() if self._bus is None else await enter(Members(engine.registry, self._bus))
         context = Context(
             engine.log, engine.mailbox, engine.registry, self._bus or engine.bus, hub, self.ledger,
-            Gate(open_keys(self._keys), "admin"), self.clock, wheel, 1 << 20, lookout=self.lookout,
+            Gate(open_keys(self._keys), "admin"), self.clock, wheel, 1 << 20, members=self.members,
+            lookout=self.lookout,
         )  # fmt: skip
         self.door = await enter(self._make(context, Settings(msgstream=self._settings)))
         await enter(self.lookout)

@@ -70,6 +70,8 @@ async def three(keys: Path, faults: Faults, see: See = MemoryChanges) -> AsyncIt
         ]  # fmt: skip
         for node in nodes:
             await node.start()
+        for node in nodes:
+            await node.members.watch()
         try:
             yield nodes
         finally:

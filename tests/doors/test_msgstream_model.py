@@ -29,7 +29,7 @@ from penstock.doors.msgstream.sessions import Sessions
 from penstock.http.loop import run_loop
 from penstock.testing import wait_until_async
 from penstock.values import Entry, Item, NewItem
-from penstock.wire.msgstream_actions import Action, Numbered
+from penstock.wire.msgstream_actions import Action, Numbered, SessionRecord
 from tests.doors.msgstream_place import Place, place, two_nodes
 
 STREAM = "/followed"
@@ -343,8 +343,8 @@ class KeepsNothing(Sessions):
 class CountsAnew(Sessions):
     """Begins to count at 1 after a restart."""
 
-    async def _load(self, actor: str) -> Session | None:
-        session = await super()._load(actor)
+    async def _load(self, actor: str, record: SessionRecord) -> Session | None:
+        session = await super()._load(actor, record)
         if session is not None and not session.machine.packs:
             session.record.base = session.machine.newest
         return session

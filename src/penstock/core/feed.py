@@ -1,9 +1,6 @@
 """One live reader: carried from its position through the log into the live flow.
 
-Live answers of the API, sps wires, sessions of the message stream, recorded Trickle channels and Web Push bindings
-read the log through it. Event Horizon's pushers do not: there the app says stream by stream, in bytes, where it is,
-and may go back, so a page is read when the app has answered (`doors/eventhorizon/pusher.py`). A feed is always in one
-of these states:
+A feed is always in one of these states:
 
     behind   its position is older than what it has been offered: pages come from the log
     live     it has been offered everything up to the hub's position
@@ -95,6 +92,11 @@ class FeedHub(Protocol):
     forgotten: int  # entries up to here are not in the hub's memory any more
     woken: list[Feed]  # feeds that have something waiting: they are flushed in this turn of the loop
     went_behind: int
+
+    @property
+    def offered(self) -> int:
+        """The id up to which each feed that is live has been offered what it wants."""
+        ...
 
     def enqueue(self, feed: Feed) -> None:
         """Put a feed that is behind into the line, once."""

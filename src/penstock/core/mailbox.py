@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from penstock.errors import VersionMismatch
 from penstock.limits import MAILBOX_PAGE
 from penstock.values import Item, MailboxHead, NewItem, Room
 
@@ -98,3 +99,13 @@ class Mailbox(Protocol):
     async def drop_month(self, month: str) -> bool:
         """Drop a month with all that is in it; False if it was not there."""
         ...
+
+
+async def forward(
+    mailbox: Mailbox, recipient: str, month: str, items: Sequence[NewItem], *, position: int, expect: int
+) -> list[Item] | int:
+    """Store items together with a new read position; if that is not where it was expected, return where it is."""
+    try:
+        return await mailbox.put(recipient, month, items, position=position, expect=expect)
+    except VersionMismatch:
+        return (await mailbox.head(recipient, month)).position

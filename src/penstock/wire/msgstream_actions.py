@@ -21,7 +21,7 @@ class SessionRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     month: str  # of its mailbox
     base: int  # an item's number less its pack's id
     after: int  # the log id up to which followed entries are in the mailbox, if its head says no more
-    node: str  # where its connections are served
+    owner: str = msgspec.field(default="", name="node")  # the member that serves its connections
     follow: tuple[str, ...] = ()
     meta: msgspec.Raw = msgspec.Raw(b"null")
     former: str = ""  # the month it left: another node may have put something there at the last moment
@@ -145,7 +145,6 @@ class Plain(Enum):
     STOP_FEED = "it takes none any more"
     BECOME_QUIET = "nobody is connected any more"
     FORGET = "the session is over here"
-    RECHECK = "somebody else has changed its record"
 
 
 Action = (

@@ -9,8 +9,8 @@ The session uses its storage for one thing at a time. `work` is that thing; who 
     REST           there is nothing to do
     REFRESH        another node may have stored packs               refreshed
     CONFIRM        the client named packs that wait                 confirmed
-    WRITE_LIFE     a tenth of its life has passed since the last    life_written, or conflicted
-    CHANGE_MONTH   nothing waits, and the month has changed         month_changed, or conflicted
+    WRITE_LIFE     a tenth of its life has passed since the last    life_written, or not_written
+    CHANGE_MONTH   nothing waits, and the month has changed         month_changed, or not_written
     STORE          followed entries are to become packs             entries_stored, or entries_overtaken
     FETCH          packs wait that this connection has not got      fetched
     LAST_CONFIRM   as CONFIRM, and the session has ended            confirmed
@@ -305,16 +305,9 @@ class SessionMachine:
         self.newest = self._sent = head.next_number - 1
         return self._finish_work()
 
-    def month_kept(self) -> list[Action]:
-        """Packs came meanwhile: it stays in its month."""
+    def not_written(self) -> list[Action]:
+        """The record is as it was: packs came while the month was changed, or somebody else has changed it."""
         return self._finish_work()
-
-    def conflicted(self) -> list[Action]:
-        """Somebody else has changed the record."""
-        if self.is_over:
-            return []
-        self.work = Work.REST
-        return [Plain.RECHECK]
 
     def entries_stored(self, entries: Sequence[Entry], items: Sequence[Item]) -> list[Action]:
         """The first entries of those that wait are packs."""

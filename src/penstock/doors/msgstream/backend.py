@@ -20,9 +20,10 @@ from penstock.api.context import integer, only
 from penstock.api.describing import PATH_LEVEL, STRING, STRING_OR_NULL, a_list, an_object, operation, text
 from penstock.api.describing import limit as limit_parameter
 from penstock.core.ledger import recipient
+from penstock.core.members import node_of
 from penstock.doors.msgstream import records
 from penstock.doors.msgstream.packs import BROADCAST
-from penstock.doors.msgstream.records import DOOR, PREFIX, check_actor, mailbox_of
+from penstock.doors.msgstream.records import DOOR, FORM, PREFIX, check_actor, mailbox_of
 from penstock.doors.msgstream.requests import (
     EmitRequest,
     FindActorsRequest,
@@ -89,7 +90,8 @@ class SessionsApi:
         only(request, "after", "limit")
         limit = integer(request, "limit", 100, least=1, most=PAGE_ENTRIES)
         after = PREFIX + request.params.get("after", "")
-        found = [records.read(r) for r in await self._context.registry.list(PREFIX, after=after, limit=limit)]
+        page = await self._context.registry.list(PREFIX, after=after, limit=limit)
+        found = [(one.key.removeprefix(PREFIX), FORM.decode(one.value)) for one in page]
         shown = [self._shown(actor, record) for actor, record in found if not record.ended]
         following = found[-1][0] if len(found) == limit else None
         return Response(200, _encode({"sessions": shown, "after": following}))
@@ -149,7 +151,7 @@ class SessionsApi:
         session = self._sessions.known.get(actor)
         expires_ms = max(record.expires_ms, session.machine.expires_ms) if session else record.expires_ms
         return SessionShown(
-            actor, record.created_ms / 1000, expires_ms / 1000, record.ttl, record.node,
+            actor, record.created_ms / 1000, expires_ms / 1000, record.ttl, node_of(record.owner),
             session.transport if session else "", record.follow, record.meta,
         )  # fmt: skip
 
@@ -217,18 +219,17 @@ class Emitter:
         """The id of the pack, or why there is none."""
         if not self._sessions.alone:
             return await self._to_any_node(actor, new)
-        session = self._sessions.at_hand(actor) or await self._sessions.find(actor)
-        if session is None or session.machine.expires_ms <= self._context.clock.now_ms():
+        session = self._sessions.at_hand(actor) or await self._sessions.open(actor)
+        if isinstance(session, str) or self._sessions.why_not(actor, session.record, None):
             return OFFLINE
         if self._is_full(len(session.machine.packs), session.machine.size, new):
             return FULL
         return self._accepted(actor, session.record, await self._sessions.put(session, new))
 
     async def _to_any_node(self, actor: str, new: NewItem) -> int | str:
-        found = await records.find(self._context.registry, actor)
-        if found is None or found[0].ended or found[0].expires_ms <= self._context.clock.now_ms():
+        record = await records.find(self._context.registry, actor)
+        if record is None or self._sessions.why_not(actor, record, None):
             return OFFLINE
-        record = found[0]
         head = await self._context.mailbox.head(mailbox_of(actor), record.month)
         if self._is_full(head.pending, head.pending_bytes, new):
             return FULL

@@ -37,6 +37,7 @@ class MessageStream:
 
     async def __aenter__(self) -> Self:
         await self._context.mailbox.make_month(self.sessions.month)
+        await self.sessions.owned.__aenter__()
         every = self._context.background.every
         self._sweeping = every(self._settings.sweep, "msgstream.sweep", self.sessions.sweep)
         return self
@@ -48,6 +49,7 @@ class MessageStream:
             await self._sweeping.stop()
         await self._tasks.close()
         self.sessions.close()
+        await self.sessions.owned.__aexit__(kind, error, trace)
 
     def samples(self) -> Iterable[Sample]:
         """How many sessions are known and connected here, and how many packs were emitted."""

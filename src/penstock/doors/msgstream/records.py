@@ -14,12 +14,10 @@ import string
 import sys
 from typing import Final
 
-import msgspec
-
+from penstock.core.ownership import RecordForm
 from penstock.core.registry import Registry
 from penstock.errors import InputInvalid
 from penstock.limits import ACTOR_BYTES
-from penstock.values import Record
 from penstock.wire.msgstream_actions import SessionRecord
 
 DOOR: Final = "msgstream"
@@ -27,8 +25,15 @@ PREFIX: Final = "msgstream/"
 _LETTERS = string.ascii_letters + string.digits
 _KEY_LETTERS = 16  # 95 bits
 
-_encode = msgspec.json.Encoder().encode
-_decoder = msgspec.json.Decoder(SessionRecord)
+
+class _Form(RecordForm[SessionRecord]):
+    def decode(self, value: bytes) -> SessionRecord:
+        record = super().decode(value)
+        record.month, record.owner = sys.intern(record.month), sys.intern(record.owner)  # thousands share them
+        return record
+
+
+FORM: Final = _Form(SessionRecord, "owner")
 
 
 def new_secret() -> str:
@@ -67,19 +72,7 @@ def mailbox_of(actor: str) -> str:
     return PREFIX + actor
 
 
-def read(record: Record) -> tuple[str, SessionRecord]:
-    """An actor, and the session that a record holds."""
-    session = _decoder.decode(record.value)
-    session.month, session.node = sys.intern(session.month), sys.intern(session.node)  # thousands share them
-    return record.key.removeprefix(PREFIX), session
-
-
-async def find(registry: Registry, actor: str) -> tuple[SessionRecord, int] | None:
-    """The session of an actor with its version, ended or not."""
+async def find(registry: Registry, actor: str) -> SessionRecord | None:
+    """The session of an actor, ended or not."""
     record = await registry.get(PREFIX + actor)
-    return (read(record)[1], record.version) if record else None
-
-
-async def write(registry: Registry, actor: str, session: SessionRecord, expect: int) -> int:
-    """Store a session if nobody else has changed it; returns its new version."""
-    return (await registry.put(PREFIX + actor, _encode(session), expect=expect)).version
+    return FORM.decode(record.value) if record else None

@@ -16,12 +16,13 @@ import msgspec
 from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import recipient
+from penstock.core.mailbox import forward
 from penstock.core.names import is_exact
-from penstock.doors.msgstream import records
+from penstock.core.ownership import Ownership
 from penstock.doors.msgstream.packs import BROADCAST, PackTexts, record_packs, reference
 from penstock.doors.msgstream.records import DOOR, mailbox_of
 from penstock.doors.msgstream.tasks import LedgerFlushes, Tasks
-from penstock.errors import PenstockError, VersionMismatch
+from penstock.errors import PenstockError
 from penstock.limits import MAILBOX_PAGE
 from penstock.values import Entry, Item, Kind, MailboxHead
 from penstock.wire import msgstream
@@ -56,6 +57,7 @@ class SessionHome(Protocol):
     tasks: Tasks
     texts: PackTexts
     flushes: LedgerFlushes
+    owned: Ownership[SessionRecord]
 
     @property
     def month(self) -> str:
@@ -74,10 +76,6 @@ class SessionHome(Protocol):
         """Know nothing of it any more; the registry does."""
         ...
 
-    def look_again(self, actor: str) -> None:
-        """Compare what is known of a session with its record, soon."""
-        ...
-
     async def bring_along(self, actor: str, record: SessionRecord) -> None:
         """Move what is left in the month that a session has left."""
         ...
@@ -86,14 +84,13 @@ class SessionHome(Protocol):
 class Session:
     """Made by `Sessions`, which finds it again by its actor. It is where its feed's entries go."""
 
-    __slots__ = ("actor", "feed", "home", "machine", "version", "who", "writing")
+    __slots__ = ("actor", "feed", "home", "machine", "who")
 
-    def __init__(self, home: SessionHome, actor: str, record: SessionRecord, version: int, head: MailboxHead) -> None:
-        self.home, self.actor, self.version = home, actor, version
+    def __init__(self, home: SessionHome, actor: str, record: SessionRecord, head: MailboxHead) -> None:
+        self.home, self.actor = home, actor
         self.who = recipient(DOOR, actor)  # as the ledger and the list of consumers name it
         self.machine = SessionMachine(home.rules, record, head, home.context.clock.now_ms())
         self.feed: Feed | None = None
-        self.writing = False  # its record is being changed from here
 
     @property
     def record(self) -> SessionRecord:
@@ -157,9 +154,9 @@ class Session:
         """Packs were stored, from this node."""
         self._perform(self.machine.packs_added(items, month))
 
-    def hear_of(self, number: int) -> None:
-        """Other nodes have stored packs, up to this number."""
-        self._perform(self.machine.hear_of(number))
+    def hear_of_packs(self) -> None:
+        """Other nodes have stored some."""
+        self._perform(self.machine.hear_of())
 
     def end(self, reason: str) -> None:
         """It is over: say so to whoever is connected. With no reason, another node serves it now."""
@@ -229,8 +226,6 @@ class Session:
                     self.home.became_quiet(self)
                 case Plain.FORGET:
                     self.home.forget(self)
-                case Plain.RECHECK:
-                    self.home.look_again(self.actor)
                 case _:
                     self.home.tasks.start(self._work(action))
 
@@ -266,8 +261,6 @@ class Session:
     async def _work(self, action: Action) -> None:
         try:
             answer = await self._use_storage(action)
-        except VersionMismatch:
-            answer = self.machine.conflicted()
         except PenstockError as error:
             self.failed(error)
             return
@@ -309,12 +302,12 @@ class Session:
 
     async def _write_life(self) -> list[Action]:
         """A step further than it is, so that a crash never shortens it."""
-        record, machine = self.record, self.machine
-        record = msgspec.structs.replace(
-            record, expires_ms=machine.expires_ms + record.ttl * 100, after=max(record.after, self._position)
-        )
-        await self.write(record)
-        return machine.life_written(record, self.home.context.clock.now_ms())
+        record, expires_ms = self.record, self.machine.expires_ms + self.record.ttl * 100
+        after = max(record.after, self._position)
+        written = await self._write(msgspec.structs.replace(record, expires_ms=expires_ms, after=after))
+        if written is None:
+            return self.machine.not_written()
+        return self.machine.life_written(written, self.home.context.clock.now_ms())
 
     @property
     def _position(self) -> int:
@@ -322,13 +315,10 @@ class Session:
         is_live = self.feed is not None and self.machine.following is Following.LIVE
         return max(self.machine.position, self.feed.reached if is_live and self.feed else 0)
 
-    async def write(self, record: SessionRecord) -> None:
-        """Change its record in the registry, unless somebody else has."""
-        self.writing = True
-        try:
-            self.version = await records.write(self.home.context.registry, self.actor, record, self.version)
-        finally:
-            self.writing = False
+    async def _write(self, record: SessionRecord) -> SessionRecord | None:
+        """Change its record; None if it is not ours any more, or was written at the same time."""
+        written = await self.home.owned.write(self.actor, record)
+        return self.home.owned.mine(self.actor) if written else None
 
     async def _change_month(self, month: str) -> list[Action]:
         """Nothing waits in the old one, and ids go on where they were."""
@@ -337,25 +327,25 @@ class Session:
         head = await mailbox.head(self.mailbox, month)
         former = await mailbox.head(self.mailbox, record.month)  # another node may have read further
         if machine.packs:
-            return machine.month_kept()
+            return machine.not_written()
         base = head.next_number - 1 - (machine.newest - record.base)
         after = max(self._position, former.position)
         record = msgspec.structs.replace(record, month=month, former=record.month, base=base, after=after)
-        await self.write(record)
+        written = await self._write(record)
+        if written is None:
+            return machine.not_written()
         came_late = bool(machine.packs)  # while the record was written
-        actions = machine.month_changed(record, head)
+        actions = machine.month_changed(written, head)
         if came_late:
-            await self.home.bring_along(self.actor, record)
+            await self.home.bring_along(self.actor, written)
         return actions
 
     async def _store(self, entries: Sequence[Entry], expect: int) -> list[Action]:
         """The position goes with the packs, so none comes twice and none is left out."""
-        mailbox, month = self.home.context.mailbox, self.record.month
-        new = [reference(entry) for entry in entries]
-        try:
-            items = await mailbox.put(self.mailbox, month, new, position=entries[-1].id, expect=expect)
-        except VersionMismatch:
-            return self.machine.entries_overtaken((await mailbox.head(self.mailbox, month)).position)
+        mailbox, new = self.home.context.mailbox, [reference(entry) for entry in entries]
+        items = await forward(mailbox, self.mailbox, self.record.month, new, position=entries[-1].id, expect=expect)
+        if isinstance(items, int):
+            return self.machine.entries_overtaken(items)
         return self.machine.entries_stored(entries, items)
 
     async def _fetch(self, action: FetchPacks) -> list[Action]:

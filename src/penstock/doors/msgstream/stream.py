@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from penstock.doors.msgstream import records
 from penstock.doors.msgstream.connections import EMPTY, HEADERS, Poll, Socket, json_answer, refusal
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
@@ -72,19 +71,13 @@ class StreamRequests:
             return json_answer(msgstream.unset("invalidSessionKey"))
         session = self._sessions.at_hand(parts[0])
         if session is not None:
-            if reason := self._why_not(session, parts[1]):
+            if reason := self._sessions.why_not(parts[0], session.record, parts[1]):
                 return json_answer(msgstream.unset(reason))
             if asked.transport == SHORT and not asked.confirm and session.poll_without_waiting():
                 return EMPTY
         poll = Poll(request, asked.transport, self._settings.heartbeat, asked.confirm)
         self._serve(poll, session, parts)
         return poll
-
-    def _why_not(self, session: Session, secret: str) -> str:
-        """The reason why this key is no key of that session; empty if it is."""
-        if session.machine.expires_ms <= self._context.clock.now_ms():
-            return "noSession"
-        return "" if records.fits(session.record, secret) else "keyMismatch"
 
     # ── WebSockets ────────────────────────────────────────────────────────────────────────────
 
@@ -99,7 +92,7 @@ class StreamRequests:
             socket.end("invalidSessionKey")
         else:
             session = self._sessions.at_hand(parts[0])
-            if session is not None and (reason := self._why_not(session, parts[1])):
+            if session is not None and (reason := self._sessions.why_not(parts[0], session.record, parts[1])):
                 socket.end(reason)
             else:
                 self._serve(socket, session, parts)
@@ -125,15 +118,12 @@ class StreamRequests:
             self._finders -= 1
 
     async def _find(self, connection: Poll | Socket, key: Key) -> None:
-        actor, secret = key
         try:
-            session = await self._sessions.find(actor)
-            while session is not None and not self._why_not(session, secret):
-                if await self._sessions.claim(session):
-                    connection.join(session)
-                    return
-                session = await self._sessions.find(actor)
+            session = await self._sessions.open(*key)
         except PenstockError as error:
             connection.end("", error)
             return
-        connection.end("noSession" if session is None else self._why_not(session, secret))
+        if isinstance(session, str):
+            connection.end(session)
+        else:
+            connection.join(session)
