@@ -26,7 +26,7 @@ from penstock.wire.msgstream_actions import (
     ConfirmPacks,
     EndConnection,
     FetchPacks,
-    Plain,
+    PlainAction,
     RefreshPacks,
     SendPacks,
     SessionRecord,
@@ -111,7 +111,7 @@ class World:
     # ── performing ────────────────────────────────────────────────────────────────────────────
 
     def perform(self, actions: list[Action]) -> None:
-        assert not any(isinstance(one, StartFeed) or one is Plain.RESUME_FEED for one in actions[:-1])
+        assert not any(isinstance(one, StartFeed) or one is PlainAction.RESUME_FEED for one in actions[:-1])
         for action in actions:
             match action:
                 case SendPacks():
@@ -124,13 +124,13 @@ class World:
                 case StartFeed(after):
                     assert self.feed is None
                     self.feed = after
-                case Plain.RESUME_FEED:
+                case PlainAction.RESUME_FEED:
                     self.pump()
-                case Plain.STOP_FEED:
+                case PlainAction.STOP_FEED:
                     self.feed = None
-                case Plain.BECOME_QUIET:
+                case PlainAction.BECOME_QUIET:
                     assert self.machine.link is Link.NONE
-                case Plain.FORGET:
+                case PlainAction.FORGET:
                     pass
                 case _:
                     assert self.storing is None, "two things at once"
@@ -257,7 +257,7 @@ class World:
 
     def conflict(self) -> None:
         """The record cannot be written now."""
-        if self.storing is Plain.WRITE_LIFE or isinstance(self.storing, ChangeMonth):
+        if self.storing is PlainAction.WRITE_LIFE or isinstance(self.storing, ChangeMonth):
             self.storing = None
             self.perform(self.machine.not_written())
 
@@ -294,7 +294,7 @@ class World:
                 self.perform(machine.entries_stored(entries, items))
             case FetchPacks():
                 self.fetch(action)
-            case Plain.WRITE_LIFE:
+            case PlainAction.WRITE_LIFE:
                 self.record = msgspec.structs.replace(self.record, expires_ms=machine.expires_ms + TTL * 100)
                 self.perform(machine.life_written(self.record, self.now_ms))
 

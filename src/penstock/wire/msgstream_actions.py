@@ -137,7 +137,7 @@ class FetchPacks(NamedTuple):
     whole: bool
 
 
-class Plain(Enum):
+class PlainAction(Enum):
     """Actions that need nothing to be said about them."""
 
     WRITE_LIFE = "write down how long the session lives"
@@ -149,5 +149,5 @@ class Plain(Enum):
 
 Action = (
     SendPacks | WaitForPacks | EndConnection | StartFeed | RefreshPacks | ConfirmPacks | ChangeMonth | StoreEntries
-    | FetchPacks | Plain
+    | FetchPacks | PlainAction
 )  # fmt: skip

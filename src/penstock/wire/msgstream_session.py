@@ -40,27 +40,9 @@ from typing import Final
 from penstock.errors import Busy
 from penstock.limits import CONFIRMS, FORWARD_ENTRIES
 from penstock.values import Entry, Item, MailboxHead
+from penstock.wire import msgstream_actions as do
 from penstock.wire.msgstream import LONG, SHORT, WEBSOCKET
-from penstock.wire.msgstream_actions import (
-    Action,
-    Body,
-    ChangeMonth,
-    ConfirmPacks,
-    EndConnection,
-    FetchPacks,
-    Numbered,
-    PendingPack,
-    Plain,
-    RefreshPacks,
-    SendPacks,
-    SessionRecord,
-    SessionRules,
-    StartFeed,
-    StoreEntries,
-    StreamConnection,
-    WaitForPacks,
-    pending,
-)
+from penstock.wire.msgstream_actions import Action, Numbered, SessionRecord, StreamConnection
 
 UNKNOWN: Final = 2**63
 """The number of a pack that may be there: another node knows."""
@@ -80,7 +62,7 @@ class _Confirmations:
         self.ids = 0  # of all of them
         self.storing = 0  # how many of them are being stored
         self.numbers: list[int] = []  # the packs that these name
-        self.endings: dict[StreamConnection, EndConnection] = {}  # of polls that are told when theirs is durable
+        self.endings: dict[StreamConnection, do.EndConnection] = {}  # of polls that are told when theirs is durable
 
 
 class SessionMachine:
@@ -90,12 +72,12 @@ class SessionMachine:
                  "following", "forwarded", "heard", "link", "newest", "packs", "position", "record", "size",
                  "work")  # fmt: skip
 
-    def __init__(self, rules: SessionRules, record: SessionRecord, head: MailboxHead, now_ms: int) -> None:
+    def __init__(self, rules: do.SessionRules, record: SessionRecord, head: MailboxHead, now_ms: int) -> None:
         self._rules, self.record = rules, record
         self.expires_ms = record.expires_ms
         self._written_ms = max(now_ms, record.expires_ms - record.ttl * 1100 + 1)  # when that was written, or now
         self._month = record.month  # the month that is in use
-        self.packs: dict[int, PendingPack] = {}  # all that wait to be confirmed, by number, ascending
+        self.packs: dict[int, do.PendingPack] = {}  # all that wait to be confirmed, by number, ascending
         self.size = 0  # bytes of them
         self.newest = head.next_number - 1  # the highest number that is known
         self.heard = 0  # the highest that somebody told of
@@ -140,7 +122,7 @@ class SessionMachine:
     def connect(self, connection: StreamConnection, confirm: tuple[int, ...], now_ms: int, month: str) -> list[Action]:
         """Serve *connection* from now on; the one before is over."""
         if self.is_over:
-            return [EndConnection(connection, error=Busy("session", 0))]
+            return [do.EndConnection(connection, error=Busy("session", 0))]
         actions = self._end_connection()
         self._note_life(now_ms, month)
         self.connection, self.link, self._sent = connection, Link.OPEN, self.record.base
@@ -157,7 +139,7 @@ class SessionMachine:
             return None
         self._note_life(now_ms, month)
         actions = self._end_connection()
-        actions.append(Plain.BECOME_QUIET)
+        actions.append(do.PlainAction.BECOME_QUIET)
         return actions + self._next()
 
     def touch(self, now_ms: int, month: str) -> list[Action]:
@@ -243,7 +225,7 @@ class SessionMachine:
         if self.connection is None:
             self.position = max(self.position, entries[0].id - 1)
             self.following = Following.STOPPED
-            return [Plain.STOP_FEED]
+            return [do.PlainAction.STOP_FEED]
         self._entries = [*self._entries, *entries] if self._entries else entries
         self.following = Following.PAUSED
         return self._next()
@@ -339,7 +321,7 @@ class SessionMachine:
         self.work = Work.REST
         actions: list[Action] = []
         if connection is self.connection and self.link is Link.OPEN:
-            bodies: list[Body] = [text for text in texts if text[0] in self.packs]
+            bodies: list[do.Body] = [text for text in texts if text[0] in self.packs]
             if bodies:
                 actions = self._send(bodies, [(number, self.packs[number]) for number, _ in bodies])
             self._sent = max(self._sent, upto)
@@ -359,11 +341,11 @@ class SessionMachine:
             return []
         if self.heard > self.newest:
             self.heard = 0
-            return self._begin(Work.REFRESH, RefreshPacks(self.newest))
+            return self._begin(Work.REFRESH, do.RefreshPacks(self.newest))
         if self._confirmations is not None:
             return self._confirm(self._confirmations)
         if self.expires_ms >= self._written_ms + self.record.ttl * 1100:
-            return self._begin(Work.WRITE_LIFE, Plain.WRITE_LIFE)
+            return self._begin(Work.WRITE_LIFE, do.PlainAction.WRITE_LIFE)
         if self.connection is None or self.link is not Link.OPEN:
             return []
         return self._serve(self.connection)
@@ -371,23 +353,23 @@ class SessionMachine:
     def _serve(self, connection: StreamConnection) -> list[Action]:
         """What the connection that is open needs next."""
         if not self.packs and self._month != self.record.month:
-            return self._begin(Work.CHANGE_MONTH, ChangeMonth(self._month))
+            return self._begin(Work.CHANGE_MONTH, do.ChangeMonth(self._month))
         if self._entries:
-            return self._begin(Work.STORE, StoreEntries(self._entries[:FORWARD_ENTRIES], self.forwarded))
+            return self._begin(Work.STORE, do.StoreEntries(self._entries[:FORWARD_ENTRIES], self.forwarded))
         if self.following is not Following.LIVE and not self.full:
             before, self.following = self.following, Following.READING
             if before is Following.READING:
                 return []
-            return [StartFeed(self.position) if before is Following.STOPPED else Plain.RESUME_FEED]
+            return [do.StartFeed(self.position) if before is Following.STOPPED else do.PlainAction.RESUME_FEED]
         is_poll = connection.transport != WEBSOCKET
         if self.packs and self._sent < self.newest:
             whole = is_poll or self._rules.resend_all
             after = self.record.base if whole else self._sent
-            return self._begin(Work.FETCH, FetchPacks(connection, after, self.newest, whole))
+            return self._begin(Work.FETCH, do.FetchPacks(connection, after, self.newest, whole))
         self._sent = self.newest
         if connection.transport == SHORT:
             return self._end_connection() + self._release()
-        return [WaitForPacks(connection)] if connection.transport == LONG else []
+        return [do.WaitForPacks(connection)] if connection.transport == LONG else []
 
     def _begin(self, work: Work, action: Action) -> list[Action]:
         self.work = work
@@ -398,7 +380,7 @@ class SessionMachine:
         base = self.record.base
         named.numbers = numbers = sorted({id + base for ids, _ in named.named for id in ids} & self.packs.keys())
         if numbers:
-            return self._begin(Work.CONFIRM, ConfirmPacks([(number, self.packs[number]) for number in numbers]))
+            return self._begin(Work.CONFIRM, do.ConfirmPacks([(number, self.packs[number]) for number in numbers]))
         return self.confirmed()  # nothing that waits was named
 
     # ── parts of the above ────────────────────────────────────────────────────────────────────
@@ -412,7 +394,7 @@ class SessionMachine:
         named.ids += len(ids)
 
     def _add(self, items: Sequence[Item]) -> list[Numbered]:
-        packs = [pending(item) for item in items]
+        packs = [do.pending(item) for item in items]
         self.packs.update(packs)
         self.size += sum(pack.size for _, pack in packs)
         self.newest = items[-1].number
@@ -424,22 +406,22 @@ class SessionMachine:
             return False
         return not self._rules.resend_all or self.connection.transport != WEBSOCKET
 
-    def _send(self, bodies: list[Body], packs: list[Numbered]) -> list[Action]:
+    def _send(self, bodies: list[do.Body], packs: list[Numbered]) -> list[Action]:
         connection = self.connection
         if connection is None:
             return []
         self._sent = packs[-1][0]
         if connection.transport == WEBSOCKET:
-            return [SendPacks(connection, bodies, packs)]
+            return [do.SendPacks(connection, bodies, packs)]
         self.connection, self.link = None, Link.NONE
-        return [SendPacks(connection, bodies, packs), *self._release()]
+        return [do.SendPacks(connection, bodies, packs), *self._release()]
 
     def _end_connection(self, reason: str = "", error: Exception | None = None) -> list[Action]:
         """End the connection that is served. A poll whose confirmation is not durable hears of it when that is."""
         connection, link, self.connection, self.link = self.connection, self.link, None, Link.NONE
         if connection is None:
             return []
-        ending = EndConnection(connection, reason, error)
+        ending = do.EndConnection(connection, reason, error)
         if link is Link.CONFIRMING and self._confirmations is not None:
             self._confirmations.endings[connection] = ending
             return []
@@ -448,18 +430,18 @@ class SessionMachine:
     def _release(self) -> list[Action]:
         """Nobody is connected: what was not stored yet stays in the log."""
         actions: list[Action] = [] if self.following is Following.LIVE else self._stop_following()
-        actions.append(Plain.BECOME_QUIET)
+        actions.append(do.PlainAction.BECOME_QUIET)
         return actions
 
     def _stop_following(self) -> list[Action]:
         before, self.following, self._entries = self.following, Following.STOPPED, ()
-        return [] if before is Following.STOPPED else [Plain.STOP_FEED]
+        return [] if before is Following.STOPPED else [do.PlainAction.STOP_FEED]
 
     def _stop(self) -> list[Action]:
-        return [*self._stop_following(), Plain.FORGET]
+        return [*self._stop_following(), do.PlainAction.FORGET]
 
     def _give_up_confirming(self, error: Exception) -> list[Action]:
         """What was named is not durable, and will not be: only the end of the session is an answer to that."""
         named, self._confirmations = self._confirmations, None
         endings = named.endings.values() if named is not None else ()
-        return [end if end.reason else EndConnection(end.connection, error=error) for end in endings]
+        return [end if end.reason else do.EndConnection(end.connection, error=error) for end in endings]

@@ -26,23 +26,8 @@ from penstock.errors import PenstockError
 from penstock.limits import MAILBOX_PAGE
 from penstock.values import Entry, Item, Kind, MailboxHead
 from penstock.wire import msgstream
-from penstock.wire.msgstream_actions import (
-    Action,
-    ChangeMonth,
-    ConfirmPacks,
-    EndConnection,
-    FetchPacks,
-    Numbered,
-    Plain,
-    RefreshPacks,
-    SendPacks,
-    SessionRecord,
-    SessionRules,
-    StartFeed,
-    StoreEntries,
-    StreamConnection,
-    WaitForPacks,
-)
+from penstock.wire import msgstream_actions as do
+from penstock.wire.msgstream_actions import Action, Numbered, SessionRecord, SessionRules, StreamConnection
 from penstock.wire.msgstream_session import Following, SessionMachine
 
 log = logging.getLogger("penstock.msgstream")
@@ -60,25 +45,11 @@ class SessionHome(Protocol):
     owned: Ownership[SessionRecord]
 
     @property
-    def month(self) -> str:
-        """The month whose mailboxes are in use."""
-        ...
-
-    def became_quiet(self, session: Session) -> None:
-        """Nobody is connected any more; or somebody who asked is gone again."""
-        ...
-
-    def became_live(self, session: Session) -> None:
-        """Somebody is connected."""
-        ...
-
-    def forget(self, session: Session) -> None:
-        """Know nothing of it any more; the registry does."""
-        ...
-
-    async def bring_along(self, actor: str, record: SessionRecord) -> None:
-        """Move what is left in the month that a session has left."""
-        ...
+    def month(self) -> str: ...
+    def became_quiet(self, session: Session) -> None: ...
+    def became_live(self, session: Session) -> None: ...
+    def forget(self, session: Session) -> None: ...
+    async def bring_along(self, actor: str, record: SessionRecord) -> None: ...
 
 
 class Session:
@@ -108,7 +79,6 @@ class Session:
         return mailbox_of(self.actor)
 
     def tell_ledger(self, state: str, packs: Sequence[Numbered], reason: str = "") -> None:
-        """Tell the ledger what became of packs."""
         record_packs(self.home.context.ledger, self.who, state, self.record.month, packs, reason)
 
     # ── what its connections and its node tell it ─────────────────────────────────────────────
@@ -135,7 +105,6 @@ class Session:
         return True
 
     def touch(self) -> None:
-        """The client lives."""
         self._perform(self.machine.touch(*self._now))
 
     def dismiss(self, connection: StreamConnection) -> None:
@@ -143,19 +112,15 @@ class Session:
         self._perform(self.machine.dismiss(connection))
 
     def lost(self, connection: StreamConnection) -> None:
-        """A connection is over."""
         self._perform(self.machine.lost(connection))
 
     def drained(self, connection: StreamConnection) -> None:
-        """A connection takes bytes again."""
         self._perform(self.machine.drained(connection))
 
     def added(self, items: Sequence[Item], month: str) -> None:
-        """Packs were stored, from this node."""
         self._perform(self.machine.packs_added(items, month))
 
     def hear_of_packs(self) -> None:
-        """Other nodes have stored some."""
         self._perform(self.machine.hear_of())
 
     def end(self, reason: str) -> None:
@@ -174,7 +139,6 @@ class Session:
         return self.machine.full
 
     def deliver(self, entries: Sequence[Entry]) -> None:
-        """Take entries."""
         self._perform(self.machine.delivered(entries))
 
     deliver_last = take_if_room
@@ -208,28 +172,28 @@ class Session:
         """Do what must be done now, and begin with what takes the storage: the machine asks for one thing at a time."""
         for action in actions:
             match action:
-                case SendPacks():
+                case do.SendPacks():
                     self._send(action)
-                case WaitForPacks(connection):
+                case do.WaitForPacks(connection):
                     connection.wait()
-                case EndConnection(connection, reason, error):
+                case do.EndConnection(connection, reason, error):
                     connection.end(reason, error)
-                case StartFeed(after):
+                case do.StartFeed(after):
                     self._start_feed(after)
-                case Plain.RESUME_FEED:
+                case do.PlainAction.RESUME_FEED:
                     self._resume_feed()
-                case Plain.STOP_FEED:
+                case do.PlainAction.STOP_FEED:
                     self._stop_feed()
-                case Plain.BECOME_QUIET:
+                case do.PlainAction.BECOME_QUIET:
                     if self.feed is not None:
                         self.feed.away = True
                     self.home.became_quiet(self)
-                case Plain.FORGET:
+                case do.PlainAction.FORGET:
                     self.home.forget(self)
                 case _:
                     self.home.tasks.start(self._work(action))
 
-    def _send(self, action: SendPacks) -> None:
+    def _send(self, action: do.SendPacks) -> None:
         base, text_of, connection = self.record.base, self.home.texts.of_entry, action.connection
         texts = [(number - base, body if isinstance(body, bytes) else text_of(body)) for number, body in action.bodies]
         connection.send(msgstream.delivery(texts), action.packs)
@@ -272,15 +236,15 @@ class Session:
 
     async def _use_storage(self, action: Action) -> list[Action]:
         match action:
-            case RefreshPacks(after):
+            case do.RefreshPacks(after):
                 return await self._refresh(after)
-            case ConfirmPacks(packs):
+            case do.ConfirmPacks(packs):
                 return await self._confirm(packs)
-            case ChangeMonth(month):
+            case do.ChangeMonth(month):
                 return await self._change_month(month)
-            case StoreEntries(entries, expect):
+            case do.StoreEntries(entries, expect):
                 return await self._store(entries, expect)
-            case FetchPacks():
+            case do.FetchPacks():
                 return await self._fetch(action)
             case _:
                 return await self._write_life()
@@ -316,9 +280,12 @@ class Session:
         return max(self.machine.position, self.feed.reached if is_live and self.feed else 0)
 
     async def _write(self, record: SessionRecord) -> SessionRecord | None:
-        """Change its record; None if it is not ours any more, or was written at the same time."""
+        """Change its record. None if a claim came in between; a session that is not ours any more ends."""
         written = await self.home.owned.write(self.actor, record)
-        return self.home.owned.mine(self.actor) if written else None
+        mine = self.home.owned.mine(self.actor)
+        if mine is None:
+            self.end("")
+        return mine if written else None
 
     async def _change_month(self, month: str) -> list[Action]:
         """Nothing waits in the old one, and ids go on where they were."""
@@ -348,7 +315,7 @@ class Session:
             return self.machine.entries_overtaken(items)
         return self.machine.entries_stored(entries, items)
 
-    async def _fetch(self, action: FetchPacks) -> list[Action]:
+    async def _fetch(self, action: do.FetchPacks) -> list[Action]:
         texts: list[tuple[int, bytes]] = []
         after, more = action.after, True
         while more:
