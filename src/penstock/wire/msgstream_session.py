@@ -133,14 +133,15 @@ class SessionMachine:
         return actions + self._next()
 
     def poll_without_waiting(self, now_ms: int, month: str) -> list[Action] | None:
-        """Serve a short poll that names nothing, if there is certainly nothing for it; None if there may be."""
+        """Serve a short poll that names nothing, if there is certainly nothing for it; None if there may be.
+
+        After it nobody is connected, which is not among the actions: it is the poll that comes most often.
+        """
         self._month = month
         if not self._has_nothing:
             return None
         self._note_life(now_ms, month)
-        actions = self._end_connection()
-        actions.append(do.PlainAction.BECOME_QUIET)
-        return actions + self._next()
+        return self._end_connection() + self._next()
 
     def touch(self, now_ms: int, month: str) -> list[Action]:
         """The client lives: so does the session."""

@@ -93,9 +93,11 @@ class Session:
     def poll_without_waiting(self) -> bool:
         """Be asked for news by somebody who does not stay; True if there are certainly none."""
         actions = self.machine.poll_without_waiting(*self._now)
-        if actions is not None:
-            self._perform(actions)
-        return actions is not None
+        if actions is None:
+            return False
+        self._become_quiet()
+        self._perform(actions)
+        return True
 
     def confirm(self, ids: tuple[int, ...]) -> bool:
         """These packs have arrived. False, and nothing is noted, if more ids wait than there can be packs."""
@@ -185,9 +187,7 @@ class Session:
                 case do.PlainAction.STOP_FEED:
                     self._stop_feed()
                 case do.PlainAction.BECOME_QUIET:
-                    if self.feed is not None:
-                        self.feed.away = True
-                    self.home.became_quiet(self)
+                    self._become_quiet()
                 case do.PlainAction.FORGET:
                     self.home.forget(self)
                 case _:
@@ -214,6 +214,11 @@ class Session:
             self.feed.resume()
             if self.feed is not None and not self.feed.lag:
                 self._caught_up()
+
+    def _become_quiet(self) -> None:
+        if self.feed is not None:
+            self.feed.away = True
+        self.home.became_quiet(self)
 
     def _stop_feed(self) -> None:
         feed, self.feed = self.feed, None
