@@ -19,7 +19,7 @@ from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import EngineGone
 from penstock.limits import SESSIONS_KNOWN
 from penstock.testing import wait_until_async
-from penstock.values import Batch, Draft, Item, NewItem
+from penstock.values import Batch, Draft, Item, NewItem, Record
 from penstock.wire.ledger import FINAL
 from penstock.wire.msgstream_actions import SessionRecord
 from tests.doors.msgstream_place import Place, place, two_nodes
@@ -249,6 +249,51 @@ async def test_an_emit_during_the_change_of_the_month_is_not_lost(tmp_path: Path
         told = sorted(answer.json["packs"]["alice"] for answer in [task.result() for task in emits])
         assert told == [1, 2, 3, 4]
         assert sorted((await here.poll(key)).json) == ["1", "2", "3", "4"]
+        assert await without_end(here, "alice") == []
+
+
+class DoesNotWait(Sessions):
+    """The sabotage: a pack counts for the month that it was stored in, though another is being written down."""
+
+    async def put(self, session: Session, new: NewItem) -> Item:
+        month = session.record.month
+        (item,) = await self.context.mailbox.put(session.mailbox, month, [new])
+        session.added([item], month)
+        return item
+
+
+@pytest.mark.parametrize(("kind", "lost"), [(Sessions, False), (DoesNotWait, True)])
+async def test_an_emit_that_is_stored_while_the_change_of_the_month_is_written_is_not_lost(
+    tmp_path: Path, kind: type[Sessions], lost: bool
+) -> None:
+    async with place(tmp_path, type("Door", (MessageStream,), {"kind": kind})) as here:
+        key = await here.login("alice", ttl=MONTH * 2)
+        await here.poll(key)
+        left, put = record_now(here).month, here.engine.registry.put
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def held(name: str, value: bytes, **rest: Any) -> Record:
+            if b'"former"' in value:
+                begun.set()
+                await go_on.wait()
+            return await put(name, value, **rest)
+
+        here.engine.registry.put = held  # type: ignore[method-assign]
+        here.clock.advance(MONTH)
+        polls = asyncio.create_task(here.poll(key))
+        await begun.wait()
+        emits = [asyncio.create_task(here.emit("alice", [f"m{n}"])) for n in range(2)]
+        await wait_until_async(lambda: here.stored("alice", left) == 2)
+        go_on.set()
+        await polls
+
+        assert sorted([(await task).json["packs"]["alice"] for task in emits]) == [1, 2]
+        assert record_now(here).month != left
+        answer = await here.poll(key)
+        if lost:
+            assert answer.status == 204
+            return
+        assert sorted(answer.json) == ["1", "2"]
         assert await without_end(here, "alice") == []
 
 

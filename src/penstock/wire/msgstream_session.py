@@ -281,9 +281,7 @@ class SessionMachine:
         return self._finish_work()
 
     def month_changed(self, record: SessionRecord, head: MailboxHead) -> list[Action]:
-        """It goes on in another mailbox. Packs that came into the old one at the last moment were brought along."""
-        if self.packs:
-            self.packs, self.size, self.heard = {}, 0, UNKNOWN
+        """It goes on in another mailbox. Packs of this node wait until they know which."""
         self.record, self.forwarded, self.position = record, head.position, max(self.position, record.after)
         self.newest = self._sent = head.next_number - 1
         return self._finish_work()

@@ -7,6 +7,7 @@ session, and while it does not use its storage it has no task.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -49,19 +50,19 @@ class SessionHome(Protocol):
     def became_quiet(self, session: Session) -> None: ...
     def became_live(self, session: Session) -> None: ...
     def forget(self, session: Session) -> None: ...
-    async def bring_along(self, actor: str, record: SessionRecord) -> None: ...
 
 
 class Session:
     """Made by `Sessions`, which finds it again by its actor. It is where its feed's entries go."""
 
-    __slots__ = ("actor", "feed", "home", "machine", "who")
+    __slots__ = ("actor", "feed", "home", "machine", "moving", "who")
 
     def __init__(self, home: SessionHome, actor: str, record: SessionRecord, head: MailboxHead) -> None:
         self.home, self.actor = home, actor
         self.who = recipient(DOOR, actor)  # as the ledger and the list of consumers name it
         self.machine = SessionMachine(home.rules, record, head, home.context.clock.now_ms())
         self.feed: Feed | None = None
+        self.moving: asyncio.Future[None] | None = None  # done when its record names the month it goes on in, or not
 
     @property
     def record(self) -> SessionRecord:
@@ -303,14 +304,13 @@ class Session:
         base = head.next_number - 1 - (machine.newest - record.base)
         after = max(self._position, former.position)
         record = msgspec.structs.replace(record, month=month, former=record.month, base=base, after=after)
-        written = await self._write(record)
-        if written is None:
-            return machine.not_written()
-        came_late = bool(machine.packs)  # while the record was written
-        actions = machine.month_changed(written, head)
-        if came_late:
-            await self.home.bring_along(self.actor, written)
-        return actions
+        moved = self.moving = asyncio.get_running_loop().create_future()
+        try:
+            written = await self._write(record)
+            return machine.not_written() if written is None else machine.month_changed(written, head)
+        finally:
+            self.moving = None
+            moved.set_result(None)
 
     async def _store(self, entries: Sequence[Entry], expect: int) -> list[Action]:
         """The position goes with the packs, so none comes twice and none is left out."""

@@ -145,7 +145,7 @@ class Sessions:
     async def _load(self, actor: str, record: SessionRecord) -> Session | None:
         """None if another node has taken it meanwhile."""
         if record.former:
-            await self.bring_along(actor, record)
+            await self._bring_along(actor, record)
         head = await self.context.mailbox.head(mailbox_of(actor), record.month)
         waiting: list[Numbered] = []
         if head.pending:
@@ -174,7 +174,7 @@ class Sessions:
         else:  # this node was taken for dead, or the record is gone
             session.end("noSession" if mine.owner == self.context.members.me else "")
 
-    async def bring_along(self, actor: str, record: SessionRecord) -> None:
+    async def _bring_along(self, actor: str, record: SessionRecord) -> None:
         """Bring along what another node put into the month that the session has left."""
         mailbox, name = self.context.mailbox, mailbox_of(actor)
         if record.former not in await mailbox.months():
@@ -279,6 +279,7 @@ class Sessions:
         while True:
             month = session.record.month
             (item,) = await self.context.mailbox.put(session.mailbox, month, [new])
+            await _until_moved(session)
             if session.record.month == month:
                 session.added([item], month)
                 return item
@@ -290,6 +291,7 @@ class Sessions:
         name, mailbox = mailbox_of(actor), self.context.mailbox
         while True:
             (item,) = await mailbox.put(name, record.month, [new])
+            await _until_moved(self.known.get(actor))
             now = await records.find(self.context.registry, actor)
             if now is None or now.month == record.month:
                 break
@@ -308,3 +310,9 @@ class Sessions:
         if record is None or self.why_not(actor, record, None):
             raise NotFound("session", actor, code="session_unknown", remedy="Make one with POST /v1/sessions.")
         return record
+
+
+async def _until_moved(session: Session | None) -> None:
+    """Wait while a session writes down that it goes on to another month."""
+    while session is not None and session.moving is not None:
+        await asyncio.shield(session.moving)
