@@ -140,8 +140,8 @@ class SessionMachine:
         self._month = month
         if not self._has_nothing:
             return None
-        self._note_life(now_ms, month)
-        return self._end_connection() + self._next()
+        self.expires_ms = now_ms + self.record.ttl * 1000
+        return self._next() if self.connection is None else self._end_connection() + self._next()
 
     def touch(self, now_ms: int, month: str) -> list[Action]:
         """The client lives: so does the session."""

@@ -45,8 +45,7 @@ class SessionHome(Protocol):
     flushes: LedgerFlushes
     owned: Ownership[SessionRecord]
 
-    @property
-    def month(self) -> str: ...
+    def month_at(self, now_ms: int) -> str: ...
     def became_quiet(self, session: Session) -> None: ...
     def became_live(self, session: Session) -> None: ...
     def forget(self, session: Session) -> None: ...
@@ -97,7 +96,8 @@ class Session:
         if actions is None:
             return False
         self._become_quiet()
-        self._perform(actions)
+        if actions:
+            self._perform(actions)
         return True
 
     def confirm(self, ids: tuple[int, ...]) -> bool:
@@ -132,7 +132,8 @@ class Session:
 
     @property
     def _now(self) -> tuple[int, str]:
-        return self.home.context.clock.now_ms(), self.home.month
+        now_ms = self.home.context.clock.now_ms()
+        return now_ms, self.home.month_at(now_ms)
 
     # ── what its feed tells it ────────────────────────────────────────────────────────────────
 

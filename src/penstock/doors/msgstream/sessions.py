@@ -58,7 +58,10 @@ class Sessions:
     @property
     def month(self) -> str:
         """The month whose mailboxes are in use."""
-        now_ms = self.context.clock.now_ms()
+        return self.month_at(self.context.clock.now_ms())
+
+    def month_at(self, now_ms: int) -> str:
+        """The month of a time that is about now."""
         if now_ms >= self._month_ends_ms:
             self._month = month_of(now_ms)
             self._month_ends_ms = begin_ms(shifted(self._month, 1))
@@ -106,6 +109,12 @@ class Sessions:
         if record is None or record.ended or self._is_over(actor, record):
             return "noSession"
         return "" if secret is None or records.fits(record, secret) else "keyMismatch"
+
+    def why_not_here(self, session: Session, secret: str) -> str:
+        """The same of a session that is at hand: polls come often."""
+        if session.machine.expires_ms <= self.context.clock.now_ms():
+            return "noSession"
+        return "" if records.fits(session.record, secret) else "keyMismatch"
 
     async def open(self, actor: str, secret: str | None = None) -> Session | str:
         """The session of an actor, which this node serves from now on; or the reason why there is none."""

@@ -71,7 +71,7 @@ class StreamRequests:
             return json_answer(msgstream.unset("invalidSessionKey"))
         session = self._sessions.at_hand(parts[0])
         if session is not None:
-            if reason := self._sessions.why_not(parts[0], session.record, parts[1]):
+            if reason := self._sessions.why_not_here(session, parts[1]):
                 return json_answer(msgstream.unset(reason))
             if asked.transport == SHORT and not asked.confirm and session.poll_without_waiting():
                 return EMPTY
@@ -92,7 +92,7 @@ class StreamRequests:
             socket.end("invalidSessionKey")
         else:
             session = self._sessions.at_hand(parts[0])
-            if session is not None and (reason := self._sessions.why_not(parts[0], session.record, parts[1])):
+            if session is not None and (reason := self._sessions.why_not_here(session, parts[1])):
                 socket.end(reason)
             else:
                 self._serve(socket, session, parts)
