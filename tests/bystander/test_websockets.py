@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.http import framing, websocket
+from penstock.http import receiving, websocket
 from penstock.testing import RunningServer
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
@@ -79,12 +79,12 @@ def fragments_without_end() -> None:
 
 def frames_in_one_go() -> None:
     """All frames that came are taken in one turn."""
-    framing.FRAME_SLICE = 1 << 40
+    receiving.FRAME_SLICE = 1 << 40
 
 
 def pings_are_always_read() -> None:
     """A peer that does not read is read from all the same."""
-    framing.INPUT_QUEUE_BYTES = 1 << 40
+    receiving.INPUT_QUEUE_BYTES = 1 << 40
 
 
 ATTACKS = {

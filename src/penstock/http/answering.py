@@ -13,10 +13,9 @@ from typing import Any, Final, cast
 from penstock.core.promise import Pending
 from penstock.errors import PeerError
 from penstock.http import answers
-from penstock.http.bodies import Booking
-from penstock.http.body import Intake
-from penstock.http.exchange import LIVE, Answer, Headers, Held, Later, Owner, Request, Response
-from penstock.http.flush import Outlet, Pipe, Tap
+from penstock.http.bodies import Booking, Intake
+from penstock.http.exchange import LIVE, Answer, Headers, Held, Later, Request, Response
+from penstock.http.flush import Outlet, Owner, Pipe, Tap
 from penstock.http.lease import Lease
 from penstock.http.problems import TimedOut, error_response
 from penstock.http.routing import Route
@@ -51,7 +50,7 @@ class Answering(Pipe):
     """A connection as handlers see it (`exchange.Carrier`)."""
 
     __slots__ = (
-        "_booking", "_buffer", "_door", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request",
+        "_booking", "_buffer", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request", "_route",
         "_scope", "_service", "_work", "phase",
     )  # fmt: skip
 
@@ -69,7 +68,7 @@ class Answering(Pipe):
         self._half = False  # at the end only our half is closed at first
         self._eof = False  # the peer sends no more
         self._lease: Lease | None = None  # of the live answer, if a token opened it
-        self._door = ""
+        self._route: Route | None = None  # of the latest request that has one
         self._booking: Booking | None = None  # of the body, or of a WebSocket message, that is held here
 
     # ── calling handlers ──────────────────────────────────────────────────────────────────────
@@ -268,8 +267,8 @@ class Answering(Pipe):
         """A live answer has begun: the request has no deadline any more, and is not needed."""
         self.phase, self.tap, request._tap = phase, tap, tap
         self.flusher = self._service.live_flusher
-        live = self._service.counters.live
-        live[self._door] = live.get(self._door, 0) + 1
+        live, door = self._service.counters.live, cast("Route", self._route).door
+        live[door] = live.get(door, 0) + 1
         if self._lease is not None:
             self._lease.begin(tap)
         if self._scope is not None:
@@ -284,7 +283,7 @@ class Answering(Pipe):
         self._arm_for_phase()
 
     def _uncount_live(self) -> None:
-        self._service.counters.live[self._door] -= 1
+        self._service.counters.live[cast("Route", self._route).door] -= 1
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end()

@@ -1,9 +1,19 @@
-"""How many bytes of request bodies all connections of a listener hold together. Pure counting."""
+"""Request bodies: where they end, who takes them, when the peer must wait, and how much all of them may hold."""
 
 from __future__ import annotations
 
-from penstock.errors import Busy
-from penstock.limits import BODIES_SHARE
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from penstock.errors import Busy, PenstockError, TooLarge
+from penstock.limits import BODIES_SHARE, BODY_BUFFER_BYTES, COUNTED_BODY_BYTES
+from penstock.wire.http import ChunkDecoder, Head
+
+_MANY_PIECES = 64  # chunks that came together: a peer that minds what becomes of each sends fewer
+LEAST_SLICE, MOST_SLICE = 16 * 1024, 256 * 1024
+"""Bytes of a chunked body that are taken before others have their turn. The least is 3 milliseconds of the smallest
+chunks; it doubles as long as few chunks come in one, so that a film's segment takes no more turns than it must."""
 
 
 class BodyBudget:
@@ -59,3 +69,151 @@ class Booking:
         if self.size:
             self._budget.release(self._address, self.size)
             self.size = 0
+
+
+class Intake:
+    """A body on its way in. What it holds is bounded by *limit*."""
+
+    __slots__ = ("_decoder", "_left", "booking", "dropped", "held", "limit", "received", "slice", "stream",
+                 "timeout")  # fmt: skip
+
+    def __init__(self, head: Head, limit: int, timeout: float | None) -> None:
+        self._decoder = ChunkDecoder() if head.chunked else None
+        self._left = head.length
+        self.limit, self.timeout = limit, timeout
+        self.received = 0
+        self.slice = LEAST_SLICE if head.chunked else MOST_SLICE
+        self.held = bytearray()  # what is collected of it; never a list of pieces, which may have a byte each
+        self.booking: Booking | None = None  # under which a body of unknown length is counted as it grows
+        self.stream: BodyStream | None = None  # who reads it, if it is not collected
+        self.dropped = False  # nobody wants it
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take bytes; returns what follows the body once it has ended, None before that.
+
+        Raises `PeerError` for broken framing, `TooLarge` over the limit, `Busy` where all bodies together are too much.
+        """
+        pieces: list[bytes] = []
+        try:
+            return self._cut(data, pieces) if self._decoder is None else self._decoder.feed(data, pieces)
+        finally:
+            self._take_all(pieces)
+
+    def _cut(self, data: bytes, pieces: list[bytes]) -> bytes | None:
+        piece = data[: self._left]
+        pieces.append(piece)
+        self._left -= len(piece)
+        return None if self._left else data[len(piece) :]
+
+    def _take_all(self, pieces: list[bytes]) -> None:
+        """Take them; as one where they are many, so that the smallest cost little, each for itself where few."""
+        many = len(pieces) > _MANY_PIECES
+        self.slice = LEAST_SLICE if many else min(2 * self.slice, MOST_SLICE)
+        if many or self.stream is None:
+            pieces = [b"".join(pieces)]
+        for piece in pieces:
+            self._take(piece)
+
+    def _take(self, piece: bytes) -> None:
+        self.received += len(piece)
+        if self.received > self.limit:
+            raise TooLarge("request body bytes", self.received, self.limit)
+        if self.stream is not None:
+            self.stream.put(piece)
+        elif not self.dropped:
+            if self.booking is not None and self.received > COUNTED_BODY_BYTES:
+                self.booking.grow(self.received)
+            self.held += piece
+
+
+class BodySink(Protocol):
+    """Takes a body as it comes."""
+
+    @property
+    def full(self) -> bool:
+        """It cannot take more now; `BodyStream.resume` when it can."""
+        ...
+
+    def put(self, piece: bytes) -> None:
+        """Take the next bytes."""
+        ...
+
+    def end(self, error: PenstockError | None) -> None:
+        """No more comes: the body is complete, or broke off with *error*."""
+        ...
+
+
+class BodyStream(AsyncIterator[bytes]):
+    """A body as its handler reads it."""
+
+    __slots__ = ("_ended", "_error", "_pieces", "_sink", "_size", "_waiter", "_wanted")
+
+    def __init__(self, wanted: Callable[[], None]) -> None:
+        self._wanted = wanted  # called whenever the handler asks for more than there is
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._ended = False
+        self._error: PenstockError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._sink: BodySink | None = None  # takes it instead of a reader
+
+    @property
+    def full(self) -> bool:
+        """The handler must catch up before more is read from the peer."""
+        return self._size >= BODY_BUFFER_BYTES if self._sink is None else self._sink.full
+
+    def divert(self, sink: BodySink) -> None:
+        """Give what is here and all that comes to *sink*."""
+        pieces, self._pieces, self._size = self._pieces, [], 0
+        self._sink = sink
+        for piece in pieces:
+            sink.put(piece)
+        if self._ended:
+            sink.end(self._error)
+        else:
+            self._wanted()
+
+    def resume(self) -> None:
+        """The sink can take more."""
+        self._wanted()
+
+    def put(self, piece: bytes) -> None:
+        if self._sink is not None:
+            self._sink.put(piece)
+            return
+        self._pieces.append(piece)
+        self._size += len(piece)
+        self._wake()
+
+    def end(self, error: PenstockError | None = None) -> None:
+        """No more comes: the body is complete, or broke off with *error*."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            if self._sink is not None:
+                self._sink.end(error)
+            self._wake()
+
+    async def __anext__(self) -> bytes:
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            await self._more()
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        self._wanted()
+        return data
+
+    async def _more(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._wanted()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

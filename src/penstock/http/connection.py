@@ -15,24 +15,15 @@ import asyncio
 import logging
 from typing import cast
 
-from websockets.frames import CloseCode
-
-from penstock.errors import PeerError, PenstockError, TooLarge
+from penstock.errors import PeerError, TooLarge
 from penstock.http import answers
-from penstock.http.answering import CLOSE_SECONDS, Phase
-from penstock.http.body import BodyStream, Intake
+from penstock.http.answering import Phase
+from penstock.http.bodies import Intake
 from penstock.http.exchange import Held, Request, Response
-from penstock.http.framing import FRAME_SLICE, Framing
-from penstock.http.routing import BodyKind, Route
+from penstock.http.receiving import FRAME_SLICE, Receiving
+from penstock.http.routing import BodyKind
 from penstock.http.service import Service
-from penstock.http.websocket import WebSocket
-from penstock.limits import (
-    BODY_PROGRESS_BYTES,
-    COUNTED_BODY_BYTES,
-    INPUT_QUEUE_BYTES,
-    PIPELINED_BYTES,
-    UNREAD_BODY_BYTES,
-)
+from penstock.limits import COUNTED_BODY_BYTES, INPUT_QUEUE_BYTES, UNREAD_BODY_BYTES
 from penstock.wire import http
 from penstock.wire.proxy import forwarded_scheme, parse_proxy
 
@@ -42,16 +33,15 @@ _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
 
 
-class Connection(Framing, asyncio.BaseProtocol):
+class Connection(Receiving, asyncio.BaseProtocol):
     """One peer."""
 
-    __slots__ = ("_address", "_looked", "_paused")
+    __slots__ = ("_address", "_looked")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._address: str | None = None  # under which it is counted; None while it is not
         self._looked = 0  # bytes of the buffer that were searched for the end of a head
-        self._paused = False
 
     # ── the transport's callbacks ─────────────────────────────────────────────────────────────
 
@@ -191,7 +181,7 @@ class Connection(Framing, asyncio.BaseProtocol):
         service, route = self._service, head.route
         service.counters.requests += 1
         self.phase, self.due = _BUSY, 0
-        self._head, self._keep_alive, self._door = head, head.keep_alive, route.door
+        self._head, self._keep_alive, self._route = head, head.keep_alive, route
         request = self._request = Request(self, head, self._peer, service.scheme)
         request.captures, request.body = head.captures, body
         self._call(route, request)
@@ -260,15 +250,6 @@ class Connection(Framing, asyncio.BaseProtocol):
         self._begin(head)
         return True
 
-    def _refuse(self, error: PeerError, head: bytes = b"") -> None:
-        """Answer something that was no request, and end the connection: nobody knows where it would go on."""
-        log.info("request.refused", extra={"peer": self._peer, "status": error.status, "reason": error.detail})
-        self._buffer = b""
-        self._keep_alive = False
-        self._intake = None
-        self.write(answers.refusal(self._service, error, head))
-        self.hang_up()
-
     def _begin(self, head: http.Head) -> None:
         """Find out who answers, and what is to be done with the body first."""
         service = self._service
@@ -291,7 +272,7 @@ class Connection(Framing, asyncio.BaseProtocol):
         except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
             self._answer_early(answers.early_problem(service, request, error))
             return
-        self._door = route.door
+        self._route = route
         whole = not head.chunked and head.length <= COUNTED_BODY_BYTES and route.body.kind is not BodyKind.STREAM
         if whole and not service.settings.requests_per_address:
             head.route, head.captures = route, request.captures
@@ -320,192 +301,11 @@ class Connection(Framing, asyncio.BaseProtocol):
         if self._intake is not None and self._buffer:
             self._take_body()
 
-    # ── bodies ────────────────────────────────────────────────────────────────────────────────
-
-    def _begin_body(self, head: http.Head, route: Route, request: Request) -> None:
-        kind = route.body.kind
-        if kind is not BodyKind.STREAM and 0 < head.length <= len(self._buffer):
-            # The usual small body came with its head.
-            request.body, self._buffer = self._buffer[: head.length], self._buffer[head.length :]
-            self._call(route, request)
-            return
-        timeout = self._service.settings.body_timeout if route.body_timeout == -1.0 else route.body_timeout
-        intake = self._intake = Intake(head, route.body.limit, timeout)
-        intake.route = route
-        if kind is BodyKind.STREAM:
-            intake.stream = request._stream = BodyStream(self._body_wanted)
-            self._arm_for_phase()
-            self._call(route, request)
-        else:
-            intake.dropped = kind is BodyKind.NONE
-            intake.booking = self._book(request.peer, 0) if head.chunked else None
-            self._body_wanted()
-            self._arm_for_phase()
-        if self._buffer and self._intake is not None:
-            self._take_body()
-
-    def _body_wanted(self) -> None:
-        """Somebody waits for the body: let it come."""
-        if self._head is not None and self._head.expects_continue:
-            self._head.expects_continue = False
-            if not self._intake_begun():
-                self.write(http.CONTINUE)
-        self._regulate()
-
-    def _intake_begun(self) -> bool:
-        return self._intake is None or self._intake.received > 0 or bool(self._buffer)
-
-    def _take_body(self) -> None:
-        """Feed the body from the buffer; at its end go on with whoever waits for it."""
-        if self._taking:
-            return
-        intake = cast("Intake", self._intake)
-        size = intake.slice
-        data, self._buffer = self._buffer[:size], self._buffer[size:]
-        try:
-            rest = intake.feed(data)
-        except PenstockError as error:
-            self._buffer = b""  # nobody knows what it is a part of
-            self._body_failed(intake, error)
-            return
-        if rest is None:
-            if self._buffer:
-                self._go_on_soon()
-            self._regulate()
-            return
-        self._intake, self._buffer = None, rest + self._buffer
-        if intake.stream is not None:
-            intake.stream.end()
-        if self._head is None:  # answered already: the body was only read to get past it
-            self._ready_for_next()
-        elif intake.stream is None:
-            request = cast("Request", self._request)
-            request.body = bytes(intake.held)
-            self._call(cast("Route", intake.route), request)
-        else:
-            self._arm_for_phase()
-
-    def _body_failed(self, intake: Intake, error: PenstockError) -> None:
-        """The body is broken or too large: the handler hears it, the peer gets an answer, the connection ends."""
-        self._intake = None
-        self._keep_alive = False
-        if intake.stream is not None:
-            intake.stream.end(error)  # its handler answers
-        elif self._head is None:
-            self.hang_up()
-        else:
-            self._answer(answers.early_problem(self._service, cast("Request", self._request), error))
-
-    # ── readiness, reading and deadlines ──────────────────────────────────────────────────────
-
-    def _ready_for_next(self) -> None:
-        self.phase = _IDLE
-        self._keep_alive = True
-        if self.stuck:
-            self._arm_for_phase()
-        else:
-            self._service.wheel.arm_ticks(self, self._service.idle_ticks)
-
     def _go_on(self) -> None:
         if self.phase is not _CLOSED:
             if self._intake is not None and self._buffer:
                 self._take_body()
             self._advance()
-
-    def _regulate(self) -> None:
-        """Read from the peer exactly while there is room for what it sends."""
-        wait = self._must_wait()
-        if wait == self._paused or self.phase is _CLOSED or self.transport.is_closing():
-            return
-        self._paused = wait
-        if wait:
-            self.transport.pause_reading()
-        else:
-            self.transport.resume_reading()
-
-    def _must_wait(self) -> bool:
-        if self._owes_too_much():
-            return True
-        intake = self._intake
-        if intake is not None:
-            return (intake.stream is not None and intake.stream.full) or len(self._buffer) >= PIPELINED_BYTES
-        return len(self._buffer) >= PIPELINED_BYTES
-
-    def _arm_for_phase(self) -> None:
-        """Book the deadline of what is being waited for now, if that has one."""
-        seconds = self._deadline()
-        if seconds is None:
-            self.due = 0
-        else:
-            self._service.wheel.arm(self, seconds)
-
-    def _deadline(self) -> float | None:
-        settings = self._service.settings
-        if self.stuck:
-            self._mark = self.transport.get_write_buffer_size()
-            return settings.stall_timeout
-        if self._intake is not None:
-            self._mark = self._intake.received
-            return self._intake.timeout
-        if self.phase is _IDLE:
-            return settings.idle_timeout
-        if self.phase is _SOCKET:
-            return self._socket_deadline(cast("WebSocket", self.tap))
-        if self._request is not None:
-            return self._request.timeout
-        return settings.head_timeout if self.phase in (_HEAD, _PROXY) else None
-
-    def _socket_deadline(self, socket: WebSocket) -> float | None:
-        if not socket.open:
-            return CLOSE_SECONDS
-        self._mark = 0
-        return self._service.settings.body_timeout if socket.halfway else None
-
-    def expired(self) -> None:
-        """The wheel calls: what was waited for did not come, unless something has moved since."""
-        if self.phase is _CLOSED:
-            return
-        if self.stuck:
-            self._expired_writing()
-        elif self.phase is _SOCKET and cast("WebSocket", self.tap).halfway:
-            self._expired_halfway(cast("WebSocket", self.tap))
-        elif self.phase is _DISCARD or self.phase is _SOCKET or self.phase is _PROXY:
-            self.cut()
-        elif self._intake is not None:
-            self._expired_reading(self._intake)
-        elif self.phase is _IDLE:
-            self.end()
-        elif self.phase is _HEAD:
-            self._service.counters.timed_out += 1
-            remedy = f"Send the whole head within {self._service.settings.head_timeout:g} s (server.head_timeout)."
-            self._refuse(PeerError(408, "the request head took too long", remedy=remedy), self._buffer)
-        elif self.phase is _BUSY and self._request is not None:
-            self._work = None
-            self._answer(self._timed_out(self._request))
-            self._go_on()
-
-    def _expired_writing(self) -> None:
-        if self.transport.get_write_buffer_size() < self._mark:
-            self._arm_for_phase()
-            return
-        self._service.counters.cut += 1
-        log.info("connection.stalled", extra={"peer": self._peer, "pending": self.pending})
-        self.cut()
-
-    def _expired_reading(self, intake: Intake) -> None:
-        if self._paused or intake.received - self._mark >= BODY_PROGRESS_BYTES:
-            self._arm_for_phase()
-            return
-        self._service.counters.timed_out += 1
-        remedy = f"Send at least {BODY_PROGRESS_BYTES:,} bytes of the body in every {intake.timeout:g} s."
-        self._body_failed(intake, PeerError(408, "the request body took too long", remedy=remedy))
-
-    def _expired_halfway(self, socket: WebSocket) -> None:
-        if self._paused or self._mark >= BODY_PROGRESS_BYTES:
-            self._arm_for_phase()
-            return
-        self._service.counters.timed_out += 1
-        socket.close(CloseCode.POLICY_VIOLATION, "a message took too long")
 
     def drain(self) -> None:
         """The server is about to stop: finish what was begun, begin nothing."""

@@ -21,16 +21,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.core.promise import Pending
+from penstock.http.bodies import BodySink, BodyStream
+from penstock.http.flush import Outlet, Owner, Tap
+from penstock.http.websocket import WebSocket, WebSocketOwner
 from penstock.wire import http
-
-if TYPE_CHECKING:
-    from penstock.http.body import BodySink, BodyStream
-    from penstock.http.flush import Outlet, Tap
-    from penstock.http.lease import Holder
-    from penstock.http.websocket import WebSocket, WebSocketOwner
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -87,21 +84,17 @@ Answer = Response | Later | Held | asyncio.Future[Response] | Coroutine[Any, Any
 Handler = Callable[["Request"], Answer]
 
 
-class Owner(Protocol):
-    """Who stands behind an outlet and hears what becomes of it.
+class Holder(Protocol):
+    """Whom a live answer is for."""
 
-    Three more methods are called when they exist: `draining()`, when the server is about to stop (without it
-    the outlet is closed), `token_ended()`, when the token that opened it has expired (without it the outlet is
-    aborted), and `flushed()`, after the kernel took all that was queued, if the outlet was opened with
-    `watch=True`.
-    """
-
-    def drained(self) -> None:
-        """The outlet was full and takes bytes again."""
+    @property
+    def subject(self) -> str:
+        """Who is counted; empty counts nobody."""
         ...
 
-    def lost(self) -> None:
-        """The peer is gone or the outlet was aborted. Called exactly once, never after `Outlet.close`."""
+    @property
+    def expires(self) -> float:
+        """Until when, in seconds of the wall clock."""
         ...
 
 

@@ -18,18 +18,18 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Final, Protocol, cast
 
 from penstock.http.wheel import Timed
 from penstock.wire.http import LAST_CHUNK
-
-if TYPE_CHECKING:
-    from penstock.http.exchange import Owner
 
 log = logging.getLogger("penstock.http")
 
 SLICE = 512
 """Connections that are written to before the loop may do something else: about 6 ms."""
+
+EXPIRED: Final = "the token has expired"
+"""What a peer is told when the token that opened its live answer has ended."""
 
 
 class Flusher:
@@ -204,6 +204,24 @@ class Tap:
         """Count no longer as one of its token: the one that takes its place is about to be opened."""
         if self._pipe is not None:
             self._pipe.step_aside()
+
+
+class Owner(Protocol):
+    """Who stands behind an outlet and hears what becomes of it.
+
+    Three more methods are called when they exist: `draining()`, when the server is about to stop (without it
+    the outlet is closed), `token_ended()`, when the token that opened it has expired (without it the outlet is
+    aborted), and `flushed()`, after the kernel took all that was queued, if the outlet was opened with
+    `watch=True`.
+    """
+
+    def drained(self) -> None:
+        """The outlet was full and takes bytes again."""
+        ...
+
+    def lost(self) -> None:
+        """The peer is gone or the outlet was aborted. Called exactly once, never after `Outlet.close`."""
+        ...
 
 
 class Outlet(Tap):

@@ -6,30 +6,11 @@ wheel; when it comes the answer is ended, so that nobody goes on reading with a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
-
 from penstock.errors import Unauthenticated
+from penstock.http.exchange import Holder
+from penstock.http.flush import EXPIRED, Tap
+from penstock.http.service import Service
 from penstock.http.wheel import Timed
-
-if TYPE_CHECKING:
-    from penstock.http.flush import Tap
-    from penstock.http.service import Service
-
-EXPIRED: Final = "the token has expired"
-
-
-class Holder(Protocol):
-    """Whom a live answer is for."""
-
-    @property
-    def subject(self) -> str:
-        """Who is counted; empty counts nobody."""
-        ...
-
-    @property
-    def expires(self) -> float:
-        """Until when, in seconds of the wall clock."""
-        ...
 
 
 class Lease(Timed):

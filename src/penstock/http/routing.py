@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.errors import InputInvalid
+from penstock.http.exchange import Handler, Request, Response
 from penstock.wire.http import decode_level
 
-if TYPE_CHECKING:
-    from penstock.http.exchange import Handler, Request, Response
-
-
-Form = Callable[[BaseException], "Response"]
+Form = Callable[[BaseException], Response]
 
 
 class BodyKind(Enum):

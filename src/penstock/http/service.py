@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock.core.clock import Clock
 from penstock.http.bodies import BodyBudget
@@ -17,10 +17,6 @@ from penstock.http.websocket import FrameReaders
 from penstock.http.wheel import Wheel
 from penstock.wire.http import HeadParser, date_line
 from penstock.wire.proxy import Trusted
-
-if TYPE_CHECKING:
-    from penstock.http.connection import Connection
-
 
 DECRYPTED_BYTES = 65_536
 """Bytes that a TLS connection hands over at once: four of the largest records."""
@@ -61,6 +57,18 @@ class Crew:
             task.cancel()
 
 
+class OpenConnection(Protocol):
+    """A connection, as the listener that stops sees it."""
+
+    def drain(self) -> None:
+        """Finish what was begun, begin nothing."""
+        ...
+
+    def cut(self) -> None:
+        """Close now."""
+        ...
+
+
 class Service:
     """Settings, table, timers and counters of one listener."""
 
@@ -96,7 +104,7 @@ class Service:
         self.prompt_flusher = Flusher(self.loop)
         linger = settings.linger_ms / 1000
         self.live_flusher = Flusher(self.loop, linger) if linger else self.prompt_flusher
-        self.connections: set[Connection] = set()
+        self.connections: set[OpenConnection] = set()
         self.emptied = asyncio.Event()  # no connection is left; only of interest while draining
         self.draining = False
         self._date, self._date_second = b"", 0
