@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doors.webpush.refusals import problem
-from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, NotFound, PeerError, TooLarge
+from penstock.doors.webpush.refusals import autopush_form
+from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
 from penstock.http.caps import RateExceeded
-from penstock.http.problems import TimedOut
+from penstock.http.problems import TimedOut, error_response
 from penstock.limits import PUSH_BODY_READ
 from penstock.testing import RunningServer, start_server
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
@@ -39,7 +39,7 @@ def test_a_sender_that_is_too_fast_hears_429_with_a_number_and_when_to_come_back
         assert "server.requests_per_address" in said["message"]
         assert "Retry-After" in said["message"]
         assert int(reply.headers["retry-after"]) >= 1
-    assert (own.status, json.loads(own.body).keys()) == (429, {"error"})  # the own API keeps its own form
+    assert (own.status, json.loads(own.body).keys()) == (429, {"error"})  # Penstock's API keeps its own form
 
 
 def test_a_body_that_is_not_even_read_is_refused_in_the_same_form(shared_server: RunningServer) -> None:
@@ -123,6 +123,7 @@ def test_a_receipt_subscription_of_nobody_is_refused(shared_server: RunningServe
         (Busy("log.queue", 1), 503, 201, ("Retry-After", "1")),
         (EngineGone("no engine"), 503, 202, ("Retry-After", "5")),
         (DiskFull("no space left"), 503, 202, None),
+        (MailboxFull("agent", "messages", 5), 507, 201, ("Retry-After", "120")),
         (TimedOut("too long"), 503, 202, ("Retry-After", "1")),
         (TooLarge("request body bytes", 9, 8), 413, 104, None),
         (InputInvalid("Host", "is no name of a host"), 400, 102, None),
@@ -135,7 +136,7 @@ def test_a_receipt_subscription_of_nobody_is_refused(shared_server: RunningServe
 def test_everything_that_can_happen_has_a_number(
     error: Exception, status: int, errno: int, header: tuple[str, str] | None
 ) -> None:
-    answer = problem(error)
+    answer = error_response(error, autopush_form)
 
     said = json.loads(answer.body)
     assert (answer.status, said["code"], said["errno"]) == (status, status, errno)

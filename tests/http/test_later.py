@@ -12,6 +12,7 @@ import pytest
 
 from penstock.errors import InputInvalid
 from penstock.http.exchange import Later, Request, Response
+from penstock.http.problems import Problem
 from penstock.http.routing import WHOLE, Route
 from penstock.testing import wait_until_async
 from tests.http.wires import on_uvloop, request, site
@@ -123,8 +124,8 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_requests(
 # ── a form of errors of its own ───────────────────────────────────────────────────────────────────
 
 
-def teapot(error: BaseException) -> Response:
-    return Response(418, type(error).__name__.encode(), "text/plain")
+def teapot(problem: Problem) -> Response:
+    return Response(418, type(problem.error).__name__.encode(), "text/plain")
 
 
 def refuse(asked: Request) -> Response:
@@ -139,9 +140,9 @@ async def refuse_later(asked: Request) -> Response:
 async def test_a_route_may_say_in_its_own_form_what_is_wrong() -> None:
     handler = Waiting(lambda _: Response(200))
     routes = [
-        Route("GET", "/now", refuse, problem=teapot),
-        Route("GET", "/soon", refuse_later, problem=teapot),
-        Route("GET", "/later", handler, problem=teapot),
+        Route("GET", "/now", refuse, form=teapot),
+        Route("GET", "/soon", refuse_later, form=teapot),
+        Route("GET", "/later", handler, form=teapot),
         Route("GET", "/own", refuse),
     ]
     async with site(routes, manual=True, request_timeout=30) as place:
@@ -157,7 +158,7 @@ async def test_a_route_may_say_in_its_own_form_what_is_wrong() -> None:
 
 @on_uvloop
 async def test_that_holds_for_what_is_refused_before_it_is_asked() -> None:
-    routes = [Route("POST", "/small", refuse, body=WHOLE(4), problem=teapot), Route("POST", "/own", refuse)]
+    routes = [Route("POST", "/small", refuse, body=WHOLE(4), form=teapot), Route("POST", "/own", refuse)]
     async with site(routes, requests_per_address=1.0) as place:
         peer = await place.connect()
         peer.send(request("POST", "/small", body=b"12345"))

@@ -1,15 +1,19 @@
-"""Errors become answers."""
+"""Errors become answers, in one place."""
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock import errors
 from penstock.http.caps import RateExceeded, TooManyOpen
-from penstock.http.problems import error_response
+from penstock.http.exchange import Response
+from penstock.http.problems import Problem, error_response
 
 CASES = [
     (errors.InputInvalid("x", "is odd"), 400, "input_invalid", {}),
@@ -36,6 +40,7 @@ CASES = [
     (errors.EngineGone("gone"), 503, "engine_gone", {"Retry-After": "5"}),
     (errors.DataCorrupt("penstock.db", "malformed"), 503, "data_corrupt", {}),
     (errors.DiskFull("full"), 507, "disk_full", {"Retry-After": "5"}),
+    (errors.MailboxFull("ann", "messages", 5), 507, "mailbox_full", {"Retry-After": "120"}),
     (errors.PeerError(426, "upgrade"), 426, "protocol", {"Upgrade": "websocket"}),
 ]  # fmt: skip
 
@@ -79,3 +84,67 @@ def test_who_is_refused_learns_what_would_help(grant: str, target: str, message:
 
     assert told["message"] == message
     assert told["remedy"].startswith(remedy)
+
+
+SOURCE = Path(errors.__file__).parent
+ROOMS = ("http", "api", "doors", "node")
+ITS_OWN = {"api/v1/operations.py"}
+"""`/ready` says 503 of itself: no error is behind it."""
+
+
+def statuses(node: ast.AST) -> bool:
+    """Whether a status of an error is written anywhere in *node*."""
+    numbers = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and type(one.value) is int)
+    return any(400 <= number < 600 for number in numbers)
+
+
+def made_of_errors(tree: ast.AST) -> Iterator[int]:
+    """Lines in which a module decides for itself which status an error has."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.IfExp(test=ast.Call(func=ast.Name(id="isinstance"))):
+                found = statuses(node)
+            case ast.Dict(keys=[ast.Name(id=name), *_]):
+                found = hasattr(errors, name) and statuses(node)
+            case ast.Call(func=ast.Name(id="Response"), args=[first, *_]):
+                found = statuses(first)
+            case _:
+                found = False
+        if found:
+            yield node.lineno  # type: ignore[attr-defined]  # all three have it
+
+
+def test_nobody_else_says_which_status_an_error_has() -> None:
+    found = [
+        f"{file.relative_to(SOURCE)}:{line}"
+        for room in ROOMS
+        for file in sorted((SOURCE / room).rglob("*.py"))
+        if file.name != "problems.py" and str(file.relative_to(SOURCE)) not in ITS_OWN
+        for line in made_of_errors(ast.parse(file.read_text()))
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try: pass\nexcept Busy: return Response(503)",
+        "status = 503 if isinstance(error, Busy) else 500",
+        "STATUS = {Busy: 503}",
+        "Response(404, b'nothing')",
+    ],
+)
+def test_whoever_does_is_found(code: str) -> None:
+    assert list(made_of_errors(ast.parse(code)))
+
+
+def test_a_form_says_how_a_problem_is_written_and_gets_its_whole_meaning() -> None:
+    error = errors.Forbidden("ann", "publish", "/a")
+    seen: list[Problem] = []
+
+    response = error_response(error, lambda problem: seen.append(problem) or Response(problem.status, b"no"))
+
+    assert (response.status, response.body) == (403, b"no")
+    assert (seen[0].code, seen[0].message, seen[0].error) == ("forbidden", str(error), error)
+    assert seen[0].headers[0][0] == "WWW-Authenticate"

@@ -76,11 +76,11 @@ class Answering(Pipe):
     def _call(self, route: Route, request: Request) -> None:
         """Run the handler; answer at once if it has its answer."""
         timeout = self._service.settings.request_timeout if route.timeout == -1.0 else route.timeout
-        request.bounded, request.problem = timeout is not None, route.problem
+        request.bounded = timeout is not None
         try:
             answer = route.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its answer
-            self._completed(request, _problem(request, error))
+            self._completed(request, self._problem(error))
             return
         if type(answer) is Response:
             self._completed(request, None if answer is LIVE else answer)
@@ -125,7 +125,7 @@ class Answering(Pipe):
 
     def _future_done(self, request: Request, later: Later | None, future: Pending[Any]) -> None:
         """Answer with what its outcome means. That is found out also when the peer left: it may have effects."""
-        answer = _outcome(request, later, future)
+        answer = self._outcome(later, future)
         waits = self._work is future and self._request is request  # else it became live, or nobody is there
         if later is not None and type(answer) is not Response:
             work = self._service.crew.start(self._run(request, cast("Coroutine[Any, Any, Response]", answer), None))
@@ -148,7 +148,7 @@ class Answering(Pipe):
                 response = await work
         except Exception as error:  # noqa: BLE001
             late = isinstance(error, TimeoutError) and scope.expired()
-            response = self._timed_out(request) if late else _problem(request, error)
+            response = self._timed_out() if late else self._problem(error)
         if self._request is request:
             self._work = self._scope = None
         if isinstance(response, Held):
@@ -161,16 +161,30 @@ class Answering(Pipe):
         """The handler is through, with an answer or with something live."""
         if self._request is request:
             if response is None:
-                response = _problem(request, RuntimeError(f"the handler of {request.raw_path} gave no answer"))
+                response = self._problem(RuntimeError(f"the handler of {request.raw_path} gave no answer"))
             self._answer(response)
         elif response is not None and request._tap is not None:
             # The answer had begun already and cannot be taken back.
             log.error("request.broken", extra={"path": request.raw_path, "status": response.status})
             request._tap.abort()
 
-    def _timed_out(self, request: Request) -> Response:
+    def _timed_out(self) -> Response:
         self._service.counters.timed_out += 1
-        return _problem(request, TimedOut("the answer took too long"))
+        return self._problem(TimedOut("the answer took too long"))
+
+    def _problem(self, error: BaseException) -> Response:
+        """The answer that tells *error*, in the form of the request's route."""
+        return error_response(error, cast("Route", self._route).form)
+
+    def _outcome(self, later: Later | None, future: Pending[Any]) -> Response | Coroutine[Any, Any, Response]:
+        """What a future's result, or what it failed with, means for the request."""
+        try:
+            result = future.result()
+            return cast("Response", result) if later is None else later.render(result)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            if later is None or later.failed is None:
+                return self._problem(error)
+            return later.failed(error)
 
     # ── complete answers ──────────────────────────────────────────────────────────────────────
 
@@ -336,19 +350,3 @@ class Answering(Pipe):
 
     def _arm_for_phase(self) -> None:
         raise NotImplementedError
-
-
-def _problem(request: Request, error: BaseException) -> Response:
-    """The answer that tells *error*, in the form of the request's route."""
-    return error_response(error) if request.problem is None else request.problem(error)
-
-
-def _outcome(request: Request, later: Later | None, future: Pending[Any]) -> Response | Coroutine[Any, Any, Response]:
-    """What a future's result, or what it failed with, means for the request."""
-    try:
-        result = future.result()
-        return cast("Response", result) if later is None else later.render(result)
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-        if later is None or later.failed is None:
-            return _problem(request, error)
-        return later.failed(error)

@@ -41,7 +41,7 @@ def resolve(service: Service, request: Request) -> Route | Response:
 
 def early_problem(service: Service, request: Request, error: BaseException) -> Response:
     """The answer to a request that is refused before its route is asked, in the form of the door it went to."""
-    return (service.router.form(request.raw_path) or error_response)(error)
+    return error_response(error, service.router.form(request.raw_path))
 
 
 def encode(service: Service, request: Request, response: Response, *, keep_alive: bool) -> bytes:
@@ -120,5 +120,5 @@ def refusal(service: Service, error: PeerError, head: bytes = b"") -> bytes:
     Such a head says at best where it was meant to go; that is enough to answer in the right form.
     """
     target = head[:URL_BYTES].partition(b"\r")[0].partition(b" ")[2].partition(b" ")[0]
-    response = (service.router.form(target.decode("latin-1")) or error_response)(error)
+    response = error_response(error, service.router.form(target.decode("latin-1")))
     return http.answer(error.status, response.body, response.content_type, service.date() + _CLOSE)

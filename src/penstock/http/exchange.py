@@ -14,7 +14,7 @@ A handler answers exactly once, in one of three ways:
 After one of the last two the handler returns `LIVE`, or its coroutine returns None. The request object is
 not kept by the connection after that, so keep from it what you need and let it go.
 
-A `PenstockError` that a handler raises becomes the answer (`problems.error_response`, or the route's own form).
+A `PenstockError` that a handler raises becomes the answer (`problems.py`), in the route's form.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Request:
 
     __slots__ = (
         "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "headers", "http10",
-        "memo", "method", "peer", "plain", "problem", "query", "raw_path", "scheme", "timeout",
+        "memo", "method", "peer", "plain", "query", "raw_path", "scheme", "timeout",
     )  # fmt: skip
 
     def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
@@ -133,7 +133,6 @@ class Request:
         self.body: bytes = b""  # complete, on routes that take the body whole
         self.bounded = False  # its route has a deadline
         self.timeout: float | None = None  # the same in seconds, where the connection has to see to it
-        self.problem: Callable[[BaseException], Response] | None = None  # its route's form of errors
         self._path: str | None = None
         self._params: dict[str, str] | None = None
         self._stream: BodyStream | None = None

@@ -1,8 +1,14 @@
-"""Errors become answers here, and only here."""
+"""Errors become answers here, and only here.
+
+An error has one meaning (`Problem`: status, code, what is wrong, what to do), whichever door it is told through. A door
+may tell it in a form of its own; the form says how a problem is written, and no more.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,6 +20,7 @@ from penstock.errors import (
     EngineGone,
     Forbidden,
     InputInvalid,
+    MailboxFull,
     NotFound,
     PeerError,
     PenstockError,
@@ -50,35 +57,58 @@ _STATUS: dict[type[PenstockError], int] = {
     EngineGone: 503,
     DataCorrupt: 503,
     DiskFull: 507,
+    MailboxFull: 507,  # not 503: whoever sends must not hold back what is for others
 }
 
 
-def error_response(error: BaseException) -> Response:
-    """The answer for *error*. What was not raised on purpose is logged, and the peer learns nothing of it."""
-    if isinstance(error, PeerError):
-        headers = (("Upgrade", "websocket"),) if error.status == 426 else ()
-        return problem(error.status, error.code, error.detail, error.remedy, headers)
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with a request, and what to do about it."""
+
+    status: int
+    code: str
+    message: str
+    remedy: str
+    headers: Headers = ()  # that belong to the meaning: who may come, and when to come again
+    error: BaseException | None = None  # what it was made of
+
+
+Form = Callable[[Problem], Response]
+"""How a door writes a problem."""
+
+
+def penstock_form(problem: Problem) -> Response:
+    """The form of Penstock's API."""
+    told = {"code": problem.code, "message": problem.message, "remedy": problem.remedy}
+    return Response(problem.status, msgspec.json.encode({"error": told}), headers=problem.headers)
+
+
+def error_response(error: BaseException, form: Form | None = None) -> Response:
+    """The answer for *error*, in the form of Penstock's API or in another."""
+    return (form or penstock_form)(problem_of(error))
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What *error* means. What was not raised on purpose is logged, and the peer learns nothing of it."""
     status = _status(error)
     if not isinstance(error, PenstockError) or status is None:
         log.error("request.failed", exc_info=error)
-        return problem(500, PenstockError.code, "the server failed at this request", PenstockError.remedy)
-    return problem(status, error.code, str(error), error.remedy, _headers(error))
-
-
-def problem(status: int, code: str, message: str, remedy: str, headers: Headers = ()) -> Response:
-    """An answer that says what is wrong and what to do about it."""
-    body = msgspec.json.encode({"error": {"code": code, "message": message, "remedy": remedy}})
-    return Response(status, body, headers=headers)
+        remedy = PenstockError.remedy
+        return Problem(500, PenstockError.code, "the server failed at this request", remedy, error=error)
+    message = error.detail if isinstance(error, PeerError) else str(error)
+    return Problem(status, error.code, message, error.remedy, _headers(error, status), error)
 
 
 def _status(error: BaseException) -> int | None:
-    for kind in type(error).__mro__:
-        if kind in _STATUS:
-            return _STATUS[kind]
-    return None
+    own: int | None = getattr(error, "status", None)  # an error of a protocol that has numbers for what is wrong
+    if own is not None:
+        return own
+    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), None)
 
 
-def _headers(error: PenstockError) -> Headers:
+def _headers(error: PenstockError, status: int) -> Headers:
+    if status == 426:
+        return (("Upgrade", "websocket"),)
     if isinstance(error, Unauthenticated):
         invalid = ', error="invalid_token"' if error.sent else ""
         return (("WWW-Authenticate", f'Bearer realm="penstock"{invalid}'),)

@@ -259,7 +259,7 @@ class Receiving(Answering):
             self._refuse(PeerError(408, "the request head took too long", remedy=remedy), self._buffer)
         elif self.phase is _BUSY and self._request is not None:
             self._work = None
-            self._answer(self._timed_out(self._request))
+            self._answer(self._timed_out())
             self._go_on()
 
     def _expired_writing(self) -> None:

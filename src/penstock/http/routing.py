@@ -17,10 +17,9 @@ from enum import Enum
 from typing import Final
 
 from penstock.errors import InputInvalid
-from penstock.http.exchange import Handler, Request, Response
+from penstock.http.exchange import Handler, Request
+from penstock.http.problems import Form
 from penstock.wire.http import decode_level
-
-Form = Callable[[BaseException], Response]
 
 
 class BodyKind(Enum):
@@ -69,8 +68,8 @@ class Route:
     came whole with its head, so the handler checks all the same."""
     door: str = ""
     """Under which name its connections are counted."""
-    problem: Form | None = None
-    """How it says what is wrong, if not in the form of `problems.error_response`. It speaks for its whole first level:
+    form: Form | None = None
+    """How it says what is wrong, if not as Penstock's API does. It speaks for its whole first level:
     for paths and methods beside it as well."""
 
 
@@ -134,8 +133,8 @@ class Router:
 
     def _add(self, route: Route) -> None:
         levels = _pattern(route.path)
-        if route.problem is not None and levels[0] not in ("", "*", "**"):
-            self._forms[levels[0]] = route.problem
+        if route.form is not None and levels[0] not in ("", "*", "**"):
+            self._forms[levels[0]] = route.form
         table = _place(self._root, levels)
         if route.method in table:
             raise ValueError(f"two routes for {route.method} {route.path}")

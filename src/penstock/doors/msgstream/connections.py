@@ -11,6 +11,7 @@ from typing import Final
 from penstock.doors.msgstream.session import Session
 from penstock.errors import Busy
 from penstock.http.exchange import Held, Request, Response
+from penstock.http.problems import Problem, error_response
 from penstock.http.websocket import WebSocket
 from penstock.http.wheel import Timed
 from penstock.limits import CONFIRM_BYTES, CONFIRMS
@@ -21,6 +22,7 @@ from penstock.wire.msgstream_actions import Numbered
 HEADERS: Final = (("Pragma", "no-cache"), ("Cache-Control", "no-store"))
 EMPTY: Final = Response(204, headers=HEADERS)
 NO_TEXT, TOO_MUCH, TOO_LARGE, BROKEN = 1003, 1008, 1009, 1011
+_STORAGE_FAILED: Final = 500  # the original's number for that
 
 
 def json_answer(body: bytes) -> Response:
@@ -35,8 +37,12 @@ def refusal(status: int, text: str = "") -> Response:
 
 def failure(error: Exception) -> Response:
     """The storage does not answer: nothing is lost, and the same poll may succeed later."""
-    status = 503 if isinstance(error, Busy) else 500
-    return Response(status, b"", "", (*HEADERS, ("Retry-After", str(getattr(error, "retry_after", 1)))))
+    return error_response(error, _nothing_but_when)
+
+
+def _nothing_but_when(problem: Problem) -> Response:
+    status = problem.status if isinstance(problem.error, Busy) else _STORAGE_FAILED
+    return Response(status, b"", "", (*HEADERS, *(problem.headers or (("Retry-After", "1"),))))
 
 
 class Poll(Held, Timed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import PenstockError
 from penstock.http.exchange import Headers, Response
-from penstock.http.problems import error_response, problem
+from penstock.http.problems import Problem, error_response, penstock_form
 from penstock.wire import trickle
 from penstock.wire.trickle import SeqInvalid
 from penstock.wire.trickle_channel import Channel
@@ -71,4 +71,4 @@ def timed_out(seq: int, head: int, seconds: float) -> Response:
     """Nothing came for too long; the same seq may be asked for again."""
     headers = ((trickle.TIMEOUT, f"{seconds:g}"), (trickle.SEQ, str(seq)), (trickle.LATEST, str(head)))
     why = f"no byte of segment {seq} within {seconds:g} s"
-    return problem(408, "segment_timeout", why, "Connect to the same seq again.", headers)
+    return penstock_form(Problem(408, "segment_timeout", why, "Connect to the same seq again.", headers))

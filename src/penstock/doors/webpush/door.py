@@ -19,7 +19,7 @@ from penstock.core.registry import made_once
 from penstock.doors.webpush import inactive_agents
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
-from penstock.doors.webpush.refusals import problem
+from penstock.doors.webpush.refusals import autopush_form
 from penstock.doors.webpush.session import AgentSession
 from penstock.errors import ConfigInvalid, PeerError
 from penstock.http.exchange import LIVE, Request, Response
@@ -103,9 +103,9 @@ class WebPush:
             places = (("/wpush/*/*", send), ("/wpush/*", send), ("/wpush/**", unknown), ("/wpush", unknown))
             for path, handler in places:
                 for method in ("POST", "PUT"):
-                    rows.append(Route(method, path, handler, body=body, door=DOOR, problem=problem))
-            rows.append(Route("DELETE", "/m/*", self.endpoint.cancel, door=DOOR, problem=problem))
-            rows.append(Route("GET", "/r/*", self.agents.receipts.listen, timeout=None, door=DOOR, problem=problem))
+                    rows.append(Route(method, path, handler, body=body, door=DOOR, form=autopush_form))
+            rows.append(Route("DELETE", "/m/*", self.endpoint.cancel, door=DOOR, form=autopush_form))
+            rows.append(Route("GET", "/r/*", self.agents.receipts.listen, timeout=None, door=DOOR, form=autopush_form))
         return rows
 
     def internal_routes(self) -> list[Route]:

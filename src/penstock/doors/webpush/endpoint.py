@@ -15,11 +15,12 @@ from penstock.core.clock import Clock
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.promise import pending
 from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.refusals import problem
+from penstock.doors.webpush.refusals import autopush_form
 from penstock.doors.webpush.requests import EndpointRequest, EndpointRequestReader
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import NotFound
 from penstock.http.exchange import Headers, Later, Request, Response
+from penstock.http.problems import error_response
 from penstock.values import Item
 from penstock.wire.webpush import NodeAnswer, PushMessage, to_item
 from penstock.wire.webpush_endpoint import RECEIPT_RELATION, EndpointRefused, Errno
@@ -88,7 +89,7 @@ class Endpoint:
         if isinstance(error, NotFound):  # that month was dropped this moment
             self._agents.lookup.forget(message.uaid)
             return self._send(message, asked)
-        return problem(error)
+        return error_response(error, autopush_form)
 
     async def _told(self, message: PushMessage, asked: EndpointRequest, record: RouterRecord) -> Response:
         await self._tell(message, record)

@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
-from penstock.http.exchange import Headers, Response
-from penstock.http.problems import TimedOut, error_response
+from penstock.http.exchange import Response
+from penstock.http.problems import Problem, TimedOut
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
 
-
-def problem(error: BaseException) -> Response:
-    """The answer for *error*: a number that senders know, and a message that ends with what to do."""
-    refused = _meaning(error)
-    headers: Headers = ()
-    if refused.status == 410:
-        headers = (("Cache-Control", "max-age=86400"),)
-    elif refused.status == 401:
-        headers = (("WWW-Authenticate", "vapid"),)
-    elif retry_after := getattr(error, "retry_after", 0):
-        headers = (("Retry-After", str(retry_after)),)
-    return Response(refused.status, refused.body(), headers=headers)
+_HEADERS = {401: (("WWW-Authenticate", "vapid"),), 410: (("Cache-Control", "max-age=86400"),)}
 
 
-def _meaning(error: BaseException) -> EndpointRefused:
-    match error:
-        case EndpointRefused():
-            return error
-        case MailboxFull():  # no trouble of the service: a sender must not hold back what is for others
-            return EndpointRefused(Errno.OVERLOADED, "the user agent is away, and too much waits for it", status=507)
-        case Busy():  # 503, or 429 for who asks too fast
-            return EndpointRefused(Errno.OVERLOADED, str(error), status=error_response(error).status)
+def autopush_form(problem: Problem) -> Response:
+    """A number that senders know, and a message that ends with what to do."""
+    refused = _refused(problem)
+    when = tuple(header for header in problem.headers if header[0] == "Retry-After")
+    return Response(refused.status, refused.body(), headers=_HEADERS.get(refused.status, when))
+
+
+def _refused(problem: Problem) -> EndpointRefused:
+    status, message, remedy = problem.status, problem.message, problem.remedy
+    match problem.error:
+        case EndpointRefused() as refused:
+            return refused
+        case MailboxFull():
+            return EndpointRefused(Errno.OVERLOADED, "the user agent is away, and too much waits for it", status=status)
+        case Busy():
+            return EndpointRefused(Errno.OVERLOADED, message, status=status)
         case TimedOut():
-            return EndpointRefused(Errno.TEMPORARY, str(error), "Try again; it may have been taken all the same.")
+            return EndpointRefused(Errno.TEMPORARY, message, "Try again; it may have been taken all the same.")
         case EngineGone() | DiskFull():
-            return EndpointRefused(Errno.TEMPORARY, str(error))
+            return EndpointRefused(Errno.TEMPORARY, message)
         case TooLarge():
-            return EndpointRefused(Errno.BODY_TOO_LARGE, str(error))
+            return EndpointRefused(Errno.BODY_TOO_LARGE, message)
         case InputInvalid():
-            return EndpointRefused(Errno.TOKEN, str(error), error.remedy, status=400)
+            return EndpointRefused(Errno.TOKEN, message, remedy, status)
         case NotFound():
-            return EndpointRefused(Errno.TOKEN, str(error), "Use the URL whole, exactly as it was given.")
-        case PeerError(status=408):
-            return EndpointRefused(Errno.TEMPORARY, error.detail, error.remedy, status=error.status)
+            return EndpointRefused(Errno.TOKEN, message, "Use the URL whole, exactly as it was given.")
         case PeerError():  # autopush has no numbers for what is wrong with a request as such
-            return EndpointRefused(Errno.TOKEN, error.detail, error.remedy, status=error.status)
-    return EndpointRefused(Errno.UNKNOWN, "the server failed at this request", status=error_response(error).status)
+            return EndpointRefused(Errno.TEMPORARY if status == 408 else Errno.TOKEN, message, remedy, status)
+    return EndpointRefused(Errno.UNKNOWN, "the server failed at this request", status=status)
