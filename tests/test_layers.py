@@ -27,8 +27,8 @@ PURE_LIBRARIES = ("msgspec", "httptools", "websockets.utils", "cryptography")
 """Others' code that takes and gives bytes, and does nothing else."""
 
 VERSION = "penstock.__version__"
-BASE = (VERSION, "penstock.values", "penstock.limits", "penstock.errors")
-SETTINGS = ("penstock.settings", "penstock.units")
+PURE = (VERSION, "penstock.values", "penstock.limits", "penstock.errors")
+BASE = (*PURE, "penstock.settings", "penstock.units")
 NEUTRAL = ("penstock.core.clock", "penstock.core.promise")
 """What the connection layer has of `core`: the time, and results that come later. Nothing of logs."""
 
@@ -41,13 +41,13 @@ FOR_DOORS = tuple(f"penstock.api.{name}" for name in ("auth", "context", "descri
 """What a door needs of a request's owner. Never Penstock's API itself."""
 
 MAY_IMPORT = {
-    "penstock.wire": (*BASE, "penstock.wire"),
+    "penstock.wire": (*PURE, "penstock.wire"),
     "penstock.core": (*BASE, "penstock.wire", "penstock.core"),
     "penstock.engines": (*BASE, "penstock.wire", "penstock.core", "penstock.engines"),
     "penstock.http": (*BASE, "penstock.wire", *NEUTRAL, "penstock.http"),
-    "penstock.api": (*BASE, *SETTINGS, "penstock.wire", "penstock.core", "penstock.http", "penstock.api"),
-    "penstock.doors": (*BASE, "penstock.settings", "penstock.wire", "penstock.core", *FACING_DOORS, *FOR_DOORS),
-    "penstock.client": (*BASE, "penstock.wire", "penstock.client"),
+    "penstock.api": (*BASE, "penstock.wire", "penstock.core", "penstock.http", "penstock.api"),
+    "penstock.doors": (*BASE, "penstock.wire", "penstock.core", *FACING_DOORS, *FOR_DOORS),
+    "penstock.client": (*PURE, "penstock.wire", "penstock.client"),
 }
 """What of Penstock a room may import; one that is not listed may import any but the ones below."""
 

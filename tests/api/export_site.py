@@ -29,8 +29,8 @@ from penstock.engines.sqlite.export import SqliteExport
 from penstock.http.caps import Caps
 from penstock.http.listener import Listener
 from penstock.http.routing import Route, Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
+from penstock.settings import ServerSettings
 from penstock.values import Batch, Draft
 
 ADMIN = "a-token-for-tests"
@@ -137,7 +137,7 @@ async def site(
     tmp_path: Path,
     kind: str = "memory",
     export: Export | None = None,
-    settings: ConnectionSettings | None = None,
+    write_high: int = 65_536,
     **options: Any,
 ) -> AsyncIterator[Site]:
     async with engine_with_export(tmp_path, kind) as (engine, own, clock), Hub(engine.log) as hub:
@@ -157,6 +157,7 @@ async def site(
             Route("GET", "/v1/log/plan", exporter.plan),
             Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None),
         ]
+        settings = ServerSettings(listen="127.0.0.1:0", write_high=write_high)
         async with Listener(Router(routes), settings, wheel=wheel) as listener:
             yield Site(listener.address[1], engine, exporter, keys)
 

@@ -15,7 +15,6 @@ import pytest
 from penstock.core import arrow
 from penstock.core.export import ExportRange
 from penstock.errors import EngineGone
-from penstock.http.settings import ConnectionSettings
 from penstock.limits import BATCH_ENTRIES
 from penstock.values import Batch, Draft
 from penstock.wire.columns import NAMES
@@ -138,7 +137,7 @@ async def test_memory_is_bounded_when_the_reader_is_slow(tmp_path: Path, high_wa
             yield piece
             await asyncio.sleep(0)
 
-    async with site(tmp_path, export=Scripted(pieces), settings=ConnectionSettings(high_water=high_water)) as node:
+    async with site(tmp_path, export=Scripted(pieces), write_high=high_water) as node:
         reader, writer = await _open(node, await publish(node))
         ahead = received = 0
         while received < total:

@@ -27,9 +27,8 @@ from penstock.doors.msgstream import MessageStream
 from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, MemoryRegistry
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
-from penstock.settings import MsgstreamSettings, Settings
+from penstock.settings import MsgstreamSettings, ServerSettings, Settings
 from penstock.values import Item, NewItem, Record
 
 TURNS = 3  # of the loop, until a write is durable
@@ -123,7 +122,7 @@ class Place:
         )  # fmt: skip
         self.door = await enter(self._make(context, Settings(msgstream=self._settings)))
         await enter(self.lookout)
-        settings = ConnectionSettings(port=0, drain_seconds=0.001)
+        settings = ServerSettings(listen="127.0.0.1:0", drain_seconds=0.001)
         self.listener = await enter(Listener(Router(self.door.routes()), settings, clock=self.clock, wheel=wheel))
 
     async def stop(self) -> None:

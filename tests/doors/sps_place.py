@@ -21,9 +21,8 @@ from penstock.doors.sps import Sps
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
-from penstock.settings import Settings
+from penstock.settings import ServerSettings, Settings
 from penstock.values import Batch, Draft
 
 
@@ -122,7 +121,7 @@ async def place(keys: Path, *, make: type[Sps] = Sps, **of_hub: int) -> AsyncIte
         async with (
             make(context, Settings(), time.time) as made.door,
             Listener(
-                Router(made.door.routes()), ConnectionSettings(port=0), clock=clock, wheel=context.wheel
+                Router(made.door.routes()), ServerSettings(listen="127.0.0.1:0"), clock=clock, wheel=context.wheel
             ) as made.listener,
         ):
             try:

@@ -29,9 +29,8 @@ from penstock.errors import EngineGone
 from penstock.http.caps import Caps
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
-from penstock.settings import Settings
+from penstock.settings import ServerSettings, Settings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
 from tests.faulty_bus import Faults, FaultyBus
@@ -109,7 +108,7 @@ async def node(
         Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members, lookout=lookout,
     )  # fmt: skip
     door = await stack.enter_async_context(Sps(context, Settings()))
-    listener = await stack.enter_async_context(Listener(Router(door.routes()), ConnectionSettings(port=0)))
+    listener = await stack.enter_async_context(Listener(Router(door.routes()), ServerSettings(listen="127.0.0.1:0")))
     made = Node(engine, members, door, listener)
     made.lookout = lookout
     return made

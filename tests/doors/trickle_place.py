@@ -22,9 +22,8 @@ from penstock.doors.trickle import Trickle
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
-from penstock.settings import Settings, TrickleSettings
+from penstock.settings import ServerSettings, Settings, TrickleSettings
 from penstock.testing import wait_until_async
 from penstock.wire.http import LAST_CHUNK, chunk
 from tests.doors.sps_place import ManualTime
@@ -161,7 +160,7 @@ async def place(
         chosen = replace(Settings(), trickle=replace(TrickleSettings(), **{"autocreate": True, **settings}))
         async with (
             make(context, chosen, time.time) as made.door,
-            Listener(Router(made.door.routes()), ConnectionSettings(port=0)) as made.listener,
+            Listener(Router(made.door.routes()), ServerSettings(listen="127.0.0.1:0")) as made.listener,
         ):
             if members is not None:
                 made.door.reachable(made.listener.url)

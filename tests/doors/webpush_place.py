@@ -35,9 +35,8 @@ from penstock.doors.webpush.session import AgentSession
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
-from penstock.settings import Settings
+from penstock.settings import ServerSettings, Settings
 from tests.doors.sps_place import ManualTime
 
 WITHIN = 20.0
@@ -227,8 +226,8 @@ class NodePlace:
         async with Door(context, self._settings, place.time.time) as self.door:
             rows = self.door.internal_routes()
             async with (
-                Listener(Router(rows), ConnectionSettings(port=0)) as self.internal,
-                Listener(Router(self.door.routes()), ConnectionSettings(port=0)) as self.listener,
+                Listener(Router(rows), ServerSettings(listen="127.0.0.1:0")) as self.internal,
+                Listener(Router(self.door.routes()), ServerSettings(listen="127.0.0.1:0")) as self.listener,
             ):
                 if self._over == "http":
                     self.door.reachable(self.internal.url)

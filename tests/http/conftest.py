@@ -17,7 +17,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     chain, key = make_certificate(tmp_path_factory.mktemp("certificate"), "test")
-    return {"certificate": chain, "key": key}
+    return {"tls_certificate": chain, "tls_key": key}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from penstock.errors import PenstockError
 from penstock.http.exchange import Held, Request, Response
 from penstock.http.listener import Listener
 from penstock.http.routing import STREAM, Route, Router
-from penstock.http.settings import ConnectionSettings
+from penstock.settings import ServerSettings
 from penstock.testing import wait_until_async
 from tests.http.wires import Site, Wire, live_route, on_uvloop, request, site
 
@@ -148,7 +148,7 @@ async def test_a_held_request_can_be_the_last_of_its_connection() -> None:
 @on_uvloop
 async def test_who_holds_a_request_can_let_it_go_before_a_stop() -> None:
     held: list[Waiting] = []
-    async with Listener(Router([holding(held)]), ConnectionSettings(port=0, drain_seconds=60)) as listener:
+    async with Listener(Router([holding(held)]), ServerSettings(listen="127.0.0.1:0", drain_seconds=60)) as listener:
         peer = await Site(listener, None).connect()
         peer.send(request("GET", "/poll"))
         await wait_until_async(lambda: held)

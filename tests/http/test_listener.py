@@ -17,14 +17,14 @@ from penstock.errors import ConfigInvalid
 from penstock.http.exchange import Request, Response
 from penstock.http.listener import Listener
 from penstock.http.routing import STREAM, Route, Router
-from penstock.http.settings import ConnectionSettings
+from penstock.settings import ServerSettings
 from penstock.testing import wait_until_async
 from penstock.wire.http import chunk
 from tests.http.certificates import make_certificate, trusting
 from tests.http.test_websocket import Echo, echo_route
 from tests.http.wires import Wire, live_route, on_uvloop, request, site, slow_route
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound to it here
+EVERYWHERE = "0.0.0.0:0"
 
 
 def common_name(writer: asyncio.StreamWriter) -> str:
@@ -43,7 +43,7 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
         return Response(200, str(sum([len(piece) async for piece in request.body_chunks])).encode())
 
     routes = [live_route(wires), echo_route(owners), Route("POST", "/up", upload, STREAM(10**8))]
-    async with site(routes, certificate=chain, key=key) as place:
+    async with site(routes, tls_certificate=chain, tls_key=key) as place:
         peer = await place.connect(ssl=trusting())
         assert (await peer.get("/hello")).status == 200
         peer.send(request("POST", "/up", body=b"x" * 3_000_000))
@@ -81,7 +81,7 @@ async def test_bodies_that_come_at_once_over_tls_do_not_mix(tmp_path: Path) -> N
         return Response(200, b"".join(pieces))
 
     routes = [Route("POST", "/up", upload, STREAM(10**8))]
-    async with site(routes, certificate=chain, key=key) as place:
+    async with site(routes, tls_certificate=chain, tls_key=key) as place:
         peers = [await place.connect(ssl=trusting()) for _ in range(4)]
         bodies = [bytes([number]) * 500_000 for number in range(4)]
         for peer, body in zip(peers, bodies, strict=True):
@@ -111,7 +111,7 @@ def test_the_buffer_of_a_tls_connection_is_mapped_by_itself(told: bool) -> None:
 @on_uvloop
 async def test_a_renewed_certificate_serves_new_connections_and_leaves_the_old_alone(tmp_path: Path) -> None:
     chain, key = make_certificate(tmp_path, "one")
-    async with site(certificate=chain, key=key) as place:
+    async with site(tls_certificate=chain, tls_key=key) as place:
         old = await place.connect(ssl=trusting())
         assert common_name(old.writer) == "one"
         make_certificate(tmp_path, "two")
@@ -129,7 +129,7 @@ async def test_a_renewed_certificate_serves_new_connections_and_leaves_the_old_a
 @on_uvloop
 async def test_plain_bytes_on_a_tls_port_harm_nobody(tmp_path: Path) -> None:
     chain, key = make_certificate(tmp_path, "one")
-    async with site(certificate=chain, key=key) as place:
+    async with site(tls_certificate=chain, tls_key=key) as place:
         peer = await place.connect(ssl=None)
         peer.send(request("GET", "/hello"))
         assert b"HTTP/1.1" not in await peer.rest()
@@ -139,28 +139,27 @@ async def test_plain_bytes_on_a_tls_port_harm_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [
-        ({"host": EVERYWHERE}, "server.listen"),
-        ({"linger_ms": 21}, "server.linger_ms"),
-        ({"certificate": "nowhere.pem"}, "server.tls_certificate"),
+        ({"listen": EVERYWHERE}, "server.listen"),
+        ({"tls_certificate": "nowhere.pem"}, "server.tls_certificate"),
         ({"trusted_proxies": ("10.0.0.0/33",)}, "server.trusted_proxies"),
     ],
 )
 def test_what_cannot_work_or_is_unsafe_is_refused(settings: dict[str, object], setting: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
-        Listener(Router([]), ConnectionSettings(**settings))  # type: ignore[arg-type]
+        Listener(Router([]), ServerSettings(**settings))  # type: ignore[arg-type]
     assert caught.value.setting == setting
 
 
 def test_plain_http_off_loopback_needs_a_word() -> None:
-    Listener(Router([]), ConnectionSettings(host=EVERYWHERE, insecure=True))
-    Listener(Router([]), ConnectionSettings(host=EVERYWHERE, trusted_proxies=("10.0.0.1",)))
+    Listener(Router([]), ServerSettings(listen=EVERYWHERE, insecure=True))
+    Listener(Router([]), ServerSettings(listen=EVERYWHERE, trusted_proxies=("10.0.0.1",)))
 
 
 @on_uvloop
 async def test_a_port_that_is_taken_is_said_so() -> None:
     async with site() as place:
         with pytest.raises(ConfigInvalid, match="cannot listen"):
-            async with site(port=place.listener.address[1]):
+            async with site(listen=f"127.0.0.1:{place.listener.address[1]}"):
                 raise AssertionError("two listeners on one port")
 
 
@@ -354,7 +353,7 @@ async def test_an_owner_that_knows_how_is_asked_to_drain() -> None:
 
 async def turns_until_all_are_in(count: int) -> int:
     """How often the loop turns until *count* connections that wait were accepted."""
-    async with Listener(Router([]), ConnectionSettings(port=0)) as listener:
+    async with Listener(Router([]), ServerSettings(listen="127.0.0.1:0")) as listener:
         waiting = [socket.create_connection(listener.address) for _ in range(count)]
         turns = 0
         while listener.counters.opened < count:

@@ -139,7 +139,7 @@ async def test_the_linger_collects_what_comes_within_it() -> None:
 @on_uvloop
 async def test_a_slow_reader_fills_its_outlet_and_drains_it() -> None:
     wires: list[Wire] = []
-    async with site([live_route(wires)], high_water=HIGH) as place:
+    async with site([live_route(wires)], write_high=HIGH) as place:
         peer = await place.connect(limit=1024)
         peer.send(request("GET", "/live"))
         await peer.head()

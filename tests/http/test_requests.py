@@ -177,7 +177,7 @@ async def test_what_a_handler_raises_becomes_the_answer(caplog: pytest.LogCaptur
 
 @on_uvloop
 async def test_pages_of_other_origins() -> None:
-    async with site(SEEN, cors_expose=("X-Cursor",)) as place:
+    async with site(SEEN, expose=("X-Cursor",)) as place:
         peer = await place.connect()
         simple = await peer.get("/hello", "Origin: https://a.example")
         preflight = await _answer(

@@ -15,8 +15,8 @@ from penstock.http.flush import Outlet
 from penstock.http.listener import Listener
 from penstock.http.loop import run_loop
 from penstock.http.routing import NONE, Body, Route, Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.wheel import Wheel
+from penstock.settings import ServerSettings
 from penstock.testing import wait_until_async
 from tests.http.certificates import trusting
 
@@ -185,7 +185,7 @@ class Site:
 
     async def connect(self, *, source: str | None = None, limit: int = 2**16, **options: Any) -> Peer:
         local = (source, 0) if source else None
-        if self.listener.settings.certificate:
+        if self.listener.settings.tls_certificate:
             options.setdefault("ssl", trusting())
         host, port = self.listener.address
         reader, writer = await asyncio.open_connection(host, port, limit=limit, local_addr=local, **options)
@@ -210,9 +210,10 @@ async def site(routes: Iterable[Route] = (), *, manual: bool = False, **settings
     """A listener with *routes* beside the usual ones."""
     timer = ManualTimer() if manual else None
     wheel = Wheel(timer) if timer else None
-    settings = {"drain_seconds": 5.0, **secured, **settings}
+    expose = settings.pop("expose", ())
+    settings = {"listen": "127.0.0.1:0", "drain_seconds": 5.0, **secured, **settings}
     table = [Route("GET", "/hello", hello), *routes]
-    async with Listener(Router(table), ConnectionSettings(**settings), wheel=wheel) as listener:
+    async with Listener(Router(table), ServerSettings(**settings), expose=expose, wheel=wheel) as listener:
         place = Site(listener, timer)
         try:
             yield place

@@ -55,7 +55,7 @@ class Answering(Pipe):
     )  # fmt: skip
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service.prompt_flusher, service.settings.high_water)
+        super().__init__(service.prompt_flusher, service.settings.write_high)
         self._service = service
         self.phase = Phase.IDLE
         self._buffer = b""  # input that waits

@@ -10,7 +10,6 @@ import re
 
 from penstock.http.exchange import Request, Response
 from penstock.http.routing import Match
-from penstock.http.settings import ConnectionSettings
 
 _TOKENS = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, ]{1,1024}")
 
@@ -18,11 +17,11 @@ _TOKENS = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, ]{1,1024}")
 class Cors:
     """The origin rules of one listener."""
 
-    def __init__(self, settings: ConnectionSettings) -> None:
-        self._any = "*" in settings.cors_origins
-        self._origins = {origin.encode() for origin in settings.cors_origins}
-        expose = f"Access-Control-Expose-Headers: {', '.join(settings.cors_expose)}\r\n" if settings.cors_expose else ""
-        self._expose = expose.encode()
+    def __init__(self, origins: tuple[str, ...], expose: tuple[str, ...]) -> None:
+        """Pages of these *origins* may call, and read these headers of answers."""
+        self._any = "*" in origins
+        self._origins = {origin.encode() for origin in origins}
+        self._expose = f"Access-Control-Expose-Headers: {', '.join(expose)}\r\n".encode() if expose else b""
 
     def allows(self, origin: bytes | None) -> bool:
         """Pages of that origin may talk to us; a client that is no page names none."""

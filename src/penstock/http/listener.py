@@ -16,12 +16,16 @@ from penstock.http.caps import Caps
 from penstock.http.connection import PlainConnection, SecureConnection
 from penstock.http.routing import Router
 from penstock.http.service import Counters, Service
-from penstock.http.settings import ConnectionSettings
 from penstock.http.tls import Certificates
 from penstock.http.wheel import Wheel
+from penstock.settings import ServerSettings
+from penstock.units import parse_address
 from penstock.wire.proxy import Trusted
 
 log = logging.getLogger("penstock.http")
+
+BACKLOG = 4096
+"""Connections that the kernel keeps waiting to be accepted."""
 
 ACCEPTS = 16
 """Connections that are accepted in one turn of the loop. The loop accepts one for each server that listens, so
@@ -41,14 +45,18 @@ class Listener:
     def __init__(
         self,
         router: Router,
-        settings: ConnectionSettings | None = None,
+        settings: ServerSettings,
         *,
+        expose: tuple[str, ...] = (),
         clock: Clock | None = None,
         wheel: Wheel | None = None,
         caps: Caps | None = None,
     ) -> None:
-        """Raises `ConfigInvalid` for settings that cannot work or would be unsafe."""
-        self.settings = settings or ConnectionSettings()
+        """Raises `ConfigInvalid` for settings that cannot work or would be unsafe.
+
+        Pages of other origins may read the headers named in *expose*.
+        """
+        self.settings, self._expose = settings, expose
         self._router, self._clock, self._wheel = router, clock or WallClock(), wheel
         self._group = asyncio.TaskGroup()
         self._certificates = _certificates(self.settings)
@@ -58,16 +66,18 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._socket = _bind(self.settings)
+        self._socket = _bind(*parse_address(self.settings.listen))
         await self._group.__aenter__()
         wheel = self._wheel or Wheel(loop)
-        self._service = Service(self._router, self.settings, self.caps, self._trusted, self._clock, self._group, wheel)
+        self._service = Service(
+            self._router, self.settings, self.caps, self._trusted, self._clock, self._group, wheel, self._expose
+        )
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         context = self._certificates.context if self._certificates else None
         kind = SecureConnection if context else PlainConnection
         self._servers = [
             await loop.create_server(
-                lambda: kind(self._service), sock=sock, ssl=context, backlog=self.settings.backlog,
+                lambda: kind(self._service), sock=sock, ssl=context, backlog=BACKLOG,
                 ssl_handshake_timeout=self.settings.head_timeout if context else None,
             )
             for sock in (self._socket, *(self._socket.dup() for _ in range(ACCEPTS - 1)))
@@ -109,7 +119,7 @@ class Listener:
         """Use renewed certificate files for new connections; `ConfigInvalid` and the old ones if they are bad."""
         if self._certificates is not None:
             self._certificates.reload()
-            log.info("tls.reloaded", extra={"certificate": self.settings.certificate})
+            log.info("tls.reloaded", extra={"certificate": self.settings.tls_certificate})
 
     async def drain(self) -> None:
         """Stop accepting and let everything come to its end, for `drain_seconds` at most."""
@@ -138,12 +148,10 @@ class Listener:
         await self._all_gone()
 
 
-def _check(settings: ConnectionSettings) -> None:
-    if not 0 <= settings.linger_ms <= 20:
-        raise ConfigInvalid("server.linger_ms", "must be 0 to 20")
-    if not settings.certificate and not settings.insecure and not settings.trusted_proxies:
-        _check_loopback(settings.host)
-    if settings.proxy_protocol and settings.certificate:
+def _check(settings: ServerSettings) -> None:
+    if not settings.tls_certificate and not settings.insecure and not settings.trusted_proxies:
+        _check_loopback(parse_address(settings.listen)[0])
+    if settings.proxy_protocol and settings.tls_certificate:
         raise ConfigInvalid("server.proxy_protocol", "cannot be used with TLS: let the proxy end TLS")
 
 
@@ -161,18 +169,18 @@ def _check_loopback(host: str) -> None:
         )
 
 
-def _certificates(settings: ConnectionSettings) -> Certificates | None:
-    return Certificates(settings.certificate, settings.key) if settings.certificate else None
+def _certificates(settings: ServerSettings) -> Certificates | None:
+    return Certificates(settings.tls_certificate, settings.tls_key) if settings.tls_certificate else None
 
 
-def _trusted(settings: ConnectionSettings) -> Trusted:
+def _trusted(settings: ServerSettings) -> Trusted:
     try:
         return Trusted(settings.trusted_proxies)
     except ValueError as error:
         raise ConfigInvalid("server.trusted_proxies", str(error)) from None
 
 
-def make_caps(settings: ConnectionSettings) -> Caps:
+def make_caps(settings: ServerSettings) -> Caps:
     """The caps that the settings ask for."""
     return Caps(
         settings.connections,
@@ -183,20 +191,20 @@ def make_caps(settings: ConnectionSettings) -> Caps:
     )
 
 
-def _bind(settings: ConnectionSettings) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise _cannot_listen(settings, error) from None
+        raise _cannot_listen(host, port, error) from None
     try:
         _prepare(listening)
         listening.bind(address)
     except OSError as error:
         listening.close()
-        raise _cannot_listen(settings, error) from None
+        raise _cannot_listen(host, port, error) from None
     return listening
 
 
@@ -208,9 +216,9 @@ def _prepare(listening: socket.socket) -> None:
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # output is coalesced here already
 
 
-def _cannot_listen(settings: ConnectionSettings, error: OSError) -> ConfigInvalid:
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigInvalid:
     remedy = "Stop what listens there, or give another address with --listen HOST:PORT (port 0 takes a free one)."
     if error.errno != errno.EADDRINUSE:
         remedy = "Give an address of this machine with --listen HOST:PORT."
-    why = f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+    why = f"cannot listen on {host}:{port}: {error.strerror or error}"
     return ConfigInvalid("server.listen", why, remedy=remedy)

@@ -12,9 +12,9 @@ from penstock.http.caps import Caps
 from penstock.http.cors import Cors
 from penstock.http.flush import Flusher
 from penstock.http.routing import Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.websocket import FrameReaders
 from penstock.http.wheel import Wheel
+from penstock.settings import ServerSettings
 from penstock.wire.http import HeadParser, date_line
 from penstock.wire.proxy import Trusted
 
@@ -81,12 +81,13 @@ class Service:
     def __init__(
         self,
         router: Router,
-        settings: ConnectionSettings,
+        settings: ServerSettings,
         caps: Caps,
         trusted: Trusted,
         clock: Clock,
         group: asyncio.TaskGroup,
         wheel: Wheel,
+        expose: tuple[str, ...],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.router, self.settings, self.caps, self.trusted = router, settings, caps, trusted
@@ -95,12 +96,12 @@ class Service:
         self.idle_ticks = wheel.ticks(settings.idle_timeout)
         self.request_ticks = wheel.ticks(settings.request_timeout)
         self.crew = Crew(group)
-        self.cors = Cors(settings)
+        self.cors = Cors(settings.cors_origins, expose)
         self.counters = Counters()
         self.parser = HeadParser()
         self.bodies = BodyBudget(settings.bodies_bytes)
         self.readers = FrameReaders(settings.websocket_bytes)
-        self.scheme = "https" if settings.certificate else "http"
+        self.scheme = "https" if settings.tls_certificate else "http"
         self.prompt_flusher = Flusher(self.loop)
         linger = settings.linger_ms / 1000
         self.live_flusher = Flusher(self.loop, linger) if linger else self.prompt_flusher

@@ -53,7 +53,6 @@ from penstock.errors import ConfigInvalid, PenstockError
 from penstock.http.listener import Listener, make_caps
 from penstock.http.loop import run_loop
 from penstock.http.routing import Route, Router
-from penstock.http.settings import ConnectionSettings
 from penstock.http.tls import map_large_buffers
 from penstock.http.wheel import Wheel
 from penstock.limits import ADMIN_TOKEN_CHARACTERS
@@ -61,8 +60,8 @@ from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.node.metrics import Metrics
 from penstock.node.months import Tables
 from penstock.node.trimming import Trimming
-from penstock.settings import ServerSettings, Settings
-from penstock.units import parse_address, parse_keep
+from penstock.settings import Settings
+from penstock.units import parse_keep
 from penstock.wire.trickle import HEADERS
 
 log = logging.getLogger("penstock")
@@ -77,6 +76,9 @@ DOORS: dict[str, tuple[MakeDoor, ...]] = {
 }
 """The doors there are, besides the own API, which is always open."""
 
+
+EXPOSED = ("Retry-After", *HEADERS)
+"""Headers that a page of another origin may read."""
 
 SWITCH_SECONDS = 0.0005
 """After which the loop lets another thread have the interpreter that wants it. The writer's thread wants it several
@@ -193,7 +195,6 @@ class Node:
     async def _start(self) -> None:
         """Start the parts in the order in which they need each other; the stack ends them in reverse."""
         settings, enter, clock = self._settings, self._stack.enter_async_context, WallClock()
-        connections = connection_settings(settings.server)
         engine = self._engine = await enter(_open_engine(settings, self._data, clock, self._background))
         await _check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
@@ -235,7 +236,7 @@ class Node:
             clock,
             wheel := Wheel(asyncio.get_running_loop()),
             settings.server.body_limit,
-            caps := make_caps(connections),
+            caps := make_caps(settings.server),
             Alone() if engine.bus.alone else await enter(self._members(engine)),
             self._background,
             lookout,
@@ -252,22 +253,23 @@ class Node:
         routes += tables.routes()
         self.routes = tuple(routes)
         await enter(lookout)
-        await self._open_internally(connections)
-        self._listener = await enter(Listener(Router(routes), connections, clock=clock, wheel=wheel, caps=caps))
+        await self._open_internally()
+        self._listener = await enter(
+            Listener(Router(routes), settings.server, expose=EXPOSED, clock=clock, wheel=wheel, caps=caps)
+        )
 
     def _members(self, engine: Engine) -> Members:
         return Members(engine.registry, engine.bus, background=self._background)
 
-    async def _open_internally(self, connections: ConnectionSettings) -> None:
+    async def _open_internally(self) -> None:
         """Open the listener for other nodes, if there is to be one; it is closed after the public one."""
         server = self._settings.server
         doors = [door for door in self._doors if isinstance(door, Internal)]
         if not server.internal_listen or not doors:
             return
-        host, port = parse_address(server.internal_listen)
         # A node asks for many: caps are for those who come from outside.
         settings = replace(
-            connections, host=host, port=port, connections_per_address=0, connections_per_token=0,
+            server, listen=server.internal_listen, connections_per_address=0, connections_per_token=0,
             requests_per_address=0.0, requests_per_token=0.0,
         )  # fmt: skip
         rows = [row for door in doors for row in door.internal_routes()]
@@ -433,34 +435,3 @@ async def _check_server_name(engine: Engine, server: str) -> None:
         raise ConfigInvalid(
             "eventhorizon.server", f"is {server!r}, but cursors of this log say {was!r}", remedy=f"Set it to {was}."
         )
-
-
-def connection_settings(server: ServerSettings) -> ConnectionSettings:
-    """`server.*` as the listener wants it."""
-    host, port = parse_address(server.listen)
-    return ConnectionSettings(
-        host=host,
-        port=port,
-        certificate=server.tls_certificate,
-        key=server.tls_key,
-        insecure=server.insecure,
-        trusted_proxies=server.trusted_proxies,
-        proxy_protocol=server.proxy_protocol,
-        connections=server.connections,
-        connections_per_address=server.connections_per_address,
-        connections_per_token=server.connections_per_token,
-        requests_per_address=server.requests_per_address,
-        requests_per_token=server.requests_per_token,
-        head_timeout=server.head_timeout,
-        body_timeout=server.body_timeout,
-        idle_timeout=server.idle_timeout,
-        stall_timeout=server.stall_timeout,
-        request_timeout=server.request_timeout,
-        drain_seconds=server.drain_seconds,
-        linger_ms=server.linger_ms,
-        high_water=server.write_high,
-        websocket_bytes=server.websocket_bytes,
-        bodies_bytes=server.bodies_bytes,
-        cors_origins=server.cors_origins,
-        cors_expose=("Retry-After", *HEADERS),
-    )
