@@ -26,8 +26,8 @@ from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
 from penstock.engines.jetstream.cells import drop_stream
 from penstock.engines.jetstream.connection import ELECTING_SECONDS
-from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.http.loop import run_loop
+from penstock.settings import LogSettings
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft
 
@@ -171,8 +171,8 @@ async def _futures_with(client: Client, cluster: NatsCluster, streams: int, seco
 
 async def _engine(cluster: NatsCluster, streams: int, seconds: float) -> Round:
     """Appends a second, each durable and followed."""
-    options = JetStreamOptions(prefix=f"bench_{secrets.token_hex(4)}", replicas=REPLICAS)
-    async with open_jetstream(cluster.url, node="bench", options=options) as engine:
+    settings = LogSettings(prefix=f"bench_{secrets.token_hex(4)}", replicas=REPLICAS)
+    async with open_jetstream(cluster.url, node="bench", settings=settings) as engine:
         await prepare(engine.log)
         batches = [Batch((Draft(f"/bench/s{number}", event()),)) for number in range(streams)]
         await asyncio.gather(*(engine.log.append(batch) for batch in batches))  # the streams are made before
@@ -190,7 +190,7 @@ async def _engine(cluster: NatsCluster, streams: int, seconds: float) -> Round:
         found = await _timed(cluster, seconds, room, one)
         if wrong:
             raise wrong[0]
-        await _drop(engine, options.prefix)
+        await _drop(engine, settings.prefix)
     return found
 
 

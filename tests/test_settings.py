@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import ast
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from penstock import settings
 from penstock.errors import ConfigInvalid
 from penstock.settings import Settings
 from penstock.settings_reading import KNOWN, load
@@ -168,3 +171,43 @@ def test_a_role_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
     assert refused.value.remedy == "Known: all, endpoint, connection."
     assert load(given=["server.roles=endpoint,connection"]).server.roles == ("endpoint", "connection")
+
+
+def defaults(tree: ast.AST) -> Iterator[tuple[int, str, ast.expr]]:
+    """Line, name and value of every default of an argument or a field."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arguments):
+            places = [*node.posonlyargs, *node.args]
+            pairs = [*zip(reversed(places), reversed(node.defaults), strict=False)]
+            pairs += [(name, value) for name, value in zip(node.kwonlyargs, node.kw_defaults, strict=True) if value]
+            yield from ((value.lineno, name.arg, value) for name, value in pairs)
+        elif isinstance(node, ast.ClassDef):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.value:
+                    yield field.lineno, field.target.id, field.value
+
+
+def repeated(tree: ast.AST) -> list[int]:
+    """Lines in which a number, other than 0 and 1, is the default of a setting of the same name."""
+    numbers = {(name.partition(".")[2], about.default) for name, about in KNOWN.items() if about.type in (int, float)}
+    found = []
+    for line, name, value in defaults(tree):
+        if all(isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(value)):
+            number = eval(ast.unparse(value))  # noqa: S307 - of our own source, and no name is in it
+            if number not in (0, 1) and (name, number) in numbers:
+                found.append(line)
+    return found
+
+
+def test_a_default_stands_in_one_place() -> None:
+    source = Path(settings.__file__).parent
+    files = [file for file in source.rglob("*.py") if file != Path(settings.__file__)]
+
+    assert [(file.name, lines) for file in files if (lines := repeated(ast.parse(file.read_text())))] == []
+
+
+@pytest.mark.parametrize(
+    "code", ["def hub(tail=1000): ...", "def hub(*, tail: int = 10 * 100): ...", "class Hub:\n    tail: int = 1000"]
+)
+def test_one_that_is_repeated_is_found(code: str) -> None:
+    assert repeated(ast.parse(code))

@@ -133,7 +133,9 @@ class LogSettings:
         256 * 1024 * 1024, "Bytes waiting for the writer: bounds memory. Over it: 503.", unit="bytes", least=1
     )
     fold: int = setting(
-        32_768, "Entries that gather in memory before their coordinates are folded into the file's indexes.", least=1
+        32_768,
+        "Entries that gather in memory, 32 bytes each, before their coordinates are folded into the file's indexes.",
+        least=1,
     )
     readers: int = setting(2, "Threads that read: one long replay must not hold up the others.", least=1)
     gather_ms: int = setting(

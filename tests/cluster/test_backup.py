@@ -12,7 +12,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
 from penstock.engines.jetstream.connection import NatsConnection
-from penstock.engines.jetstream.engine import JetStreamOptions
+from penstock.settings import LogSettings
 from penstock.testing import start_nats, wait_until_async
 from penstock.values import Batch, Draft, Key, NewItem
 
@@ -20,7 +20,7 @@ KEYED = Batch((Draft("/orders", b"keyed"),), key=Key("me", "/orders", "k", b"dig
 
 
 def open_engine(url: str, clock: ManualClock) -> JetStreamEngine:
-    return open_jetstream(url, node="here", clock=clock, options=JetStreamOptions(replicas=3))
+    return open_jetstream(url, node="here", clock=clock, settings=LogSettings(replicas=3))
 
 
 async def test_servers_on_a_copy_of_the_stores_have_everything(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
-from penstock.engines.jetstream.engine import JetStreamOptions
+from penstock.settings import LogSettings
 from penstock.testing.nats import NatsCluster
 from tests.cluster.homes import new_prefix
 from tests.contract.test_append import (
@@ -44,8 +44,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def open_engine(nats_three: NatsCluster, clock: ManualClock) -> Callable[[], JetStreamEngine]:
-    options = JetStreamOptions(prefix=new_prefix(), replicas=3)
-    return lambda: open_jetstream(nats_three.url, node="here", clock=clock, options=options)
+    settings = LogSettings(prefix=new_prefix(), replicas=3)
+    return lambda: open_jetstream(nats_three.url, node="here", clock=clock, settings=settings)
 
 
 @pytest.fixture

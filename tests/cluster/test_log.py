@@ -15,7 +15,7 @@ from penstock.core.export import ExportRange, PlanQuestion, make_plan
 from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, connection, open_jetstream
 from penstock.engines.jetstream.connection import LOST
-from penstock.engines.jetstream.engine import JetStreamOptions, server_urls
+from penstock.engines.jetstream.engine import server_urls
 from penstock.errors import (
     ConfigInvalid,
     EngineGone,
@@ -25,13 +25,14 @@ from penstock.errors import (
     StreamExists,
     Trimmed,
 )
+from penstock.settings import LogSettings
 from penstock.testing import wait_until_async
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft, Expect, Key, Kind, Producer
 from penstock.wire import eventhorizon
 from tests.cluster.homes import new_prefix
 
-ONE = JetStreamOptions(replicas=1)
+ONE = LogSettings(replicas=1)
 
 
 def one(stream: str, body: bytes, **more) -> Batch:
@@ -40,10 +41,10 @@ def one(stream: str, body: bytes, **more) -> Batch:
 
 @asynccontextmanager
 async def two_nodes(nats: NatsCluster, replicas: int = 1) -> AsyncIterator[tuple[JetStreamEngine, JetStreamEngine]]:
-    options, clock = JetStreamOptions(prefix=new_prefix(), replicas=replicas), ManualClock()
+    settings, clock = LogSettings(prefix=new_prefix(), replicas=replicas), ManualClock()
     async with (
-        open_jetstream(nats.url, node="a", clock=clock, options=options) as first,
-        open_jetstream(nats.url, node="b", clock=clock, options=options) as second,
+        open_jetstream(nats.url, node="a", clock=clock, settings=settings) as first,
+        open_jetstream(nats.url, node="b", clock=clock, settings=settings) as second,
     ):
         yield first, second
 
@@ -219,10 +220,10 @@ async def test_a_stale_node_cannot_begin_a_trimmed_stream_anew(nats_alone: NatsC
 
 
 async def test_an_erased_entry_is_a_tombstone_on_every_node_and_after_a_restart(nats_alone: NatsCluster) -> None:
-    options = JetStreamOptions(prefix=new_prefix(), replicas=1)
+    settings = LogSettings(prefix=new_prefix(), replicas=1)
     async with (
-        open_jetstream(nats_alone.url, node="a", options=options) as first,
-        open_jetstream(nats_alone.url, node="b", options=options) as second,
+        open_jetstream(nats_alone.url, node="a", settings=settings) as first,
+        open_jetstream(nats_alone.url, node="b", settings=settings) as second,
     ):
         ids = [(await first.log.append(one("/s", b"secret %d" % n))).last.id for n in range(3)]
         assert await first.log.erase(ids[1:]) == 2  # the newest one, too: its head must survive
@@ -233,10 +234,10 @@ async def test_an_erased_entry_is_a_tombstone_on_every_node_and_after_a_restart(
             Kind.ERASED,
         ]
         assert (await second.log.append(one("/s", b"more"))).last.index == 3
-    async with open_jetstream(nats_alone.url, node="c", options=options) as third:
+    async with open_jetstream(nats_alone.url, node="c", settings=settings) as third:
         assert await bodies(third, "/s") == [b"secret 0", b"more"]
         assert (await third.log.entry(ids[2])).kind is Kind.ERASED
-        stored = await third.connection.api(f"STREAM.INFO.{options.prefix}_log")
+        stored = await third.connection.api(f"STREAM.INFO.{settings.prefix}_log")
         assert b"num_deleted" in stored
 
 
@@ -295,11 +296,11 @@ async def test_an_append_whose_answer_is_lost_is_found_and_not_stored_again(
 
 async def test_a_log_with_other_settings_is_refused_and_left_as_it_is(nats_three: NatsCluster) -> None:
     prefix = new_prefix()
-    async with open_jetstream(nats_three.url, node="a", options=JetStreamOptions(prefix=prefix, replicas=1)) as engine:
+    async with open_jetstream(nats_three.url, node="a", settings=LogSettings(prefix=prefix, replicas=1)) as engine:
         await prepare(engine.log)
 
     with pytest.raises(ConfigInvalid) as refused:
-        async with open_jetstream(nats_three.url, node="b", options=JetStreamOptions(prefix=prefix, replicas=3)):
+        async with open_jetstream(nats_three.url, node="b", settings=LogSettings(prefix=prefix, replicas=3)):
             pass
 
     assert "num_replicas = 1, not 3" in str(refused.value)
@@ -308,7 +309,7 @@ async def test_a_log_with_other_settings_is_refused_and_left_as_it_is(nats_three
 
 async def test_too_few_servers_for_the_replicas_are_told(nats_alone: NatsCluster) -> None:
     with pytest.raises(EngineGone) as refused:
-        async with open_jetstream(nats_alone.url, node="a", options=JetStreamOptions(prefix=new_prefix(), replicas=3)):
+        async with open_jetstream(nats_alone.url, node="a", settings=LogSettings(prefix=new_prefix(), replicas=3)):
             pass
 
     assert "log.replicas" in refused.value.remedy
@@ -317,7 +318,7 @@ async def test_too_few_servers_for_the_replicas_are_told(nats_alone: NatsCluster
 async def test_no_server_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.3)
     with pytest.raises(EngineGone) as refused:
-        async with open_jetstream("nats://127.0.0.1:1", node="a", options=ONE):
+        async with open_jetstream("nats://127.0.0.1:1", node="a", settings=ONE):
             pass
 
     assert "127.0.0.1:1" in str(refused.value)
@@ -369,7 +370,7 @@ async def test_a_read_is_complete_although_the_server_that_answers_is_behind(
 async def test_a_node_that_stops_without_servers_waits_for_nobody(tmp_path: Path) -> None:
     # Given a node whose servers are gone, with a publish and a record that wait for them
     with start_nats(tmp_path) as nats:
-        async with open_jetstream(nats.url, node="a", options=ONE) as engine:
+        async with open_jetstream(nats.url, node="a", settings=ONE) as engine:
             await prepare(engine.log)
             nats.servers[0].kill()
             await wait_until_async(lambda: not engine.connection.connected)

@@ -16,8 +16,8 @@ import pytest
 
 from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream, planning
-from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.errors import Busy, OperatorError
+from penstock.settings import LogSettings
 from penstock.testing import wait_until_async
 from penstock.testing.nats import NatsCluster
 from penstock.values import Batch, Draft, Key
@@ -82,7 +82,7 @@ async def run(nats: NatsCluster, fault: Fault, addresses: Sequence[str] = ()) ->
     async with AsyncExitStack() as stack:
         opened = [
             await stack.enter_async_context(
-                open_jetstream(address, node=f"n{number}", options=JetStreamOptions(prefix=prefix, replicas=3))
+                open_jetstream(address, node=f"n{number}", settings=LogSettings(prefix=prefix, replicas=3))
             )
             for number, address in enumerate(addresses or (nats.url, nats.url))
         ]
@@ -211,9 +211,7 @@ async def test_a_node_that_is_cut_off_from_all_servers_goes_on_when_it_is_not(na
 
 
 async def test_a_node_is_not_ready_while_its_servers_store_nothing(nats_own: NatsCluster) -> None:
-    async with open_jetstream(
-        nats_own.url, node="a", options=JetStreamOptions(prefix=new_prefix(), replicas=3)
-    ) as node:
+    async with open_jetstream(nats_own.url, node="a", settings=LogSettings(prefix=new_prefix(), replicas=3)) as node:
         await prepare(node.log)
         for server in nats_own.servers[1:]:
             server.pause()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from penstock.core.clock import ManualClock
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
 from penstock.engines.jetstream.cells import drop_stream
-from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import OperatorError, PenstockError, Trimmed
+from penstock.settings import LogSettings
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Appended, Batch, Entry, Head, Kind
 from tests.cluster.homes import new_prefix
@@ -45,20 +45,20 @@ class Pair:
     """The model and the engine, given the same calls."""
 
     def __init__(self, nats: NatsCluster) -> None:
-        self._nats, self._options = nats, JetStreamOptions(prefix=new_prefix(), replicas=1)
+        self._nats, self._settings = nats, LogSettings(prefix=new_prefix(), replicas=1)
         self.clock = ManualClock()
         self.model = MemoryEngine(clock=self.clock)
         self.engine = self._open()
 
     def _open(self) -> JetStreamEngine:
-        return open_jetstream(self._nats.url, node="n", clock=self.clock, options=self._options)
+        return open_jetstream(self._nats.url, node="n", clock=self.clock, settings=self._settings)
 
     async def __aenter__(self) -> Pair:
         await self.engine.__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await drop_stream(self.engine.connection, f"{self._options.prefix}_log")
+        await drop_stream(self.engine.connection, f"{self._settings.prefix}_log")
         await self.engine.__aexit__(None, None, None)
 
     async def step(self, name: str, value: Any) -> None:

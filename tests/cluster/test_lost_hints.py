@@ -17,8 +17,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.lookout import LOOK_SECONDS, Changes
 from penstock.doors.msgstream import MessageStream
 from penstock.engines.jetstream import open_jetstream
-from penstock.engines.jetstream.engine import JetStreamOptions
-from penstock.settings import MsgstreamSettings
+from penstock.settings import LogSettings, MsgstreamSettings
 from penstock.testing import NatsCluster, wait_until_async
 from tests.cluster.homes import new_prefix
 from tests.doors.msgstream_place import Place
@@ -29,12 +28,12 @@ from tests.faulty_bus import Blind, Faults, FaultyBus
 async def three(
     nats: NatsCluster, keys: Path, faults: Faults, blind: Changes | None = None
 ) -> AsyncIterator[list[Place]]:
-    clock, options = ManualClock(), JetStreamOptions(prefix=new_prefix())
+    clock, settings = ManualClock(), LogSettings(prefix=new_prefix())
     async with AsyncExitStack() as stack:
         nodes = []
         for name in ("one", "two", "three"):
             engine: Any = await stack.enter_async_context(
-                open_jetstream(nats.url, node=name, clock=clock, options=options)
+                open_jetstream(nats.url, node=name, clock=clock, settings=settings)
             )
             node = Place(
                 engine, clock, keys, MessageStream, MsgstreamSettings(), FaultyBus(engine.bus, faults),

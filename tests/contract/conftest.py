@@ -16,9 +16,9 @@ import pytest
 
 from penstock.core.clock import Clock, ManualClock
 from penstock.engines.jetstream import open_jetstream
-from penstock.engines.jetstream.engine import JetStreamOptions
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
+from penstock.settings import LogSettings
 from penstock.testing.nats import NatsCluster, start_nats
 
 Opened = AbstractAsyncContextManager[Any]
@@ -55,8 +55,8 @@ def opener(request: pytest.FixtureRequest, directory: Path, clock: Clock) -> Cal
     if request.param != "jetstream":
         return lambda: FACTORIES[request.param](directory, clock)
     servers = request.getfixturevalue("contract_nats").url
-    options = JetStreamOptions(prefix=f"test_{uuid.uuid4().hex}", replicas=1)
-    return lambda: open_jetstream(servers, node="here", clock=clock, options=options)
+    settings = LogSettings(prefix=f"test_{uuid.uuid4().hex}", replicas=1)
+    return lambda: open_jetstream(servers, node="here", clock=clock, settings=settings)
 
 
 @pytest.fixture(params=[*FACTORIES, JETSTREAM])

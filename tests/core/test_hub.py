@@ -14,6 +14,7 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient, recipient
 from penstock.core.names import matches
 from penstock.engines.memory import MemoryEngine
+from penstock.settings import HubSettings
 from penstock.values import Batch, Draft, Entry, Kind
 
 STREAMS = ("/a", "/b", "/c/d")
@@ -108,7 +109,7 @@ async def test_meta_entries_come_only_to_those_who_ask() -> None:
 
 
 async def test_a_slow_reader_goes_behind_and_catches_up_from_the_log() -> None:
-    async with MemoryEngine() as engine, Hub(engine.log, recent=10, tail=5) as hub:
+    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(recent=10, tail=5)) as hub:
         reader = Reader()
         feed = hub.start(reader, ("/a",))
         await publish(engine, "/a")
@@ -128,7 +129,10 @@ async def test_a_slow_reader_goes_behind_and_catches_up_from_the_log() -> None:
 
 
 async def test_what_waits_is_never_more_than_the_hub_holds() -> None:
-    async with MemoryEngine() as engine, Hub(engine.log, recent=1000, recent_bytes=5_000, tail=1000) as hub:
+    async with (
+        MemoryEngine() as engine,
+        Hub(engine.log, HubSettings(recent=1000, recent_bytes=5_000, tail=1000)) as hub,
+    ):
         reader = Reader()
         feed = hub.start(reader, ("/a",))
         await publish(engine, "/a")
@@ -145,7 +149,7 @@ async def test_what_waits_is_never_more_than_the_hub_holds() -> None:
 
 
 async def test_a_reader_that_asks_for_more_while_its_page_is_read_gets_it_once() -> None:
-    async with MemoryEngine() as engine, Hub(engine.log, recent=1, tail=1) as hub:
+    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(recent=1, tail=1)) as hub:
         reader = Reader()
         feed = hub.start(reader, ("/a",), after=0)
         await publish(engine, "/a", "/a")
@@ -235,7 +239,8 @@ def test_no_interleaving_makes_a_gap_or_a_duplicate(
 async def _play(
     script: list[tuple[str, object]], tail: int, recent: int, make_hub: type[Hub], at_once: int = 512
 ) -> None:
-    async with MemoryEngine() as engine, make_hub(engine.log, tail=tail, recent=recent, at_once=at_once) as hub:
+    settings = HubSettings(tail=tail, recent=recent)
+    async with MemoryEngine() as engine, make_hub(engine.log, settings, at_once=at_once) as hub:
         readers: list[tuple[Reader, Feed, tuple[str, ...], int]] = []
         for step, argument in script:
             await _do(step, argument, engine, hub, readers)

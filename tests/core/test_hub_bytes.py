@@ -17,6 +17,7 @@ from penstock.core.feed import SLICE_BYTES
 from penstock.core.hub import CROWD, PAGE_BYTES, Hub
 from penstock.engines.memory import MemoryEngine
 from penstock.limits import ENTRY_BYTES
+from penstock.settings import HubSettings
 from penstock.values import Batch, Draft, Entry, Page
 from tests.core.test_hub import Reader, settle
 
@@ -63,7 +64,7 @@ async def test_a_recall_of_large_entries_holds_no_more_than_there_is_room_for(
         for _ in range(100):
             await engine.log.append(Batch((Draft("/large", body),)))
         log = Copying(engine.log)
-        async with Hub(cast("Any", log), recent_bytes=RECENT_BYTES) as hub:
+        async with Hub(cast("Any", log), HubSettings(recent_bytes=RECENT_BYTES)) as hub:
             tracemalloc.start()
             try:
                 # They wait for a stream of their own, so that nothing but the recall reads bodies.

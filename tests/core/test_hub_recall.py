@@ -14,6 +14,7 @@ from penstock.core.feed import Feed
 from penstock.core.hub import CROWD, JOINS, Hub
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull
+from penstock.settings import HubSettings
 from penstock.values import Page
 from tests.core.test_hub import Reader, publish, settle
 
@@ -137,7 +138,7 @@ async def check_everybody_gets_what_the_log_has(
     async with MemoryEngine() as engine:
         for stream in before:
             await publish(engine, stream)
-        async with Hub(cast("Any", Counting(engine.log)), recent=limit) as hub:
+        async with Hub(cast("Any", Counting(engine.log)), HubSettings(recent=limit)) as hub:
             began = [min(after, hub.position) for _, after, _ in wanted]
             readers = [Reader() for _ in wanted]
             feeds = [

@@ -11,6 +11,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.ledger import STREAM, Event, Header, Ledger, Recipient, decode, recipient
 from penstock.engines.memory import MemoryEngine
 from penstock.limits import LEDGER_BATCH_RECORDS
+from penstock.settings import LedgerSettings
 from penstock.values import Entry
 
 people = [recipient("v1", name) for name in ("alice", "bob", "çelik", 'quo"te')]
@@ -156,7 +157,7 @@ async def test_many_items_at_once_are_cut_into_batches_that_fit_into_entries() -
 
 async def test_a_ledger_that_is_switched_off_writes_nothing() -> None:
     async with MemoryEngine() as engine:
-        ledger = Ledger(engine.log, ManualClock(), node="n1", enabled=False)
+        ledger = Ledger(engine.log, ManualClock(), node="n1", settings=LedgerSettings(enabled=False))
         await ledger.open(engine.registry)
         ledger.sent(people[0], "/a", 1, 1)
         await ledger.close()

@@ -28,7 +28,7 @@ from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, 
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
 from penstock.http.wheel import Wheel
-from penstock.settings import MsgstreamSettings, ServerSettings, Settings
+from penstock.settings import HubSettings, MsgstreamSettings, ServerSettings, Settings
 from penstock.values import Item, NewItem, Record
 
 TURNS = 3  # of the loop, until a write is durable
@@ -108,7 +108,7 @@ class Place:
 
     async def start(self) -> None:
         engine, enter = self.engine, self._stack.enter_async_context
-        hub = await enter(Hub(engine.log, recent=self._recent, tail=4))
+        hub = await enter(Hub(engine.log, HubSettings(recent=self._recent, tail=4)))
         self.ledger = Ledger(engine.log, self.clock, node=(self._bus or engine.bus).node)
         await self.ledger.open(engine.registry)
         wheel = Wheel(asyncio.get_running_loop())

@@ -25,7 +25,7 @@ from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.session import AgentSession
 from penstock.engines.memory import MemoryEngine
 from penstock.http.wheel import Wheel
-from penstock.settings import Settings
+from penstock.settings import LedgerSettings, Settings
 from penstock.wire.webpush import Close, PushMessage
 from penstock.wire.webpush_endpoint import EndpointRefused
 from penstock.wire.webpush_session import PushSession
@@ -136,7 +136,8 @@ async def lost(seed: int, keys: Path, make: type[AgentSession], *, alone: bool =
     clock = ManualClock()
     async with MemoryEngine(clock=clock) as engine, Hub(engine.log) as hub:
         world = World(seed, engine, clock)
-        ledger = world.ledger = Ledger(engine.log, clock, node="test", flush_ms=10**7)  # by no timer: the same order
+        by_no_timer = LedgerSettings(flush_ms=10**7)  # always in the same order
+        ledger = world.ledger = Ledger(engine.log, clock, node="test", settings=by_no_timer)
         await ledger.open(engine.registry)
         buses: dict[str, SharedBus] = {}
         for name in ("both",) if alone else ("connection", "endpoint"):

@@ -21,6 +21,7 @@ from penstock.core.log import Log
 from penstock.core.matching import Interest
 from penstock.core.recent import RecentEntries
 from penstock.errors import PenstockError, Trimmed
+from penstock.settings import HubSettings
 from penstock.values import Entry, Page
 
 log = logging.getLogger("penstock.hub")
@@ -37,21 +38,21 @@ RECALL_IDS = 64
 """Ids of the first stretch that a recall reads, from the newest entries back; each further one is twice as long."""
 READ_AHEAD = 4
 """Pages that are read before they are asked for, of all feeds together: what they hold in memory at most."""
+DEFAULTS = HubSettings()
 
 
 class Hub:
     """Between one log and its live readers. Lives in `async with`."""
 
     def __init__(
-        self, source: Log, *, recent: int = 8192, recent_bytes: int = 16 << 20, tail: int = 1000, readers: int = 4,
-        at_once: int = AT_ONCE,
-    ) -> None:  # fmt: skip
+        self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE
+    ) -> None:
         self._log = source
         self._interest: Interest[Feed] = Interest()
         self._feeds: dict[Feed, None] = {}
-        self._limits = recent, recent_bytes
-        self._recent = RecentEntries(recent, recent_bytes, source.followed)
-        self._tail, self._readers, self._at_once = tail, readers, at_once
+        self._limits = settings.recent, settings.recent_bytes
+        self._recent = RecentEntries(*self._limits, source.followed)
+        self._tail, self._readers, self._at_once = settings.tail, readers, at_once
         self._round: _Round | None = None
         self._line: deque[Feed] = deque()
         self._work = asyncio.Event()

@@ -49,6 +49,7 @@ from penstock.limits import (
     LEDGER_REASON_CHARACTERS,
     LEDGER_WAITING,
 )
+from penstock.settings import LedgerSettings
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.ledger import CONFIRMED, RANKS
 
@@ -137,16 +138,18 @@ class Header(msgspec.Struct):
     items: list[_Item] = []
 
 
+DEFAULTS = LedgerSettings()
+
+
 class Ledger:
     """Buffers records and appends them to `/_ledger`. `open` and `close` bracket a node's epoch."""
 
     def __init__(
-        self, target: Log, clock: Clock, *, node: str, flush_ms: int = 200, enabled: bool = True,
+        self, target: Log, clock: Clock, *, node: str, settings: LedgerSettings = DEFAULTS,
         throughput: Throughput | None = None,
     ) -> None:  # fmt: skip
         self._log, self._clock, self._node, self._throughput = target, clock, node, throughput
-        self._flush_ms = flush_ms
-        self.enabled = enabled
+        self._flush_ms, self.enabled = int(settings.flush_ms), settings.enabled
         self._epoch, self._sequence = 0, 0
         self._rows: list[_Row] = []
         self._buffered = 0  # deliveries in all of them but the last

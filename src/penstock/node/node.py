@@ -204,16 +204,8 @@ class Node:
         self._trimming = Trimming(engine.log, engine.registry, self._lake)
         self._rates = Throughput(clock)
         engine.log.follow(self._rates.follow)
-        hub = settings.hub
-        self._hub = await enter(Hub(source, recent=hub.recent, recent_bytes=hub.recent_bytes, tail=hub.tail))
-        self._ledger = Ledger(
-            engine.log,
-            clock,
-            node=engine.bus.node,
-            flush_ms=int(settings.ledger.flush_ms),
-            enabled=settings.ledger.enabled,
-            throughput=self._rates,
-        )
+        self._hub = await enter(Hub(source, settings.hub))
+        self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
         await open_epoch(engine.registry, secrets.token_hex(8))
         self._stack.push_async_callback(self._close_ledger)
@@ -418,14 +410,14 @@ def _open_engine(
 def _open_cluster(settings: Settings, clock: Clock, background: Background) -> AbstractAsyncContextManager[Engine]:
     from penstock.engines.jetstream import engine as jetstream
 
-    kept = settings.log
-    options = jetstream.JetStreamOptions(
-        prefix=kept.prefix, replicas=kept.replicas, credentials=kept.credentials, synced=kept.synced,
-        queue=kept.queue, queue_bytes=kept.queue_bytes,
-    )  # fmt: skip
     node = settings.server.node or f"{socket.gethostname()}-{secrets.token_hex(4)}"
     return jetstream.open_jetstream(
-        kept.engine, node=node, server=settings.eventhorizon.server, clock=clock, options=options, background=background
+        settings.log.engine,
+        node=node,
+        server=settings.eventhorizon.server,
+        clock=clock,
+        settings=settings.log,
+        background=background,
     )
 
 

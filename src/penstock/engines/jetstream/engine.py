@@ -23,6 +23,7 @@ from penstock.engines.jetstream.registry import JetStreamRegistry
 from penstock.engines.jetstream.store import Store
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.errors import ConfigInvalid, EngineGone, InputInvalid
+from penstock.settings import LogSettings
 
 SCHEME = "nats://"
 PLACING_SECONDS = 10.0
@@ -31,24 +32,18 @@ PLACING_SECONDS = 10.0
 _EXISTS, _NO_PEERS = 10058, 10005
 
 
-class JetStreamOptions(msgspec.Struct, frozen=True):
-    """How the engine uses its servers; settings of `log.*`."""
-
-    prefix: str = "penstock"
-    replicas: int = 3
-    credentials: str = ""
-    synced: bool = False  # the operator says that every server has `sync_interval: always`; clients cannot see it
-    queue: int = 20_000
-    queue_bytes: int = 256 * 1024 * 1024
-
-
 def open_jetstream(
-    servers: str, *, node: str, server: str = "127.0.0.1", clock: Clock | None = None,
-    options: JetStreamOptions | None = None, background: Background | None = None,
-) -> JetStreamEngine:  # fmt: skip
+    servers: str,
+    *,
+    node: str,
+    server: str = "127.0.0.1",
+    clock: Clock | None = None,
+    settings: LogSettings | None = None,
+    background: Background | None = None,
+) -> JetStreamEngine:
     """The engine on the NATS servers of `nats://a,b,c`; `async with` opens and closes it."""
-    clock, options = clock or WallClock(), options or JetStreamOptions()
-    return JetStreamEngine(server_urls(servers), node, server, clock, options, background or Background())
+    clock, settings = clock or WallClock(), settings or LogSettings()
+    return JetStreamEngine(server_urls(servers), node, server, clock, settings, background or Background())
 
 
 def server_urls(text: str) -> list[str]:
@@ -70,20 +65,14 @@ class JetStreamEngine:
     export: JetStreamExport
 
     def __init__(
-        self,
-        servers: list[str],
-        node: str,
-        server: str,
-        clock: Clock,
-        options: JetStreamOptions,
-        background: Background,
+        self, servers: list[str], node: str, server: str, clock: Clock, settings: LogSettings, background: Background
     ) -> None:
         self._background = background
-        self._node, self._server, self._clock, self._options = node, server, clock, options
+        self._node, self._server, self._clock, self._settings = node, server, clock, settings
         self._stack = AsyncExitStack()
         self.connection = NatsConnection(
-            servers, name=f"penstock {node}", credentials=options.credentials, prefix=options.prefix,
-            replicas=options.replicas,
+            servers, name=f"penstock {node}", credentials=settings.credentials, prefix=settings.prefix,
+            replicas=settings.replicas,
         )  # fmt: skip
 
     async def __aenter__(self) -> Self:
@@ -96,11 +85,11 @@ class JetStreamEngine:
         return self
 
     async def _open(self) -> None:
-        options, clock = self._options, self._clock
+        settings, clock = self._settings, self._clock
         connection = await self._stack.enter_async_context(self.connection)
-        home = Home(connection, options.prefix, options.replicas)
-        subjects = Subjects(options.prefix)
-        await _make_stream(connection, _config(subjects, options.replicas))
+        home = Home(connection, settings.prefix, settings.replicas)
+        subjects = Subjects(settings.prefix)
+        await _make_stream(connection, _config(subjects, settings.replicas))
         self.mailbox, self.registry = JetStreamMailbox(home, clock), JetStreamRegistry(home, clock)
         self.bus, self.changes = NatsBus(home, self._node), JetStreamChanges(home, self.mailbox)
         await self.registry.open()
@@ -109,8 +98,8 @@ class JetStreamEngine:
         self._stack.push_async_callback(self.changes.close)
         self.log = JetStreamLog(
             Store(connection, subjects), self._background, clock=clock, server=self._server,
-            durability="quorum+fsync" if options.synced else "quorum",
-            queue=options.queue, queue_bytes=options.queue_bytes,
+            durability="quorum+fsync" if settings.synced else "quorum",
+            queue=settings.queue, queue_bytes=settings.queue_bytes,
         )  # fmt: skip
         await self._stack.enter_async_context(self.log)
         self.export = JetStreamExport(self.log)

@@ -24,10 +24,10 @@ from penstock.engines.sqlite.known import KNOWN_STREAMS, KnownStream, KnownStrea
 from penstock.engines.sqlite.lock import DirectoryLock
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.engines.sqlite.mailbox import SqliteMailbox
-from penstock.engines.sqlite.readers import READERS, Readers
+from penstock.engines.sqlite.readers import Readers
 from penstock.engines.sqlite.recent import Recent
 from penstock.engines.sqlite.registry import SqliteRegistry
-from penstock.engines.sqlite.writer import Limits, SqliteWriter
+from penstock.engines.sqlite.writer import DEFAULTS, Limits, SqliteWriter
 from penstock.errors import DataCorrupt
 from penstock.values import Head, Kind
 
@@ -37,7 +37,7 @@ class SqliteOptions(msgspec.Struct, frozen=True):
 
     limits: Limits = Limits()
     known_streams: int = KNOWN_STREAMS
-    readers: int = READERS
+    readers: int = DEFAULTS.readers
     synchronous: str = "FULL"
     checkpoint_pages: int = CHECKPOINT_PAGES
     writer: type[SqliteWriter] = SqliteWriter

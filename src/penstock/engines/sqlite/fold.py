@@ -20,9 +20,6 @@ from typing import Final
 
 from penstock.engines.sqlite.schema import set_fact
 
-FOLD_ENTRIES: Final = 32_768
-"""Unfolded entries that start a fold. They cost memory (32 bytes each) and are read again at
-the next start (about 2 µs each)."""
 FOLD_ROWS: Final = 256
 """Rows that one step writes, and a quarter of those that one step gathers: about a millisecond. With 1,024 each fold
 held up publishes for a fifth of a second: at 14,000 a second that was every second p99."""

@@ -19,8 +19,6 @@ from penstock.engines.sqlite.damage import Damage
 from penstock.engines.sqlite.reader import SqliteReader, StreamNames
 from penstock.errors import Busy, EngineGone
 
-READERS: Final = 3
-"""Threads. SQLite works without the interpreter lock, so more than one of them gets something done."""
 WAITING_SCANS: Final = 1_000
 """Scans that wait or run. Over it: `Busy`."""
 WAITING_READS: Final = 10_000
@@ -30,9 +28,12 @@ T = TypeVar("T")
 
 
 class Readers:
-    """Runs functions of a `SqliteReader` outside the event loop."""
+    """Runs functions of a `SqliteReader` outside the event loop.
 
-    def __init__(self, path: Path, damage: Damage, *, threads: int = READERS, waiting: int = WAITING_READS) -> None:
+    SQLite works without the interpreter lock, so more than one thread gets something done.
+    """
+
+    def __init__(self, path: Path, damage: Damage, *, threads: int, waiting: int = WAITING_READS) -> None:
         self._path, self._damage, self._threads, self._limit = path, damage, threads, waiting
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-reader")
         self._names = StreamNames()

@@ -32,12 +32,10 @@ from penstock.engines.sqlite.group import WriteGroup
 from penstock.engines.sqlite.known import KnownStreams
 from penstock.engines.sqlite.recent import Recent
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
+from penstock.settings import LogSettings
 from penstock.values import Appended, Batch, Entry
 
-QUEUE_JOBS: Final = 20_000
-"""Jobs that wait or are being written. Over it: `Busy`. At 20,000 a second that is one second."""
-QUEUE_BYTES: Final = 64 * 1024 * 1024
-"""Body bytes of those jobs. Over it: `Busy`."""
+DEFAULTS: Final = LogSettings()
 HAND_OVER_JOBS: Final = 128
 """Jobs of one turn of the loop after which the writer begins with them, beside the rest of the turn."""
 GROUP_JOBS: Final = 1_024
@@ -68,13 +66,13 @@ class WriterJob(Promise[Any]):
 class Limits(msgspec.Struct, frozen=True):
     """The writer's measures; tests make them small."""
 
-    queue_jobs: int = QUEUE_JOBS
-    queue_bytes: int = QUEUE_BYTES
+    queue_jobs: int = DEFAULTS.queue  # that wait or are being written; over it: `Busy`
+    queue_bytes: int = DEFAULTS.queue_bytes
     group_jobs: int = GROUP_JOBS
     group_bytes: int = GROUP_BYTES
-    fold_entries: int = fold.FOLD_ENTRIES
+    fold_entries: int = DEFAULTS.fold
     fold_rows: int = fold.FOLD_ROWS
-    gather_ms: int = 0  # how long batches wait for others to be stored with
+    gather_ms: int = DEFAULTS.gather_ms  # how long batches wait for others to be stored with
 
 
 class SqliteWriter:
