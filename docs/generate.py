@@ -20,9 +20,11 @@ def limits_page() -> str:
     page = [
         "# Limits",
         "",
-        "Made from `src/penstock/limits.py` by `docs/generate.py`. Limits that an operator may change",
+        "Made from `src/penstock/limits.py` by `docs/generate.py`: the fixed limits that a peer can notice.",
+        "",
+        "Limits that an operator may change are settings: see [operations](operations.md). Limits that only the server",
+        "itself notices, how much a cache remembers for instance, are constants beside their use in the source.",
     ]
-    page += ["are settings: see [operations](operations.md)."]
     for title, rows in _limits(Path(limits.__file__).read_text()).items():
         page += ["", f"## {title}", "", "| limit | value | reason, and what happens there |", "|---|---:|---|", *rows]
     return "\n".join(page) + "\n"

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -37,6 +39,24 @@ def test_a_limit_without_a_reason_is_refused() -> None:
 
     with pytest.raises(ValueError, match="has no reason"):
         generator()._limits(source)
+
+
+def refusing(tree: ast.AST) -> Iterator[str]:
+    """Constants that a module refuses a caller by, other than those of limits.py."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "penstock.limits")
+    limits = {alias.name for node in imports for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Busy", "TooLarge"):
+            names = {part.id for argument in node.args[1:] for part in ast.walk(argument) if isinstance(part, ast.Name)}
+            yield from (name for name in names if name.isupper() and not name.startswith("_") and name not in limits)
+
+
+def test_whoever_is_refused_by_a_limit_finds_it_on_the_page_of_limits() -> None:
+    nats = {"GROUP_MESSAGES"}  # a limit of NATS' own, which no peer reaches: batches are cut before it
+    found = {name for file in (ROOT / "src").rglob("*.py") for name in refusing(ast.parse(file.read_text()))}
+
+    assert found - nats == set()
+    assert list(refusing(ast.parse('raise Busy("exports", EXPORTS)'))) == ["EXPORTS"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,6 +1,7 @@
-"""Every fixed limit, with its reason and what happens there. docs/limits.md is made from this file.
+"""Every fixed limit that a peer can notice, with its reason and what happens there. docs/limits.md is made of it.
 
-A limit that operators may change is a setting (settings.py); its default is written there.
+A limit that operators may change is a setting (settings.py). One that only the server itself notices (how much a cache
+remembers, how much is done in one turn of the loop) is a constant beside its use.
 """
 
 from __future__ import annotations
@@ -87,6 +88,18 @@ all names in it. Over it: names are matched as they are documented, and others a
 ERASE_IDS: Final = 1_000
 """Ids of one request to erase: each is looked up, and all are one entry of `/_erased`. Over it: 413."""
 
+SCANS: Final = 1_000
+"""Slices of scans over all streams that wait or run in SQLite. Over it: 503."""
+
+READS: Final = 10_000
+"""Reads that wait or run in SQLite. Over it: 503."""
+
+EXPORTS: Final = 8
+"""Plans and exports that run at once: each takes some megabytes and a good part of a core. Over it: 503."""
+
+NEWS_SECONDS: Final = 60
+"""Longest time that a request for news waits: shorter than the silence that proxies cut. Over it: 400."""
+
 # ── mailboxes and registry ─────────────────────────────────────────────────────────────────────
 
 RECIPIENT_BYTES: Final = 256
@@ -103,27 +116,11 @@ RECORD_KEY_BYTES: Final = 512
 
 # ── the ledger ─────────────────────────────────────────────────────────────────────────────────
 
-LEDGER_BATCH_BYTES: Final = 700 * 1024
-"""Bytes of one batch of ledger records, as encoded: it must fit into one entry. Over it: a further batch. One record
-alone that is longer than an entry: an empty batch says that it is lost, and who waits for it gets an error."""
-
-LEDGER_BATCH_RECORDS: Final = 4_096
-"""Deliveries after which a batch is made before its time: making one holds up the loop, some half a millisecond then.
-Over it: the next event's deliveries go into the next batch."""
-
-LEDGER_BATCH_ITEMS: Final = 1_000
-"""Records of mailbox items in one batch: making one holds up the loop. Over it, and over LEDGER_BATCH_BYTES: a further
-batch."""
-
 LEDGER_REASON_CHARACTERS: Final = 200
 """Characters of the reason that a record gives: it is for people. Over it: the rest is left out; of a report, 400."""
 
 LEDGER_REPORT_STATES: Final = 100
 """Things that one report of a pusher elsewhere may say of one interval: it has some two or three. Over it: 413."""
-
-LEDGER_WAITING: Final = 2_000_000
-"""Records that wait in memory while the log takes nothing. Over it: the oldest batches are emptied
-and say how many records they lost, so that an audit never takes those for undelivered."""
 
 # ── the lake ───────────────────────────────────────────────────────────────────────────────────
 
@@ -163,12 +160,6 @@ URL_BYTES: Final = 8 * 1024
 HEAD_BYTES: Final = 32 * 1024
 """Bytes of a whole request head: it is held in memory until it is complete. Over it: 431."""
 
-KNOWN_HEADS: Final = 16_384
-"""Request heads that are remembered as parsed, of at most KNOWN_HEAD_BYTES each. Over it: all are forgotten."""
-
-KNOWN_HEAD_BYTES: Final = 1024
-"""A longer head is parsed each time: 16,384 of these are 16 MiB."""
-
 HEAD_FIELDS: Final = 100
 """Header fields of one request: each costs time before anybody is authenticated. Over it: 431."""
 
@@ -206,10 +197,6 @@ can be used again. Over it: it is closed."""
 INPUT_QUEUE_BYTES: Final = 256 * 1024
 """Output that may wait on a connection while more requests are taken from it: a client that asks and asks but
 never reads is not read from until it has."""
-
-RATE_BUCKETS: Final = 100_000
-"""Addresses and tokens whose rates are remembered. Over it: those quiet for longest are forgotten, which can
-only allow them a little more."""
 
 # ── answers to requests that the server sends ──────────────────────────────────────────────────
 

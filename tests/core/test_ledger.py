@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
-from penstock.core.ledger import STREAM, Event, Header, Ledger, Recipient, decode, recipient
+from penstock.core.ledger import LEDGER_BATCH_RECORDS, STREAM, Event, Header, Ledger, Recipient, decode, recipient
 from penstock.engines.memory import MemoryEngine
-from penstock.limits import LEDGER_BATCH_RECORDS
 from penstock.settings import LedgerSettings
 from penstock.values import Entry
 

@@ -33,6 +33,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
+from typing import Final
 
 import msgspec
 
@@ -42,18 +43,28 @@ from penstock.core.names import is_system
 from penstock.core.registry import NEW, Registry
 from penstock.core.throughput import Throughput
 from penstock.errors import CallerError, NotRecorded, PenstockError
-from penstock.limits import (
-    LEDGER_BATCH_BYTES,
-    LEDGER_BATCH_ITEMS,
-    LEDGER_BATCH_RECORDS,
-    LEDGER_REASON_CHARACTERS,
-    LEDGER_WAITING,
-)
+from penstock.limits import LEDGER_REASON_CHARACTERS
 from penstock.settings import LedgerSettings
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.ledger import CONFIRMED, RANKS
 
 log = logging.getLogger("penstock.ledger")
+
+LEDGER_WAITING: Final = 2_000_000
+"""Records that wait in memory while the log takes nothing. Over it: the oldest batches are emptied
+and say how many records they lost, so that an audit never takes those for undelivered."""
+
+LEDGER_BATCH_ITEMS: Final = 1_000
+"""Records of mailbox items in one batch: making one holds up the loop. Over it, and over LEDGER_BATCH_BYTES: a further
+batch."""
+
+LEDGER_BATCH_RECORDS: Final = 4_096
+"""Deliveries after which a batch is made before its time: making one holds up the loop, some half a millisecond then.
+Over it: the next event's deliveries go into the next batch."""
+
+LEDGER_BATCH_BYTES: Final = 700 * 1024
+"""Bytes of one batch of ledger records, as encoded: it must fit into one entry. Over it: a further batch. One record
+alone that is longer than an entry: an empty batch says that it is lost, and who waits for it gets an error."""
 
 STREAM = "/_ledger"
 _RETRY_SECONDS = 1.0

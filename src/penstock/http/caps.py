@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import ceil
+from typing import Final
 
 from penstock.errors import Busy
-from penstock.limits import RATE_BUCKETS
+
+RATE_BUCKETS: Final = 100_000
+"""Addresses and tokens whose rates are remembered. Over it: those quiet for longest are forgotten, which can
+only allow them a little more."""
 
 
 class RateExceeded(Busy):

@@ -29,11 +29,15 @@ from penstock.limits import (
     CHUNK_FRAMING_BYTES,
     HEAD_BYTES,
     HEAD_FIELDS,
-    KNOWN_HEAD_BYTES,
-    KNOWN_HEADS,
     TRAILER_BYTES,
     URL_BYTES,
 )
+
+KNOWN_HEAD_BYTES: Final = 1024
+"""A longer head is parsed each time: 16,384 of these are 16 MiB."""
+
+KNOWN_HEADS: Final = 16_384
+"""Request heads that are remembered as parsed, of at most KNOWN_HEAD_BYTES each. Over it: all are forgotten."""
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _TEXT = rb"[\t -~\x80-\xff]*+"

@@ -27,12 +27,10 @@ from penstock.core.export import (
 )
 from penstock.errors import Busy, InputInvalid
 from penstock.http.exchange import Headers, Request, Response
+from penstock.limits import EXPORTS
 from penstock.values import Entry
 from penstock.wire.columns import NAMES
 from penstock.wire.http import chunk
-
-EXPORTS: Final = 8
-"""Plans and exports that run at once: each takes some megabytes and a good part of a core. Over it: 503."""
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a request waits for an id of the log that this node has not followed yet. After it: 503."""

@@ -39,11 +39,8 @@ from penstock.core.registry import NEW, made_once
 from penstock.errors import Conflict, InputInvalid, TooLarge
 from penstock.http.exchange import Held, Request, Response
 from penstock.http.routing import WHOLE, Route
-from penstock.limits import LEVEL_BYTES, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
+from penstock.limits import LEVEL_BYTES, NEWS_SECONDS, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.values import Record
-
-NEWS_SECONDS: Final = 60
-"""Longest time that a request for news waits: shorter than the silence that proxies cut. Over it: 400."""
 
 DRIVER_SECONDS: Final = 30
 """A driver that was silent for so long counts as gone; it says something every five."""

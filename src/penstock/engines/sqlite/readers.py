@@ -12,17 +12,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from penstock.engines.sqlite.connection import open_reader
 from penstock.engines.sqlite.damage import Damage
 from penstock.engines.sqlite.reader import SqliteReader, StreamNames
 from penstock.errors import Busy, EngineGone
-
-WAITING_SCANS: Final = 1_000
-"""Scans that wait or run. Over it: `Busy`."""
-WAITING_READS: Final = 10_000
-"""Reads that wait or run. Over it: `Busy`."""
+from penstock.limits import READS, SCANS
 
 T = TypeVar("T")
 
@@ -33,7 +29,7 @@ class Readers:
     SQLite works without the interpreter lock, so more than one thread gets something done.
     """
 
-    def __init__(self, path: Path, damage: Damage, *, threads: int, waiting: int = WAITING_READS) -> None:
+    def __init__(self, path: Path, damage: Damage, *, threads: int, waiting: int = READS) -> None:
         self._path, self._damage, self._threads, self._limit = path, damage, threads, waiting
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-reader")
         self._names = StreamNames()
@@ -53,8 +49,8 @@ class Readers:
 
     async def scan(self, function: Callable[[SqliteReader], T]) -> T:
         """As `run`, for one slice of a scan: first come, first served among scans."""
-        if self._scanning >= WAITING_SCANS:
-            raise Busy("scans at once", WAITING_SCANS)
+        if self._scanning >= SCANS:
+            raise Busy("scans at once", SCANS)
         self._scanning += 1
         try:
             async with self._lane:
