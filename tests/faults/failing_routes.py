@@ -14,7 +14,7 @@ from penstock.cli.app import run
 from penstock.core.metering import Sample
 from penstock.http.exchange import Request, Response
 from penstock.http.routing import WHOLE, Route
-from penstock.node import node as app
+from penstock.node.doors import DOORS
 from penstock.settings import Settings
 from penstock.testing import RunningServer
 
@@ -68,5 +68,5 @@ class FailingServer(RunningServer):
 
 
 if __name__ == "__main__":
-    app.DOORS["failing"] = (Failing,)
+    DOORS["failing"] = (Failing,)
     sys.exit(run(sys.argv[1:]))

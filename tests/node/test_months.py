@@ -12,7 +12,7 @@ from penstock.api.context import Context
 from penstock.cli.app import run
 from penstock.core.months import month_of, shifted
 from penstock.http.wheel import Wheel
-from penstock.node.months import Plan, Tables
+from penstock.node.months import MailboxMonths, MonthsPlan
 from penstock.testing import RunningServer, wait_until_async
 from penstock.values import NewItem
 from tests.api.client import ask
@@ -21,12 +21,12 @@ from tests.doors.webpush_place import Place, place
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
 
 
-def tables_of(made: Place) -> Tables:
+def tables_of(made: Place) -> MailboxMonths:
     context = Context(
         made.engine.log, made.engine.mailbox, made.engine.registry, made.engine.bus, made.hub, made.ledger,
         made.gate, made.clock, Wheel(made.time), 1024,
     )  # fmt: skip
-    return Tables(context, [node.door for node in made.nodes])
+    return MailboxMonths(context, [node.door for node in made.nodes])
 
 
 def pass_months(made: Place, count: int, days: int = 2) -> None:
@@ -44,7 +44,7 @@ async def test_this_month_and_the_next_are_made(tmp_path: Path) -> None:
 
         plan = await tables_of(made).plan()
 
-        assert plan == Plan(month, [shifted(month, 1)], [])
+        assert plan == MonthsPlan(month, [shifted(month, 1)], [])
         assert await tables_of(made).apply() == plan
         assert await made.engine.mailbox.months() == [shifted(month, -1), month, shifted(month, 1)]
         assert (await tables_of(made).plan()).make == []

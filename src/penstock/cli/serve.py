@@ -58,7 +58,7 @@ def serve(
     )
     logs.set_up(settings.logs.format, settings.logs.level)
     _allow_open_files(settings.server.connections)
-    from penstock.node.node import run
+    from penstock.node.process import run
 
     return run(settings, data)
 

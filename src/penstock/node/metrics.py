@@ -6,13 +6,19 @@ somebody asks. prometheus-client is imported then, not at start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.api.context import Context
 from penstock.api.describing import operation
+from penstock.core.hub import Hub
+from penstock.core.ledger import Ledger
 from penstock.core.metering import Histogram, Sample
+from penstock.core.throughput import Throughput
 from penstock.http.exchange import Request, Response
+from penstock.http.listener import Listener
+from penstock.node.engine import Engine
+from penstock.node.housekeeping import Housekeeping
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -24,7 +30,7 @@ class Metrics:
     def __init__(
         self,
         context: Context,
-        samples: Callable[[], Iterator[Sample]],
+        samples: Callable[[], Iterable[Sample]],
         histograms: dict[str, tuple[str, Histogram]],
         *,
         public: bool,
@@ -60,3 +66,42 @@ class Metrics:
             yield HistogramMetricFamily(
                 f"penstock_{name}", meaning, buckets=histogram.cumulative(), sum_value=histogram.total
             )
+
+
+def samples(
+    listener: Listener, engine: Engine, hub: Hub, ledger: Ledger, rates: Throughput, housekeeping: Housekeeping
+) -> Iterator[Sample]:
+    """What the parts of every node have counted."""
+    counters, house = listener.counters, housekeeping
+    yield "gauge", "connections", "Connections that are open.", counters.opened - counters.closed, {}
+    for name, count in counters.live.items():
+        yield "gauge", "live", "Live answers and WebSockets that are open.", count, {"door": name}
+    yield "counter", "requests", "Requests that came.", counters.requests, {}
+    yield "counter", "refused", "Connections closed at once, over a cap.", counters.refused, {}
+    yield "counter", "cut", "Connections cut because the peer took nothing.", counters.cut, {}
+    yield "gauge", "bodies_bytes", "Bytes of larger request bodies that are held.", listener.body_bytes, {}
+    yield "counter", "received_bytes", "Bytes that came.", counters.bytes_in, {}
+    yield "counter", "sent_bytes", "Bytes that went out.", listener.bytes_out, {}
+    yield "counter", "appended", "Entries that came into the log.", rates.appended, {}
+    yield "counter", "deliveries", "Entries of a stream handed to one reader's socket.", rates.delivered, {}
+    yield "counter", "ledger_records", "Records that the ledger has stored.", ledger.recorded, {}
+    yield "counter", "behind", "Times that a feed fell behind.", hub.went_behind, {}
+    yield "gauge", "feeds", "Feeds that are open.", len(hub.feeds), {}
+    yield "gauge", "feeds_waiting", "Feeds that wait for a page of the log.", hub.waiting_line, {}
+    lag = max((feed.lag for feed in hub.feeds), default=0)
+    yield "gauge", "lag", "Ids between the slowest feed and the log's end.", lag, {}
+    yield "gauge", "log_id", "Highest id that is visible.", hub.position, {}
+    yield "gauge", "log_trimmed_id", "Highest id that was trimmed.", engine.log.trimmed_upto, {}
+    yield "gauge", "log_queue", "Batches that wait for the writer.", engine.queued, {}
+    yield "gauge", "log_trouble", "1 while the storage is why /ready is 503.", int(bool(engine.trouble)), {}
+    yield "gauge", "log_bytes", "Bytes of the log.", house.stored_bytes, {}
+    yield "gauge", "disk_days_left", "Days until the disk is full at this pace.", house.days_until_full, {}
+    yield "counter", "expired", "Entries whose time ran out.", house.expired, {}
+    yield "counter", "trimmed", "Entries that log.keep dropped.", house.trimmed, {}
+    yield "counter", "ledger_lost", "Records that the log did not take in time.", ledger.lost, {}
+    yield "counter", "feeds_failed", "Live readers that were ended by a defect.", hub.failed, {}
+    failed = engine.log.followers.failed
+    yield "counter", "followers_failed", "Times that a part of the server failed at new entries.", failed, {}
+    yield "counter", "ledger_refused", "Records that the log refuses for good.", ledger.refused, {}
+    dropped = engine.bus.dropped
+    yield "counter", "bus_dropped", "Messages of other nodes that could not be taken.", dropped, {}

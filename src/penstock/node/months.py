@@ -26,7 +26,7 @@ log = logging.getLogger("penstock.tables")
 _DAILY = "tables/daily"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MonthsPlan(msgspec.Struct, frozen=True):
     """What is to be done; or, after it was done, what was."""
 
     month: str
@@ -42,20 +42,20 @@ class _Lives(msgspec.Struct):
     former: str = ""
 
 
-class Tables:
-    """Looks after the months."""
+class MailboxMonths:
+    """Makes the months that are missing, and drops those that nobody is on."""
 
     def __init__(self, context: Context, lodgings: Iterable[Lodging]) -> None:
         self._context, self._lodgings = context, list(lodgings)
 
-    async def plan(self) -> Plan:
+    async def plan(self) -> MonthsPlan:
         """What is missing, and what is due to go."""
         now_ms = self._context.clock.now_ms()
         there = await self._context.mailbox.months()
         make = [name for name in months_in_use(now_ms) if name not in there]
-        return Plan(month_of(now_ms), make, [name for name in there if name < oldest_kept(now_ms)])
+        return MonthsPlan(month_of(now_ms), make, [name for name in there if name < oldest_kept(now_ms)])
 
-    async def apply(self) -> Plan:
+    async def apply(self) -> MonthsPlan:
         """Make what is missing, and drop what nobody is on."""
         plan, mailbox = await self.plan(), self._context.mailbox
         for month in plan.make:
@@ -63,9 +63,9 @@ class Tables:
         dropped = [month for month in plan.drop if await self._leave(month)]
         if plan.make or plan.drop:
             log.info("tables.applied", extra={"made": ",".join(plan.make), "dropped": ",".join(dropped)})
-        return Plan(plan.month, plan.make, dropped, [month for month in plan.drop if month not in dropped])
+        return MonthsPlan(plan.month, plan.make, dropped, [month for month in plan.drop if month not in dropped])
 
-    async def daily(self) -> Plan | None:
+    async def daily(self) -> MonthsPlan | None:
         """`apply`, if no node has done so for a day."""
         now_ms = self._context.clock.now_ms()
 
@@ -100,12 +100,12 @@ class Tables:
             Route("POST", "/v1/tables", self._apply, timeout=None, door="v1"),
         ]
 
-    @operation("The months of mailboxes that are missing or due to go.", answers={200: Plan})
+    @operation("The months of mailboxes that are missing or due to go.", answers={200: MonthsPlan})
     async def _show(self, request: Request) -> Response:
         self._check(request)
         return Response(200, msgspec.json.encode(await self.plan()))
 
-    @operation("Make the missing months, and drop those that nobody is on.", answers={200: Plan}, errors=(507,))
+    @operation("Make the missing months, and drop those that nobody is on.", answers={200: MonthsPlan}, errors=(507,))
     async def _apply(self, request: Request) -> Response:
         self._check(request)
         return Response(200, msgspec.json.encode(await self.apply()))

@@ -24,7 +24,7 @@ TABLES: Final = ("events", "ledger")
 """The tables that must have an entry before it may go."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class LakeMark(msgspec.Struct, frozen=True):
     """Which lake it is, and of which epoch of the log it speaks."""
 
     id: str = ""
@@ -65,7 +65,7 @@ class Trimming(TrimLimit):
     async def _why_another_lake(self, lake: LakeReader) -> str:
         """Why the open lake is not the one that the watermarks speak of; empty if it is."""
         record, known = await self._registry.get("lake/id"), await self._registry.get(EPOCH)
-        there = _mark(record.value) if record else Mark()
+        there = _mark(record.value) if record else LakeMark()
         here = await asyncio.to_thread(_mark_of, lake.directory)
         if here.id != there.id:
             return f"{lake.directory} is not the lake that this log is archived in"
@@ -75,15 +75,15 @@ class Trimming(TrimLimit):
         return f"{lake.directory} speaks of another history of this log, which was restored from a backup"
 
 
-def _mark_of(directory: Path) -> Mark:
+def _mark_of(directory: Path) -> LakeMark:
     try:
         return _mark((directory / "lake.json").read_bytes())
     except OSError:
-        return Mark()
+        return LakeMark()
 
 
-def _mark(text: bytes) -> Mark:
+def _mark(text: bytes) -> LakeMark:
     try:
-        return msgspec.json.decode(text, type=Mark)
+        return msgspec.json.decode(text, type=LakeMark)
     except msgspec.MsgspecError:
-        return Mark()
+        return LakeMark()

@@ -1,0 +1,99 @@
+"""Which storage engine a node has, and what it must be able to do."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from penstock.core.background import Background
+from penstock.core.bus import Bus
+from penstock.core.clock import Clock
+from penstock.core.export import Export
+from penstock.core.log import Log
+from penstock.core.lookout import Changes
+from penstock.core.mailbox import Mailbox
+from penstock.core.registry import Registry, made_once
+from penstock.engines.sqlite import open_sqlite
+from penstock.engines.sqlite.engine import SqliteOptions
+from penstock.engines.sqlite.writer import Limits
+from penstock.errors import ConfigInvalid
+from penstock.settings import Settings
+
+NODE = "local"  # a node that is alone needs no other name
+
+
+class Engine(Protocol):
+    """A storage engine: the four contracts in one."""
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def mailbox(self) -> Mailbox: ...
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def bus(self) -> Bus: ...
+    @property
+    def export(self) -> Export: ...
+
+    @property
+    def changes(self) -> Changes | None:
+        """What other nodes do; None when there are none."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """Why it should get no requests now; empty when all is well."""
+        ...
+
+    @property
+    def queued(self) -> int:
+        """Batches that wait to be stored."""
+        ...
+
+    async def backup(self, directory: Path) -> object:
+        """Copy everything into an empty directory while running."""
+        ...
+
+
+@runtime_checkable
+class Distant(Protocol):
+    """An engine that is elsewhere, and may be gone when a node stops."""
+
+    def leave(self) -> None:
+        """Do not wait any more for what cannot be reached."""
+        ...
+
+
+def open_engine(
+    settings: Settings, data: Path, clock: Clock, background: Background
+) -> AbstractAsyncContextManager[Engine]:
+    """The engine that `log.engine` names; to be entered."""
+    given, server = settings.log, settings.eventhorizon.server
+    if given.engine == "memory":
+        from penstock.engines.memory import MemoryEngine
+
+        return MemoryEngine(node=NODE, server=server, clock=clock)
+    if given.engine.startswith("nats://"):
+        from penstock.engines.jetstream.engine import open_jetstream
+
+        node = settings.server.node or f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        return open_jetstream(
+            given.engine, node=node, server=server, clock=clock, settings=given, background=background
+        )
+    limits = Limits(
+        queue_jobs=given.queue, queue_bytes=given.queue_bytes, fold_entries=given.fold, gather_ms=given.gather_ms
+    )
+    options = SqliteOptions(limits=limits, readers=given.readers)
+    return open_sqlite(data, node=NODE, server=server, clock=clock, options=options)
+
+
+async def check_server_name(engine: Engine, server: str) -> None:
+    """Cursors carry this name for ever: it is fixed at the first start."""
+    if (was := (await made_once(engine.registry, "eventhorizon/server", server.encode)).decode()) != server:
+        raise ConfigInvalid(
+            "eventhorizon.server", f"is {server!r}, but cursors of this log say {was!r}", remedy=f"Set it to {was}."
+        )
