@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock import limits
 from penstock.settings import Settings
-from penstock.settings_reading import KNOWN, About
+from penstock.settings_reading import KNOWN, SettingDescription
 from penstock.wire.columns import EVENT
 from penstock.wire.ledger import STATES
 
@@ -70,12 +70,12 @@ def settings_tables() -> str:
     return "\n".join(parts)
 
 
-def _row(about: About) -> str:
+def _row(about: SettingDescription) -> str:
     choices = f" One of {', '.join(f'`{choice}`' for choice in about.choices)}." if about.choices else ""
     return f"| `{about.name}` | {_default(about)} | {about.description}{choices} |"
 
 
-def _default(about: About) -> str:
+def _default(about: SettingDescription) -> str:
     value = about.default
     if value in ("", ()):
         return "empty"

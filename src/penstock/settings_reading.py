@@ -23,7 +23,7 @@ from penstock.units import measure, parse_address, parse_keep
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class SettingDescription:
     """One setting, described."""
 
     name: str  # section.name
@@ -42,17 +42,17 @@ class About:
         return "PENSTOCK_" + self.name.replace(".", "_").upper()
 
 
-def _describe() -> dict[str, About]:
+def _describe() -> dict[str, SettingDescription]:
     described = {}
     for section in fields(Settings):
         types = get_type_hints(type(section.default))
         for one in fields(type(section.default)):  # type: ignore[arg-type]
             name = f"{section.name}.{one.name}"
-            described[name] = About(name, types[one.name], one.default, **one.metadata)
+            described[name] = SettingDescription(name, types[one.name], one.default, **one.metadata)
     return described
 
 
-KNOWN: Mapping[str, About] = _describe()
+KNOWN: Mapping[str, SettingDescription] = _describe()
 """Every setting by its name, in the order of `settings.py`."""
 
 OTHER_VARIABLES = frozenset({"PENSTOCK_URL", "PENSTOCK_TOKEN", "PENSTOCK_NO_SYSTEM"})
@@ -172,7 +172,7 @@ def _from_pairs(pairs: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def find(name: str) -> About:
+def find(name: str) -> SettingDescription:
     """The setting called *name*; `ConfigInvalid` names the nearest one if there is none."""
     if name not in KNOWN:
         raise _unknown(name, list(KNOWN))
@@ -184,7 +184,7 @@ def _unknown(name: str, known: list[str]) -> ConfigInvalid:
     return ConfigInvalid(name, "is not known", remedy=f"Did you mean {near[0]}? docs/operations.md lists them all.")
 
 
-def parse(about: About, value: Any) -> Any:
+def parse(about: SettingDescription, value: Any) -> Any:
     """*value*, a text or a TOML value, as the setting's own type."""
     try:
         parsed = _convert(about, value)
@@ -197,7 +197,7 @@ def parse(about: About, value: Any) -> Any:
     return parsed
 
 
-def _convert(about: About, value: Any) -> Any:
+def _convert(about: SettingDescription, value: Any) -> Any:
     if about.type is bool:
         return _boolean(value)
     if about.type is str:
@@ -225,7 +225,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _number(about: About, value: Any) -> int | float:
+def _number(about: SettingDescription, value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{value!r} is not a number")
     number = measure(value, about.unit) if isinstance(value, str) else float(value)

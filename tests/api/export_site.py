@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
-from penstock.api.v1.export import Exporter
+from penstock.api.v1.export import ExportApi
 from penstock.core.arrow import BATCH_BYTES
 from penstock.core.clock import ManualClock
 from penstock.core.export import Block, Export, ExportRange, LogExport
@@ -116,7 +116,7 @@ class Site:
 
     port: int
     engine: Any
-    exporter: Exporter
+    exporter: ExportApi
     keys: Any
 
     async def get(self, path: str, token: str = ADMIN, **params: object) -> tuple[int, dict[str, str], bytes]:
@@ -152,7 +152,7 @@ async def site(
         context = Context(
             **{field.name: parts[field.name] for field in dataclasses.fields(Context) if field.name in parts}
         )
-        exporter = Exporter(context, export or own, **options)
+        exporter = ExportApi(context, export or own, **options)
         routes = [
             Route("GET", "/v1/log/plan", exporter.plan),
             Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None),

@@ -12,12 +12,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from penstock.api.auth import ALGORITHMS, Caller, Gate, Keys, make_key, open_admin_token, open_keys
+from penstock.api.auth import ALGORITHMS, Caller, Gate, SigningKeys, make_key, open_admin_token, open_keys
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, NameInvalid, SystemStream, Unauthenticated
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keys:
+def keys(tmp_path: Path) -> SigningKeys:
     return open_keys(tmp_path)
 
 
@@ -26,7 +26,7 @@ def bearer(token: str) -> bytes:
 
 
 @pytest.mark.parametrize("alg", ALGORITHMS)
-def test_a_token_of_each_algorithm_is_known_again(keys: Keys, alg: str) -> None:
+def test_a_token_of_each_algorithm_is_known_again(keys: SigningKeys, alg: str) -> None:
     keys.rotate(alg)
     gate = Gate(keys, "admin")
 
@@ -36,20 +36,20 @@ def test_a_token_of_each_algorithm_is_known_again(keys: Keys, alg: str) -> None:
     assert caller.grants == {"emit"}
 
 
-def test_a_rotated_key_still_vouches_for_older_tokens(keys: Keys) -> None:
+def test_a_rotated_key_still_vouches_for_older_tokens(keys: SigningKeys) -> None:
     token = keys.issue("alice")
     keys.rotate("EdDSA")
 
     assert Gate(keys, "admin").caller(bearer(token)).subject == "alice"
 
 
-def test_a_removed_key_does_not(keys: Keys) -> None:
+def test_a_removed_key_does_not(keys: SigningKeys) -> None:
     token = keys.issue("alice")
     keys.rotate("EdDSA")
     gate = Gate(keys, "admin")
     gate.caller(bearer(token))
 
-    gate.replace_keys(Keys(Path("unused"), keys.stored[:1]))
+    gate.replace_keys(SigningKeys(Path("unused"), keys.stored[:1]))
 
     with pytest.raises(Unauthenticated):
         gate.caller(bearer(token))
@@ -58,12 +58,12 @@ def test_a_removed_key_does_not(keys: Keys) -> None:
 @pytest.mark.parametrize(
     "header", [None, b"", b"Basic YTpi", b"Bearer", b"Bearer ", b"Bearer nonsense", b"Bearer a.b.c", b"Bearer \xff\xfe"]
 )
-def test_what_is_no_token_is_refused(keys: Keys, header: bytes | None) -> None:
+def test_what_is_no_token_is_refused(keys: SigningKeys, header: bytes | None) -> None:
     with pytest.raises(Unauthenticated):
         Gate(keys, "admin").caller(header)
 
 
-def test_the_admin_token_may_do_everything_and_its_neighbours_nothing(keys: Keys) -> None:
+def test_the_admin_token_may_do_everything_and_its_neighbours_nothing(keys: SigningKeys) -> None:
     gate = Gate(keys, "s3cret")
 
     assert gate.caller(b"bearer s3cret").admin
@@ -72,7 +72,7 @@ def test_the_admin_token_may_do_everything_and_its_neighbours_nothing(keys: Keys
             gate.caller(wrong)
 
 
-def test_an_expired_token_is_refused_also_when_it_was_known(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_token_is_refused_also_when_it_was_known(keys: SigningKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(keys, "admin")
     token = bearer(keys.issue("alice", ttl=60))
     gate.caller(token)
@@ -83,7 +83,7 @@ def test_an_expired_token_is_refused_also_when_it_was_known(keys: Keys, monkeypa
         gate.caller(token)
 
 
-def test_a_token_signed_by_another_server_or_by_nobody_is_refused(keys: Keys, tmp_path: Path) -> None:
+def test_a_token_signed_by_another_server_or_by_nobody_is_refused(keys: SigningKeys, tmp_path: Path) -> None:
     gate = Gate(keys, "admin")
     other = open_keys(tmp_path / "other")
     claims = {"sub": "alice", "exp": int(time.time()) + 60}
@@ -112,7 +112,7 @@ def _hs256_with_public_key(claims: dict[str, object], public: str, kid: str) -> 
 
 
 @pytest.mark.parametrize("missing", ["sub", "exp"])
-def test_a_token_without_subject_or_end_is_refused(keys: Keys, missing: str) -> None:
+def test_a_token_without_subject_or_end_is_refused(keys: SigningKeys, missing: str) -> None:
     claims = {"sub": "alice", "exp": int(time.time()) + 60}
     del claims[missing]
     token = jwt.encode(claims, keys.stored[0].signing(), algorithm="HS256")
@@ -122,7 +122,7 @@ def test_a_token_without_subject_or_end_is_refused(keys: Keys, missing: str) -> 
 
 
 @pytest.mark.parametrize("grants", [{"publish": 5}, {"publish": ["no-slash"]}, {"subscribe": [7]}, {"grants": 3}])
-def test_a_token_with_nonsense_for_grants_is_refused(keys: Keys, grants: dict[str, object]) -> None:
+def test_a_token_with_nonsense_for_grants_is_refused(keys: SigningKeys, grants: dict[str, object]) -> None:
     token = jwt.encode(
         {"sub": "a", "exp": int(time.time()) + 60, **grants}, keys.stored[0].signing(), algorithm="HS256"
     )
@@ -185,13 +185,13 @@ UNFIT = ["", "admin", "a\tb", "a\x00b", "a\u2028b", "\ud800", "x" * 257]
 
 
 @pytest.mark.parametrize("subject", UNFIT)
-def test_nobody_is_given_a_subject_that_cannot_be_used(keys: Keys, subject: str) -> None:
+def test_nobody_is_given_a_subject_that_cannot_be_used(keys: SigningKeys, subject: str) -> None:
     with pytest.raises(InputInvalid, match="subject"):
         keys.issue(subject)
 
 
 @pytest.mark.parametrize("subject", UNFIT)
-def test_a_signed_token_with_such_a_subject_is_refused(keys: Keys, subject: str) -> None:
+def test_a_signed_token_with_such_a_subject_is_refused(keys: SigningKeys, subject: str) -> None:
     token = jwt.encode({"sub": subject, "exp": int(time.time()) + 60}, keys.stored[0].signing(), algorithm="HS256")
 
     with pytest.raises(Unauthenticated, match="subject"):
@@ -233,7 +233,7 @@ def test_rights_by_name() -> None:
         Caller("a", grants=frozenset({"emit"})).check_admin("backup")
 
 
-def test_tokens_for_nonsense_are_not_made(keys: Keys) -> None:
+def test_tokens_for_nonsense_are_not_made(keys: SigningKeys) -> None:
     with pytest.raises(NameInvalid):
         keys.issue("alice", publish=("orders",))
     with pytest.raises(InputInvalid):

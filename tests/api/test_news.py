@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.api.v1.news import News
+from penstock.api.v1.news import NewsPolls
 from penstock.engines.memory import MemoryEngine
 from penstock.http.routing import Route
 from penstock.http.wheel import Wheel
@@ -18,11 +18,11 @@ from tests.http.wires import ManualTimer, Peer, Site, on_uvloop, request, site
 
 
 @asynccontextmanager
-async def waiting_for_news(*, drain_seconds: float = 60) -> AsyncIterator[tuple[News, ManualTimer, Site, Peer]]:
+async def waiting_for_news(*, drain_seconds: float = 60) -> AsyncIterator[tuple[NewsPolls, ManualTimer, Site, Peer]]:
     """A peer that waits for more than the log has."""
     timer = ManualTimer()
     async with MemoryEngine() as engine:
-        news = News(engine.log, Wheel(timer))
+        news = NewsPolls(engine.log, Wheel(timer))
         route = Route("GET", "/news", lambda asked: news.ask(asked, news.log.followed, 30), timeout=None)
         async with site([route], drain_seconds=drain_seconds) as place:
             peer = await place.connect()
@@ -31,7 +31,7 @@ async def waiting_for_news(*, drain_seconds: float = 60) -> AsyncIterator[tuple[
             yield news, timer, place, peer
 
 
-def holds_nothing(news: News) -> bool:
+def holds_nothing(news: NewsPolls) -> bool:
     return not news.waiting and not news.wheel.armed
 
 

@@ -1,4 +1,4 @@
-"""Publishing over the own API: shapes, repeats, refusals."""
+"""Publishing over Penstock's API: shapes, repeats, refusals."""
 
 from __future__ import annotations
 

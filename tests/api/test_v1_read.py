@@ -1,4 +1,4 @@
-"""Reading over the own API: pages, tails, lists, why."""
+"""Reading over Penstock's API: pages, tails, lists, why."""
 
 from __future__ import annotations
 

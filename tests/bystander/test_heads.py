@@ -39,7 +39,7 @@ def send_heads(server: RunningServer) -> None:
 
 def one_parser_for_all() -> None:
     """Every head goes through the same llhttp parser, with what it remembers of the last one."""
-    fields = http._Fields()
+    fields = http._HeadFields()
     used = httptools.HttpRequestParser(fields)
 
     def read(raw: bytes) -> list[tuple[bytes, bytes]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.v1.publish import Publisher
+from penstock.api.v1.publish import PublishApi
 from penstock.testing import RunningServer, start_server
 from tests.api.client import publish
 from tests.bystander.sabotaged import start_sabotaged
@@ -33,7 +33,7 @@ def test_he_notices_a_server_that_goes_away(tmp_path: Path) -> None:
 
 def long_work_in_the_loop() -> None:
     """Each publish into /busy computes for so long that everybody else waits."""
-    honest = Publisher.__call__
+    honest = PublishApi.__call__
 
     def busy(self, request, *rest):
         until = time.thread_time() + BUSY_SECONDS
@@ -41,7 +41,7 @@ def long_work_in_the_loop() -> None:
             pass
         return honest(self, request, *rest)
 
-    Publisher.__call__ = busy
+    PublishApi.__call__ = busy
 
 
 def test_he_notices_long_work_in_the_loop(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from penstock.api.auth import Caller, Gate, Keys, open_keys
+from penstock.api.auth import Caller, Gate, SigningKeys, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
@@ -43,7 +43,7 @@ from tests.doors.eventhorizon_client import (
     subscribe,
 )
 
-NO_KEYS = Keys(Path(), ())
+NO_KEYS = SigningKeys(Path(), ())
 _numbers = itertools.count()
 
 

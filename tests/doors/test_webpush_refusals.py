@@ -12,7 +12,7 @@ import pytest
 from penstock.doors.webpush.refusals import autopush_form
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
 from penstock.http.caps import RateExceeded
-from penstock.http.problems import TimedOut, error_response
+from penstock.http.problems import HandlerTimedOut, error_response
 from penstock.limits import PUSH_BODY_READ
 from penstock.testing import RunningServer, start_server
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
@@ -124,7 +124,7 @@ def test_a_receipt_subscription_of_nobody_is_refused(shared_server: RunningServe
         (EngineGone("no engine"), 503, 202, ("Retry-After", "5")),
         (DiskFull("no space left"), 503, 202, None),
         (MailboxFull("agent", "messages", 5), 507, 201, ("Retry-After", "120")),
-        (TimedOut("too long"), 503, 202, ("Retry-After", "1")),
+        (HandlerTimedOut("too long"), 503, 202, ("Retry-After", "1")),
         (TooLarge("request body bytes", 9, 8), 413, 104, None),
         (InputInvalid("Host", "is no name of a host"), 400, 102, None),
         (NotFound("path", "/wpush/x/y/z"), 404, 102, None),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.v1.read import Reader
+from penstock.api.v1.read import ReadApi
 from penstock.http.exchange import Request, Response
 from penstock.testing import RunningServer
 from tests.faults.children import ENVIRONMENT
@@ -84,15 +84,15 @@ def test_every_operation_is_answered_as_it_is_described_with_many_examples(tmp_p
 # ── what it must notice ───────────────────────────────────────────────────────────────────────────
 
 
-def _teapot(self: Reader, request: Request) -> Response:
+def _teapot(self: ReadApi, request: Request) -> Response:
     return Response(418, b"{}")
 
 
-def _failure(self: Reader, request: Request) -> Response:
+def _failure(self: ReadApi, request: Request) -> Response:
     raise ZeroDivisionError
 
 
-def _other_answer(self: Reader, request: Request) -> Response:
+def _other_answer(self: ReadApi, request: Request) -> Response:
     return Response(200, b'{"consumers":{}}')
 
 
@@ -113,6 +113,6 @@ if __name__ == "__main__":
     from penstock.cli.app import run
 
     sabotage = SABOTAGES[os.environ["SABOTAGE"]]
-    sabotage.operation = Reader.consumers.operation  # type: ignore[attr-defined]
-    Reader.consumers = sabotage  # type: ignore[method-assign, assignment]
+    sabotage.operation = ReadApi.consumers.operation  # type: ignore[attr-defined]
+    ReadApi.consumers = sabotage  # type: ignore[method-assign, assignment]
     sys.exit(run(sys.argv[1:]))

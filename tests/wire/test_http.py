@@ -11,7 +11,7 @@ from penstock.limits import CHUNK_EXTENSION_BYTES, HEAD_BYTES, TRAILER_BYTES, UR
 from penstock.wire import http
 
 
-def parse(raw: bytes) -> http.Head:
+def parse(raw: bytes) -> http.RequestHead:
     return http.HeadParser().parse(raw)
 
 

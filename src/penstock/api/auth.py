@@ -164,7 +164,7 @@ def _fits(alg: str, public: object) -> bool:
     return isinstance(public, (ed25519.Ed25519PublicKey, ed448.Ed448PublicKey))
 
 
-class Keys:
+class SigningKeys:
     """The keys of one data directory."""
 
     def __init__(self, path: Path, stored: tuple[StoredKey, ...]) -> None:
@@ -258,7 +258,7 @@ def _caller(claims: dict[str, Any]) -> Caller:
 class Gate:
     """Turns an `Authorization` header into a caller. Verified tokens are remembered until they end."""
 
-    def __init__(self, keys: Keys, admin_token: str) -> None:
+    def __init__(self, keys: SigningKeys, admin_token: str) -> None:
         self.keys = keys
         self._admin = _Digest()
         self._admin_digest = self._admin.of(admin_token.encode())
@@ -296,7 +296,7 @@ class Gate:
     def _forget_all_but_admin(self) -> None:
         self._known = {self._admin_digest: self._known[self._admin_digest]}
 
-    def replace_keys(self, keys: Keys) -> None:
+    def replace_keys(self, keys: SigningKeys) -> None:
         """Use other keys from now on; tokens are checked anew."""
         self.keys = keys
         self._forget_all_but_admin()
@@ -336,11 +336,11 @@ def make_key(alg: str) -> StoredKey:
     )
 
 
-def open_keys(data: Path) -> Keys:
+def open_keys(data: Path) -> SigningKeys:
     """The keys in *data*, made at the first call and kept with mode 0600."""
     path = data / KEYS_FILE
     if not path.exists():
-        keys = Keys(path, ())
+        keys = SigningKeys(path, ())
         keys.rotate()
         return keys
     try:
@@ -352,7 +352,7 @@ def open_keys(data: Path) -> Keys:
     for key in stored:
         if wrong := key.what_is_wrong():
             raise _keys_invalid(f"{path}: key {key.kid[:40]!r} {wrong}")
-    return Keys(path, stored)
+    return SigningKeys(path, stored)
 
 
 def _keys_invalid(why: str) -> ConfigInvalid:

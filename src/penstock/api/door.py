@@ -31,7 +31,7 @@ class Door(Protocol):
 
 
 @runtime_checkable
-class Internal(Protocol):
+class InternalDoor(Protocol):
     """A door that other nodes of a cluster talk to, on the internal listener."""
 
     def internal_routes(self) -> list[Route]:
@@ -44,7 +44,7 @@ class Internal(Protocol):
 
 
 @runtime_checkable
-class Lodging(Protocol):
+class MonthlyDoor(Protocol):
     """A door whose recipients are on a month of the mailboxes and move on by themselves."""
 
     async def leave_month(self, month: str) -> None:

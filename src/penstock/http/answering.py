@@ -17,7 +17,7 @@ from penstock.http.bodies import Booking, Intake
 from penstock.http.exchange import LIVE, Answer, Headers, Held, Later, Request, Response
 from penstock.http.flush import Outlet, Owner, Pipe, Tap
 from penstock.http.lease import Lease
-from penstock.http.problems import TimedOut, error_response
+from penstock.http.problems import HandlerTimedOut, error_response
 from penstock.http.routing import Route
 from penstock.http.service import Service
 from penstock.http.websocket import WebSocket, WebSocketOwner
@@ -59,7 +59,7 @@ class Answering(Pipe):
         self._service = service
         self.phase = Phase.IDLE
         self._buffer = b""  # input that waits
-        self._head: http.Head | None = None  # of the request in progress, until it is answered
+        self._head: http.RequestHead | None = None  # of the request in progress, until it is answered
         self._request: Request | None = None
         self._intake: Intake | None = None  # the body that is on its way in
         self._work: Pending[Any] | Held | None = None  # what the answer waits for
@@ -170,7 +170,7 @@ class Answering(Pipe):
 
     def _timed_out(self) -> Response:
         self._service.counters.timed_out += 1
-        return self._problem(TimedOut("the answer took too long"))
+        return self._problem(HandlerTimedOut("the answer took too long"))
 
     def _problem(self, error: BaseException) -> Response:
         """The answer that tells *error*, in the form of the request's route."""
@@ -250,7 +250,7 @@ class Answering(Pipe):
         self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
     ) -> WebSocket:
         self._check_unanswered(request)
-        head = cast("http.Head", self._head)
+        head = cast("http.RequestHead", self._head)
         if not head.upgrade or head.has_body or request.method != "GET":
             raise PeerError(426, "a WebSocket handshake is required here")
         answer = answers.handshake(self._service, request, subprotocol, headers)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.errors import Busy, PenstockError, TooLarge
 from penstock.limits import BODIES_SHARE, BODY_BUFFER_BYTES, COUNTED_BODY_BYTES
-from penstock.wire.http import ChunkDecoder, Head
+from penstock.wire.http import ChunkDecoder, RequestHead
 
 _MANY_PIECES = 64  # chunks that came together: a peer that minds what becomes of each sends fewer
 LEAST_SLICE, MOST_SLICE = 16 * 1024, 256 * 1024
@@ -77,7 +77,7 @@ class Intake:
     __slots__ = ("_decoder", "_left", "booking", "dropped", "held", "limit", "received", "slice", "stream",
                  "timeout")  # fmt: skip
 
-    def __init__(self, head: Head, limit: int, timeout: float | None) -> None:
+    def __init__(self, head: RequestHead, limit: int, timeout: float | None) -> None:
         self._decoder = ChunkDecoder() if head.chunked else None
         self._left = head.length
         self.limit, self.timeout = limit, timeout

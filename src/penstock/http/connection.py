@@ -176,7 +176,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
         """Nothing is in the way of a request that came whole, and the peer speaks for itself."""
         return self.out is None and not (self.stuck or self.ending or self._trusted)
 
-    def _take_again(self, head: http.Head, body: bytes) -> None:
+    def _take_again(self, head: http.RequestHead, body: bytes) -> None:
         """Begin a whole request whose head was here before, to the byte: what is known of it holds again."""
         service, route = self._service, head.route
         service.counters.requests += 1
@@ -250,7 +250,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
         self._begin(head)
         return True
 
-    def _begin(self, head: http.Head) -> None:
+    def _begin(self, head: http.RequestHead) -> None:
         """Find out who answers, and what is to be done with the body first."""
         service = self._service
         self._head = head
@@ -281,7 +281,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
         else:
             self._call(route, request)
 
-    def _make_request(self, head: http.Head) -> Request:
+    def _make_request(self, head: http.RequestHead) -> Request:
         service = self._service
         peer, scheme = self._peer, service.scheme
         if self._trusted:
@@ -291,7 +291,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
 
     def _answer_early(self, response: Response) -> None:
         """Answer before the body was read: a small one is read and dropped, before a large one we hang up."""
-        head = cast("http.Head", self._head)
+        head = cast("http.RequestHead", self._head)
         if head.has_body:
             intake = self._intake = Intake(head, UNREAD_BODY_BYTES, self._service.settings.body_timeout)
             intake.dropped = True

@@ -117,7 +117,7 @@ class Request:
         "memo", "method", "peer", "plain", "query", "raw_path", "scheme", "timeout",
     )  # fmt: skip
 
-    def __init__(self, carrier: Carrier, head: http.Head, peer: str, scheme: str) -> None:
+    def __init__(self, carrier: Carrier, head: http.RequestHead, peer: str, scheme: str) -> None:
         self._carrier = carrier
         self.method: str = head.method
         self.raw_path: str = head.path  # as it came, percent signs and all: what routing looks at

@@ -11,7 +11,7 @@ import uvloop
 _Result = TypeVar("_Result")
 
 
-class Loop(uvloop.Loop):
+class EventLoop(uvloop.Loop):
     """uvloop's loop, which closes what was left open before it says so."""
 
     def close(self) -> None:
@@ -29,4 +29,4 @@ class Loop(uvloop.Loop):
 
 def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
     """Run *main* on a loop of its own until it is over."""
-    return uvloop.run(main, loop_factory=Loop)
+    return uvloop.run(main, loop_factory=EventLoop)

@@ -34,7 +34,7 @@ from penstock.http.exchange import Headers, Response
 log = logging.getLogger("penstock.http")
 
 
-class TimedOut(PenstockError):
+class HandlerTimedOut(PenstockError):
     """A handler did not answer in time. What it was about may have happened."""
 
     code = "timeout"
@@ -53,7 +53,7 @@ _STATUS: dict[type[PenstockError], int] = {
     RateExceeded: 429,
     TooManyOpen: 429,
     Busy: 503,
-    TimedOut: 503,
+    HandlerTimedOut: 503,
     EngineGone: 503,
     DataCorrupt: 503,
     DiskFull: 507,

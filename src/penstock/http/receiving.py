@@ -107,7 +107,7 @@ class Receiving(Answering):
 
     # ── bodies ────────────────────────────────────────────────────────────────────────────────
 
-    def _begin_body(self, head: http.Head, route: Route, request: Request) -> None:
+    def _begin_body(self, head: http.RequestHead, route: Route, request: Request) -> None:
         kind = route.body.kind
         if kind is not BodyKind.STREAM and 0 < head.length <= len(self._buffer):
             # The usual small body came with its head.

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from penstock.api.context import Context
-from penstock.api.door import Door, Internal, MakeDoor
+from penstock.api.door import Door, InternalDoor, MakeDoor
 from penstock.doors.eventhorizon import EventHorizon
 from penstock.doors.msgstream import MessageStream
 from penstock.doors.sps import Sps
@@ -49,7 +49,7 @@ async def open_doors(stack: AsyncExitStack, context: Context, settings: Settings
 
 async def open_internally(stack: AsyncExitStack, server: ServerSettings, doors: Iterable[Door]) -> None:
     """Open the listener for other nodes, if there is to be one, and tell those doors where it is that they call."""
-    called = [door for door in doors if isinstance(door, Internal)]
+    called = [door for door in doors if isinstance(door, InternalDoor)]
     if not server.internal_listen or not called:
         return
     # A node asks for many: caps are for those who come from outside.

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.api.context import Context, only
 from penstock.api.describing import operation
-from penstock.api.door import Lodging
+from penstock.api.door import MonthlyDoor
 from penstock.core.months import DAY_MS, month_of, months_in_use, oldest_kept
 from penstock.core.registry import Registry, change
 from penstock.http.exchange import Request, Response
@@ -45,7 +45,7 @@ class _Lives(msgspec.Struct):
 class MailboxMonths:
     """Makes the months that are missing, and drops those that nobody is on."""
 
-    def __init__(self, context: Context, lodgings: Iterable[Lodging]) -> None:
+    def __init__(self, context: Context, lodgings: Iterable[MonthlyDoor]) -> None:
         self._context, self._lodgings = context, list(lodgings)
 
     async def plan(self) -> MonthsPlan:

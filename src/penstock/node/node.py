@@ -12,13 +12,13 @@ from typing import Self
 
 from penstock.api.auth import Gate, open_admin_token, open_keys
 from penstock.api.context import Context
-from penstock.api.door import Door, Lodging
-from penstock.api.v1.erasing import Erasing
-from penstock.api.v1.export import Exporter
-from penstock.api.v1.openapi import Document
-from penstock.api.v1.operations import Operations
-from penstock.api.v1.publish import Publisher
-from penstock.api.v1.retention import Retention
+from penstock.api.door import Door, MonthlyDoor
+from penstock.api.v1.erasing import ErasureApi
+from penstock.api.v1.export import ExportApi
+from penstock.api.v1.openapi import OpenApiDocument
+from penstock.api.v1.operations import OperationsApi
+from penstock.api.v1.publish import PublishApi
+from penstock.api.v1.retention import RetentionApi
 from penstock.api.v1.routes import v1_routes
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
@@ -106,7 +106,7 @@ class Node:
         )  # fmt: skip
         routes = self._routes(context, trimming, Deliveries(lake, engine.registry) if lake else None)
         self._doors = await open_doors(self._stack, context, settings)
-        months = MailboxMonths(context, [door for door in self._doors if isinstance(door, Lodging)])
+        months = MailboxMonths(context, [door for door in self._doors if isinstance(door, MonthlyDoor)])
         self._housekeeping.daily = months.daily
         self.routes = (*routes, *(row for door in self._doors for row in door.routes()), *months.routes())
         await enter(lookout)
@@ -132,19 +132,19 @@ class Node:
 
     def _routes(self, context: Context, trimming: Trimming, folded: Deliveries | None) -> list[Route]:
         """What every node answers, whichever doors are open."""
-        engine, publisher = self._engine, Publisher(context)
-        operations = Operations(context, engine.backup, self._why_not_ready, folded)
+        engine, publisher = self._engine, PublishApi(context)
+        operations = OperationsApi(context, engine.backup, self._why_not_ready, folded)
         histograms = {
             "publish_seconds": ("From a publish of one event to its answer; one in 16 is timed.", publisher.seconds),
             "publish_lines_seconds": ("From a publish of many lines to its answer.", publisher.lines_seconds),
             "delivery_seconds": ("From an append to the reader's socket; a sample of entries.", self._rates.seconds),
         }
         metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
-        exporter, document = Exporter(context, engine.export), Document(lambda: self.routes)
+        exporter, document = ExportApi(context, engine.export), OpenApiDocument(lambda: self.routes)
         return [
             *v1_routes(context, publisher, operations, exporter, document),
-            *Retention(context, engine.log, trimming).routes(),
-            *Erasing(context).routes(),
+            *RetentionApi(context, engine.log, trimming).routes(),
+            *ErasureApi(context).routes(),
             Route("GET", "/metrics", metrics),
         ]
 

@@ -58,7 +58,7 @@ _SINGLE = frozenset(
 )  # fmt: skip
 
 
-class Head:
+class RequestHead:
     """A request head that passed every rule."""
 
     __slots__ = (
@@ -113,10 +113,10 @@ class HeadParser:
     """
 
     def __init__(self) -> None:
-        self.known: dict[bytes, Head] = {}
+        self.known: dict[bytes, RequestHead] = {}
         self._seen: set[int] = set()  # hashes of heads that came once
 
-    def parse(self, raw: bytes) -> Head:
+    def parse(self, raw: bytes) -> RequestHead:
         """Parse a head, its empty line included. `PeerError` carries the status to answer with."""
         known = self.known.get(raw)
         if known is not None:
@@ -126,13 +126,13 @@ class HeadParser:
         if len(headers) > HEAD_FIELDS:
             raise PeerError(431, f"more than {HEAD_FIELDS} header fields", remedy=f"Send at most {HEAD_FIELDS}.")
         path, query, authority = _target(method, target)
-        head = Head(method, path, query, http10, headers)
+        head = RequestHead(method, path, query, http10, headers)
         _apply_fields(head, authority)
         if len(raw) <= KNOWN_HEAD_BYTES and not head.expects_continue and not head.upgrade:
             self._remember(raw, head)
         return head
 
-    def _remember(self, raw: bytes, head: Head) -> None:
+    def _remember(self, raw: bytes, head: RequestHead) -> None:
         mark = hash(raw)
         if mark not in self._seen:
             if len(self._seen) >= KNOWN_HEADS:
@@ -144,7 +144,7 @@ class HeadParser:
         self.known[raw] = head
 
 
-class _Fields:
+class _HeadFields:
     """What llhttp tells of one head."""
 
     __slots__ = ("headers",)
@@ -162,7 +162,7 @@ def _fields(raw: bytes) -> list[tuple[bytes, bytes]]:
     With a parser of its own: llhttp decides from a head what may follow it on the same connection, and here the
     next head is another peer's. A new one costs a quarter of a microsecond.
     """
-    found = _Fields()
+    found = _HeadFields()
     try:
         httptools.HttpRequestParser(found).feed_data(raw)
     except httptools.HttpParserUpgrade:
@@ -219,7 +219,7 @@ def _target(method: str, target: str) -> tuple[str, str, str]:
     return absolute[2] or "/", (absolute[3] or "?")[1:], absolute[1]
 
 
-def _apply_fields(head: Head, authority: str) -> None:
+def _apply_fields(head: RequestHead, authority: str) -> None:
     """Read the fields that decide about framing; refuse what two readers could understand differently."""
     hosts: list[bytes] = []
     lengths: list[bytes] = []
@@ -249,7 +249,7 @@ def _apply_fields(head: Head, authority: str) -> None:
         _apply_framing(head, lengths, codings)
 
 
-def _apply_connection(head: Head, value: bytes) -> bool:
+def _apply_connection(head: RequestHead, value: bytes) -> bool:
     """Take the options of a Connection field; True if one of them is `upgrade`."""
     options = [option.strip() for option in value.lower().split(b",")]
     if b"close" in options:
@@ -259,7 +259,7 @@ def _apply_connection(head: Head, value: bytes) -> bool:
     return b"upgrade" in options
 
 
-def _apply_expect(head: Head, value: bytes) -> None:
+def _apply_expect(head: RequestHead, value: bytes) -> None:
     if value.lower() != b"100-continue":
         raise PeerError(417, "the only expectation known here is 100-continue")
     head.expects_continue = not head.http10
@@ -274,7 +274,7 @@ def _check_host(hosts: list[bytes], authority: str, http10: bool) -> None:
         raise PeerError(400, "the target's authority is not the Host")
 
 
-def _apply_framing(head: Head, lengths: list[bytes], codings: list[bytes]) -> None:
+def _apply_framing(head: RequestHead, lengths: list[bytes], codings: list[bytes]) -> None:
     if len(lengths) + len(codings) > 1:
         raise PeerError(400, _REPEATED_LENGTH)
     if codings:

@@ -28,14 +28,14 @@ STREAM: Final = "/_erased"
 _encode = msgspec.json.Encoder().encode
 
 
-class EraseWanted(msgspec.Struct, forbid_unknown_fields=True):
+class EraseRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request."""
 
     ids: Annotated[list[Annotated[int, shown_as(minimum=1, maximum=LARGEST)]], shown_as(maxItems=ERASE_IDS)] = []
     stream: Annotated[str, shown_as(anyOf=[NAME_FIELD.extra_json_schema, {"maxLength": 0}])] = ""
 
 
-class Erasing:
+class ErasureApi:
     """Erases, and says in the log that it did."""
 
     def __init__(self, context: Context) -> None:
@@ -55,7 +55,7 @@ class Erasing:
 
     @operation(
         "Take the bodies of events away for good.",
-        body=EraseWanted,
+        body=EraseRequest,
         answers={200: an_object(request=INTEGER, entries=INTEGER)},
         errors=(404, 507),
     )
@@ -63,7 +63,7 @@ class Erasing:
         """Erase; the answer comes when the log does not have the bodies any more."""
         self._context.caller(request).check_admin("erase")
         only(request)
-        wanted = decoded(request.body, EraseWanted)
+        wanted = decoded(request.body, EraseRequest)
         if bool(wanted.ids) == bool(wanted.stream):
             raise InputInvalid("body", "must have exactly one of ids and stream")
         erase = self._stream(wanted.stream) if wanted.stream else self._ids(wanted.ids)

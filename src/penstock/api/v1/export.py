@@ -39,7 +39,7 @@ _HEADERS: Final[Headers] = (("Content-Type", "application/vnd.apache.arrow.strea
 _encode = msgspec.json.Encoder().encode
 
 
-class Exporter:
+class ExportApi:
     """Answers plans and exports. Nothing of it is recorded in the ledger."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Exporter:
     async def _send(self, request: Request, wanted: ExportRange) -> None:
         async with aclosing(self._export.stream(wanted)) as stream:
             piece = await anext(stream)
-            wire = _Wire(request)
+            wire = _ArrowAnswer(request)
             if request.method == "HEAD":
                 return
             try:
@@ -162,7 +162,7 @@ class Exporter:
             self._running -= 1
 
 
-class _Wire:
+class _ArrowAnswer:
     """The open answer of one export."""
 
     def __init__(self, request: Request) -> None:

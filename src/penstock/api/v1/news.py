@@ -14,19 +14,19 @@ from penstock.values import Entry
 _encode = msgspec.json.Encoder().encode
 
 
-class News:
+class NewsPolls:
     """Tells the log's newest id, at once or when there is a newer one."""
 
     def __init__(self, log: Log, wheel: Wheel) -> None:
         self.log, self.wheel = log, wheel
-        self.waiting: dict[Waiting, int] = {}  # each with the id that it knows
+        self.waiting: dict[NewsPoll, int] = {}  # each with the id that it knows
         log.follow(self._followed)
 
     def ask(self, request: Request, after: int, seconds: float) -> Response | Held:
         """The newest id, as soon as it is above *after*; after so many seconds whatever it is then."""
         if self.log.followed > after or not seconds:
             return _answer(self.log.followed)
-        waiting = Waiting(self, request)
+        waiting = NewsPoll(self, request)
         self.waiting[waiting] = after
         self.wheel.arm(waiting, seconds)
         return waiting
@@ -42,12 +42,12 @@ class News:
             waiting.end(newest)
 
 
-class Waiting(Timed, Held):
+class NewsPoll(Timed, Held):
     """One request for news."""
 
     __slots__ = ("_news", "_request")
 
-    def __init__(self, news: News, request: Request) -> None:
+    def __init__(self, news: NewsPolls, request: Request) -> None:
         super().__init__()
         self._news, self._request = news, request
 

@@ -1,4 +1,4 @@
-"""`/openapi.json`: the own API described, from the table of routes and what their handlers declare."""
+"""`/openapi.json`: Penstock's API described, from the table of routes and what their handlers declare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KNOWN_CALLER: Final = (401, 403)
 _REFERENCE: Final = "#/components/schemas/{name}"
 
 
-class Document:
+class OpenApiDocument:
     """Serves the description of all that *routes* has when it is asked first."""
 
     def __init__(self, routes: Callable[[], Iterable[Route]]) -> None:

@@ -24,13 +24,13 @@ _READY = an_object(status=STRING, uptime_seconds=INTEGER, durability=STRING, upt
 Backup = Callable[[Path], Awaitable[object]]
 
 
-class BackupWanted(msgspec.Struct, forbid_unknown_fields=True):
+class BackupRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/backup`."""
 
     directory: Annotated[str, shown_as(pattern="^/[^\\x00]*$", maxLength=4096)]
 
 
-class Operations:
+class OperationsApi:
     """Answers operators."""
 
     def __init__(
@@ -92,14 +92,14 @@ class Operations:
 
     @operation(
         "Copy the data of the running node into a directory of its machine.",
-        body=BackupWanted,
+        body=BackupRequest,
         answers={201: None},
         errors=(409, 507),
     )
     async def backup(self, request: Request) -> Response:
         """Copy the data of the running node into a directory on its machine."""
         self._context.caller(request).check_admin("backup")
-        directory = Path(decoded(request.body, BackupWanted).directory)
+        directory = Path(decoded(request.body, BackupRequest).directory)
         if not directory.is_absolute():
             raise InputInvalid("directory", "is not an absolute path on the server's machine")
         return Response(201, _encode(await self._backup(directory)))

@@ -31,7 +31,7 @@ from penstock.api.describing import (
     shown_as,
     text,
 )
-from penstock.api.v1.news import News
+from penstock.api.v1.news import NewsPolls
 from penstock.core.epoch import KEY as EPOCH
 from penstock.core.epoch import LogEpoch
 from penstock.core.export import BeyondLog
@@ -67,7 +67,7 @@ class EpochPassed(Conflict):
         super().__init__(f"{key} speaks of another history of the log, which is in epoch {epoch} now")
 
 
-class Wanted(msgspec.Struct, forbid_unknown_fields=True):
+class BeginRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/pipeline/consumers/NAME`: exactly one of them."""
 
     position: Literal["", "earliest", "latest"] = ""
@@ -77,12 +77,12 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True):
     )
 
 
-class Pipeline:
+class PipelineApi:
     """Answers the pipeline, and those who ask how it does."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._log, self._registry = context, context.log, context.registry
-        self._news = News(context.log, context.wheel)
+        self._news = NewsPolls(context.log, context.wheel)
 
     def routes(self) -> list[Route]:
         """Its part of the table."""
@@ -124,7 +124,7 @@ class Pipeline:
     @operation(
         "Settle where a consumer begins; the first answer stays.",
         path=(text("name", "Name of the consumer.", pattern=PATH_LEVEL, most=LEVEL_BYTES),),
-        body=Wanted,
+        body=BeginRequest,
         answers={200: _AFTER},
         errors=(404, 507),
     )
@@ -132,7 +132,7 @@ class Pipeline:
         """Settle where a consumer begins. Whoever asks first decides; everybody gets that answer."""
         self._context.caller(request).check_grant("export")
         key = _checked_key("pipeline/consumers/" + request.captures[0])
-        wanted = _checked(decoded(request.body, Wanted))  # also where the answer is known already
+        wanted = _checked(decoded(request.body, BeginRequest))  # also where the answer is known already
         if (known := await self._registry.get(key)) is not None:
             return Response(200, known.value)
         value = _encode({"after": await self._position(wanted)})
@@ -150,7 +150,7 @@ class Pipeline:
         after = await self._log.id_before(_milliseconds(request.params.get("time", "")))
         return Response(200, _encode({"after": max(self._log.trimmed_upto, after)}))
 
-    async def _position(self, wanted: Wanted) -> int:
+    async def _position(self, wanted: BeginRequest) -> int:
         if wanted.id is not None:
             newest = await self._log.newest()
             if wanted.id > newest:
@@ -295,7 +295,7 @@ def _seconds(request: Request) -> float:
     return seconds
 
 
-def _checked(wanted: Wanted) -> Wanted:
+def _checked(wanted: BeginRequest) -> BeginRequest:
     given = [bool(wanted.position), wanted.id is not None, bool(wanted.time)]
     if given.count(True) != 1:
         raise InputInvalid("body", "must have exactly one of position, id and time")

@@ -42,7 +42,7 @@ _NEWLINE = b"\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class PlaceShown(msgspec.Struct):
+class PlaceJson(msgspec.Struct):
     """Coordinates as the API shows them."""
 
     id: int
@@ -51,17 +51,17 @@ class PlaceShown(msgspec.Struct):
     cursor: str
 
 
-class ManyShown(msgspec.Struct, omit_defaults=True):
+class PlacesJson(msgspec.Struct, omit_defaults=True):
     """The answer to many events at once."""
 
     count: int
-    first: PlaceShown
-    last: PlaceShown
+    first: PlaceJson
+    last: PlaceJson
     repeated: bool = False
 
 
 @dataclass(slots=True)
-class Options:
+class PublishOptions:
     """What the head of a publish asks for; most ask for nothing but a stream."""
 
     caller: Caller
@@ -76,7 +76,7 @@ class Options:
     lines: bool = False  # every line of the body is an event
 
 
-class Publisher:
+class PublishApi:
     """Takes events in."""
 
     def __init__(self, context: Context) -> None:
@@ -102,7 +102,7 @@ class Publisher:
         body={"application/octet-stream": {"type": "string", "format": "binary"},
               "application/x-ndjson": {"type": "string", "minLength": 1}},
         body_required=False,
-        answers={201: {"oneOf": [PlaceShown, ManyShown]}},
+        answers={201: {"oneOf": [PlaceJson, PlacesJson]}},
         errors=(409, 507),
     )  # fmt: skip
     def __call__(self, request: Request) -> Later | asyncio.Future[Response]:
@@ -126,8 +126,8 @@ class Publisher:
         """Refuse before the body is read what its head says to refuse."""
         self._options(request, self._context.known(request))
 
-    def _options(self, request: Request, caller: Caller) -> Options:
-        options: Options | None = request.memo.get("publish")
+    def _options(self, request: Request, caller: Caller) -> PublishOptions:
+        options: PublishOptions | None = request.memo.get("publish")
         if options is None or options.caller is not caller:
             options = request.memo["publish"] = _options(request, caller, self._log.server)
         return options
@@ -136,7 +136,7 @@ class Publisher:
         began = perf_counter()
         storing.add_done_callback(lambda _: seconds.observe(perf_counter() - began))
 
-    async def _publish_many(self, body: bytes, options: Options, expires_ms: int | None) -> Response:
+    async def _publish_many(self, body: bytes, options: PublishOptions, expires_ms: int | None) -> Response:
         """Store the lines in order, as one batch if they fit, else as several."""
         _check_lines(body)
         digest = _digest(body, options) if options.key else b""
@@ -161,11 +161,11 @@ class Publisher:
         first, last = results[0], results[-1]
         count = sum(result.count for result in results)
         server = self._log.server
-        shown = ManyShown(count, _shown(first.first, server), _shown(last.last, server), first.repeated)
+        shown = PlacesJson(count, _shown(first.first, server), _shown(last.last, server), first.repeated)
         return Response(201, _encode(shown))
 
 
-class Answered:
+class SingleAnswer:
     """The answers to single events of one stream, between which only numbers differ: the text is encoded once."""
 
     __slots__ = ("_form",)
@@ -179,8 +179,8 @@ class Answered:
         return Response(201, self._form % (place.id, place.index, place.chunk, place.end))
 
 
-def _shown(place: Place, server: str) -> PlaceShown:
-    return PlaceShown(place.id, place.stream, place.index, f"{place.stream}:{place.chunk}:{place.end}:{server}")
+def _shown(place: Place, server: str) -> PlaceJson:
+    return PlaceJson(place.id, place.stream, place.index, f"{place.stream}:{place.chunk}:{place.end}:{server}")
 
 
 def _failed_after(taken: int, error: PenstockError) -> Response:
@@ -190,7 +190,9 @@ def _failed_after(taken: int, error: PenstockError) -> Response:
     return response
 
 
-def _batch(bodies: tuple[bytes, ...], digest: bytes, options: Options, expires_ms: int | None, part: int = 0) -> Batch:
+def _batch(
+    bodies: tuple[bytes, ...], digest: bytes, options: PublishOptions, expires_ms: int | None, part: int = 0
+) -> Batch:
     """One batch of a request; *part* counts the batches that one long body becomes, *digest* is of the whole."""
     stream, type, attributes = options.stream, options.type, options.attributes
     if len(bodies) == 1:
@@ -201,11 +203,11 @@ def _batch(bodies: tuple[bytes, ...], digest: bytes, options: Options, expires_m
     return Batch(drafts, "", True, options.expect if part == 0 else None, key, options.producer)
 
 
-def _digest(whole: bytes, options: Options) -> bytes:
+def _digest(whole: bytes, options: PublishOptions) -> bytes:
     return hashlib.sha256(b"\n".join((options.type.encode(), options.attributes.encode(), whole))).digest()
 
 
-def _key(digest: bytes, options: Options, part: int) -> Key:
+def _key(digest: bytes, options: PublishOptions, part: int) -> Key:
     key = f"{options.key}/{part}" if part else options.key
     return Key(options.caller.subject, options.stream, key, digest)
 
@@ -252,19 +254,19 @@ _HEADERS = frozenset(
 )  # fmt: skip
 
 
-def _options(request: Request, caller: Caller, server: str) -> Options:
+def _options(request: Request, caller: Caller, server: str) -> PublishOptions:
     """What the head asks for, checked against the caller's grants. Headers that mean nothing here are passed over."""
     only(request, "stream")
     stream = check_name(request.params.get("stream", ""))
     caller.check_publish(stream)
-    options = Options(caller, stream, Answered(stream, server))
+    options = PublishOptions(caller, stream, SingleAnswer(stream, server))
     for name, value in request.headers:
         if name in _HEADERS:
             _read_header(options, name, value)
     return options
 
 
-def _read_header(options: Options, name: bytes, value: bytes) -> None:
+def _read_header(options: PublishOptions, name: bytes, value: bytes) -> None:
     match name:
         case b"content-type":
             options.lines = value.partition(b";")[0].strip().lower() == b"application/x-ndjson"

@@ -22,7 +22,7 @@ from penstock.api.describing import (
 )
 from penstock.api.describing import flag as flag_parameter
 from penstock.api.describing import limit as limit_parameter
-from penstock.api.v1.shown import EntryShown, Shown
+from penstock.api.v1.entries import EntryEncoder, EntryJson
 from penstock.core.feed import Feed
 from penstock.core.names import check_name, check_pattern
 from penstock.errors import InputInvalid
@@ -34,7 +34,7 @@ from penstock.wire.eventhorizon import CursorInvalid, parse_cursor, timestamp
 _encode = msgspec.json.Encoder().encode
 
 
-class StreamShown(msgspec.Struct):
+class StreamJson(msgspec.Struct):
     """A stream in the list."""
 
     stream: str
@@ -45,7 +45,7 @@ class StreamShown(msgspec.Struct):
     subscribers: tuple[str, ...]
 
 
-class ConsumerShown(msgspec.Struct):
+class ConsumerJson(msgspec.Struct):
     """Somebody who reads."""
 
     door: str
@@ -56,13 +56,13 @@ class ConsumerShown(msgspec.Struct):
     behind: bool
 
 
-class Reader:
+class ReadApi:
     """Answers questions about the log."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._log = context.log
-        self._shown = Shown(context.log.server)
+        self._shown = EntryEncoder(context.log.server)
 
     @operation(
         "Read a page: by stream= and from=, by cursor=, or by streams= and after=.",
@@ -75,7 +75,7 @@ class Reader:
             limit_parameter(),
             flag_parameter("meta", "true also shows meta entries and tombstones."),
         ),
-        answers={200: an_object(entries=a_list(EntryShown), upto=INTEGER, more=BOOLEAN)},
+        answers={200: an_object(entries=a_list(EntryJson), upto=INTEGER, more=BOOLEAN)},
         errors=(404, 410),
     )
     async def read(self, request: Request) -> Response:
@@ -129,7 +129,7 @@ class Reader:
             text("after", "Names after this one."),
             limit_parameter("Streams at most."),
         ),
-        answers={200: an_object(streams=a_list(StreamShown), after=STRING_OR_NULL)},
+        answers={200: an_object(streams=a_list(StreamJson), after=STRING_OR_NULL)},
     )
     async def streams(self, request: Request) -> Response:
         """The streams that match, a page at a time."""
@@ -140,7 +140,7 @@ class Reader:
         limit = integer(request, "limit", 100, least=1, most=PAGE_ENTRIES)
         heads = await self._log.heads(pattern, after=request.params.get("after", ""), limit=limit)
         shown = [
-            StreamShown(
+            StreamJson(
                 head.stream,
                 head.next_index,
                 f"{head.stream}:{head.chunk}:{head.offset}:{self._log.server}",
@@ -156,7 +156,7 @@ class Reader:
 
     @operation(
         "List those who read now, with their lag.",
-        answers={200: an_object(consumers=a_list(ConsumerShown), upto=INTEGER)},
+        answers={200: an_object(consumers=a_list(ConsumerJson), upto=INTEGER)},
     )
     async def consumers(self, request: Request) -> Response:
         """Everybody who is reading now, with the ids between them and the end of the log."""
@@ -166,6 +166,6 @@ class Reader:
         return Response(200, _encode({"consumers": shown, "upto": self._context.hub.position}))
 
 
-def _consumer(feed: Feed) -> ConsumerShown:
+def _consumer(feed: Feed) -> ConsumerJson:
     who = feed.who
-    return ConsumerShown(who.door, who.name, feed.patterns, feed.position, feed.lag, feed.behind)
+    return ConsumerJson(who.door, who.name, feed.patterns, feed.position, feed.lag, feed.behind)

@@ -59,13 +59,13 @@ class TrimRefused(Conflict):
         self.remedy = "Run the archive and ledger jobs, set lake.url, or trim less."
 
 
-class StreamsWanted(msgspec.Struct, forbid_unknown_fields=True):
+class StreamHeadsRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/audit/heads`."""
 
     streams: Annotated[list[Annotated[str, NAME_FIELD]], shown_as(maxItems=PAGE_ENTRIES)]
 
 
-class TrimWanted(msgspec.Struct, forbid_unknown_fields=True):
+class TrimRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of `POST /v1/log/trim`."""
 
     upto: Annotated[int, shown_as(minimum=0)] | None = None  # an id
@@ -76,7 +76,7 @@ class TrimWanted(msgspec.Struct, forbid_unknown_fields=True):
 _RIGHT = "audit and retention"
 
 
-class Retention:
+class RetentionApi:
     """Answers the jobs audit and retention."""
 
     def __init__(self, context: Context, log: Log, trimming: TrimLimit) -> None:
@@ -132,14 +132,14 @@ class Retention:
 
     @operation(
         "Where the streams of the body go on.",
-        body=StreamsWanted,
+        body=StreamHeadsRequest,
         answers={200: an_object(heads={"type": "array"})},
     )
     async def heads_of(self, request: Request) -> Response:
         """Heads of the streams that are named; those that do not exist are left out."""
         self._admin(request)
         only(request)
-        streams = decoded(request.body, StreamsWanted).streams
+        streams = decoded(request.body, StreamHeadsRequest).streams
         if len(streams) > PAGE_ENTRIES:
             raise TooLarge("streams", len(streams), PAGE_ENTRIES)
         heads = [head for name in streams if (head := await self._log.head(check_name(name)))]
@@ -219,7 +219,7 @@ class Retention:
 
     @operation(
         "Drop the oldest entries; a dry run unless the body says apply.",
-        body=TrimWanted,
+        body=TrimRequest,
         answers={200: an_object(wanted=INTEGER, allowed=INTEGER, trimmed=INTEGER, entries=INTEGER)},
         errors=(409,),
     )
@@ -227,7 +227,7 @@ class Retention:
         """Say what a trim would drop and what holds it back; with `apply`, drop it."""
         self._admin(request)
         only(request)
-        wanted = decoded(request.body, TrimWanted)
+        wanted = decoded(request.body, TrimRequest)
         upto = min(await self._wanted_upto(wanted), self._log.followed)
         bound = await self._trimming.bound()
         if wanted.apply and upto > bound.upto:
@@ -246,7 +246,7 @@ class Retention:
         }
         return Response(200, _encode(shown))
 
-    async def _wanted_upto(self, wanted: TrimWanted) -> int:
+    async def _wanted_upto(self, wanted: TrimRequest) -> int:
         if (wanted.upto is None) == (not wanted.keep):
             raise InputInvalid("body", "must have exactly one of upto and keep")
         if wanted.upto is not None:

@@ -9,7 +9,7 @@ from penstock.api.context import Context, flag, integer, only, readable
 from penstock.api.describing import INTEGER, an_object, number, operation, patterns, text
 from penstock.api.describing import flag as flag_parameter
 from penstock.api.live import LiveWire
-from penstock.api.v1.shown import EntryShown, Shown
+from penstock.api.v1.entries import EntryEncoder, EntryJson
 from penstock.core.ledger import Ledger, Recipient, recipient
 from penstock.core.names import is_exact
 from penstock.errors import InputInvalid
@@ -23,10 +23,10 @@ _HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-stor
 _GAP = an_object(gap=an_object(**{"from": INTEGER, "to": INTEGER}))
 
 
-class Lines:
+class TailLines:
     """Entries as they go onto a wire, made once for all who get the same ones."""
 
-    def __init__(self, shown: Shown, frame: Callable[[bytes], bytes]) -> None:
+    def __init__(self, shown: EntryEncoder, frame: Callable[[bytes], bytes]) -> None:
         self._shown, self.frame = shown, frame
         self._newest: Sequence[Entry] = ()
         self._framed = b""
@@ -47,7 +47,7 @@ class TailWire(LiveWire):
 
     __slots__ = ("_lines",)
 
-    def __init__(self, who: Recipient, ledger: Ledger, lines: Lines) -> None:
+    def __init__(self, who: Recipient, ledger: Ledger, lines: TailLines) -> None:
         super().__init__(who, ledger, lines.encode)
         self._lines = lines
 
@@ -61,13 +61,17 @@ class TailWire(LiveWire):
         """Nothing was asked."""
 
 
-class Tails:
+class TailApi:
     """Opens tails."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        shown = Shown(context.log.server)
-        self._chunks, self._plain, self._frames = Lines(shown, chunk), Lines(shown, bytes), Lines(shown, text_frame)
+        shown = EntryEncoder(context.log.server)
+        self._chunks, self._plain, self._frames = (
+            TailLines(shown, chunk),
+            TailLines(shown, bytes),
+            TailLines(shown, text_frame),
+        )
 
     @operation(
         "Follow streams: a line of JSON per entry, as they come.",
@@ -77,7 +81,7 @@ class Tails:
             number("after", "First everything after this id; without it only what comes."),
             text("consumer", "Name under which the ledger records it.", least=1, most=RECIPIENT_BYTES),
         ),
-        answers={200: {"oneOf": [EntryShown, _GAP]}},
+        answers={200: {"oneOf": [EntryJson, _GAP]}},
         media="application/x-ndjson",
     )
     def __call__(self, request: Request) -> Response:

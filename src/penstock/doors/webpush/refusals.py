@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
 from penstock.http.exchange import Response
-from penstock.http.problems import Problem, TimedOut
+from penstock.http.problems import HandlerTimedOut, Problem
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
 
 _HEADERS = {401: (("WWW-Authenticate", "vapid"),), 410: (("Cache-Control", "max-age=86400"),)}
@@ -26,7 +26,7 @@ def _refused(problem: Problem) -> EndpointRefused:
             return EndpointRefused(Errno.OVERLOADED, "the user agent is away, and too much waits for it", status=status)
         case Busy():
             return EndpointRefused(Errno.OVERLOADED, message, status=status)
-        case TimedOut():
+        case HandlerTimedOut():
             return EndpointRefused(Errno.TEMPORARY, message, "Try again; it may have been taken all the same.")
         case EngineGone() | DiskFull():
             return EndpointRefused(Errno.TEMPORARY, message)

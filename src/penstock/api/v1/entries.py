@@ -1,4 +1,4 @@
-"""Entries as the own API shows them: one JSON object each."""
+"""Entries as Penstock's API shows them: one JSON object each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.wire.eventhorizon import timestamp
 _DATA = Kind.DATA
 
 
-class EntryShown(msgspec.Struct, gc=False):
+class EntryJson(msgspec.Struct, gc=False):
     """An entry in JSON; what is not set is left out."""
 
     id: int
@@ -30,7 +30,7 @@ class EntryShown(msgspec.Struct, gc=False):
     kind: str | UnsetType = UNSET
 
 
-class Shown:
+class EntryEncoder:
     """Makes the JSON of entries. The text of a time is nearly always the one of the entry before."""
 
     def __init__(self, server: str) -> None:
@@ -46,22 +46,22 @@ class Shown:
         """Entries, each ended by a newline."""
         return self._encoder.encode_lines([self._entry(entry) for entry in entries])
 
-    def _entry(self, entry: Entry) -> EntryShown:
+    def _entry(self, entry: Entry) -> EntryJson:
         if entry.published_ms != self._ms:
             self._ms, self._time = entry.published_ms, timestamp(entry.published_ms)
         stream = entry.stream
         cursor = f"{stream}:{entry.chunk}:{entry.offset + entry.size}{self._end}"
         try:
-            shown = EntryShown(entry.id, stream, entry.index, cursor, entry.type, self._time, entry.body.decode())
+            shown = EntryJson(entry.id, stream, entry.index, cursor, entry.type, self._time, entry.body.decode())
         except UnicodeDecodeError:
-            shown = EntryShown(entry.id, stream, entry.index, cursor, entry.type, self._time)
+            shown = EntryJson(entry.id, stream, entry.index, cursor, entry.type, self._time)
             shown.data_base64 = b64encode(entry.body).decode()
         if entry.attributes or entry.expires_ms is not None or entry.kind is not _DATA:
             _add_rare_fields(shown, entry)
         return shown
 
 
-def _add_rare_fields(shown: EntryShown, entry: Entry) -> None:
+def _add_rare_fields(shown: EntryJson, entry: Entry) -> None:
     if entry.attributes:
         shown.attributes = Raw(entry.attributes.encode())
     if entry.expires_ms is not None:
