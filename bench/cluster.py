@@ -26,7 +26,7 @@ from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
 from penstock.engines.jetstream.cells import drop_stream
 from penstock.engines.jetstream.connection import ELECTING_SECONDS
-from penstock.http.loop import run_loop
+from penstock.http.event_loop import run_loop
 from penstock.settings import LogSettings
 from penstock.testing.nats import NatsCluster, start_nats
 from penstock.values import Batch, Draft

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
-from penstock.http.loop import run_loop
+from penstock.http.event_loop import run_loop
 from penstock.testing import RunningServer, start_nodes
 from penstock.testing.nats import start_nats
 

@@ -33,8 +33,11 @@ NEUTRAL = ("penstock.core.clock", "penstock.core.promise")
 """What the connection layer has of `core`: the time, and results that come later. Nothing of logs."""
 
 FACING_DOORS = tuple(
-    f"penstock.http.{name}" for name in ("exchange", "flush", "outgoing", "problems", "routing", "websocket", "wheel")
-)
+    f"penstock.http.{name}"
+    for name in (
+        "requests", "responses", "problems", "routing", "outlet", "output", "websocket", "timers", "outgoing",
+    )
+)  # fmt: skip
 """The side that the connection layer turns towards doors. Never its listener or its connections."""
 
 FOR_DOORS = tuple(f"penstock.api.{name}" for name in ("auth", "context", "describing", "door", "live"))
@@ -186,7 +189,7 @@ PLANTED = [
     ("wire/sps.py", "import websockets.asyncio.server"),
     ("wire/sps.py", "from penstock.core import hub"),
     ("wire/sps.py", "def late():\n    import socket"),
-    ("core/hub.py", "from penstock.http.exchange import Request"),
+    ("core/hub.py", "from penstock.http.requests import Request"),
     ("core/hub.py", "from penstock import engines"),
     ("core/hub.py", "from ..engines import memory"),
     ("core/hub.py", "import penstock.doors.sps"),
@@ -217,7 +220,7 @@ ALLOWED = [
     ("core/hub.py", "import asyncio\nfrom penstock.core.log import Log\nfrom . import names"),
     ("engines/jetstream.py", "import nats\nfrom penstock.core import stamp"),
     ("http/connection.py", "from penstock.wire import http\nfrom penstock.core.clock import Clock"),
-    ("doors/sps/wires.py", "from penstock.doors.sps import rooms\nfrom penstock.http.exchange import Request"),
+    ("doors/sps/wires.py", "from penstock.doors.sps import rooms\nfrom penstock.http.requests import Request"),
     ("node/node.py", "from penstock.doors import sps\nfrom penstock.engines import sqlite"),
     ("pipeline/source.py", "import pyspark\nfrom penstock.client import api"),
 ]

@@ -221,9 +221,6 @@ TOPIC_BYTES: Final = 64
 DEVICE_CHARACTERS: Final = 64
 """Characters of a device's name (`hid`): it is part of every record about the device. Over it: 400."""
 
-PRESENCE_LINES: Final = 100_000
-"""Changes of presence that wait while the log takes nothing. Over it: the oldest are dropped, and logged."""
-
 USER_TOKEN_SECONDS: Final = 90 * 24 * 3600
 """Longest life of a user's token (`POST /v1/tokens`): it cannot be called back. Over it: 400."""
 
@@ -240,14 +237,6 @@ channels in one burst. Over it: closed, 1008."""
 PUSH_COMMAND_BYTES: Final = 512 * 1024
 """Bytes of the commands that one user agent sent since it last had none waiting: a command of some 150 bytes can as
 well be one of a million broadcasts. Over it: closed, 1008."""
-
-PUSH_FINISH_SECONDS: Final = 2
-"""For what a user agent said just before its connection ended, and for what waits when the server stops. Over it: the
-rest is dropped, so that nobody waits: those messages come again."""
-
-PUSH_WORKERS: Final = 256
-"""User agents whose commands are carried out at once: a storm of them must not fill the engine's queues. Over
-it: they wait their turn."""
 
 PUSH_CHANNELS: Final = 2_000
 """Channels of one user agent: they are read whole at each connect. Over it: register answers 413."""
@@ -268,20 +257,6 @@ CODING_CHARACTERS: Final = 2048
 """Characters of `Encryption` and of `Crypto-Key` with the older `aesgcm`: both are stored beside the message, and real
 ones have some 200. Over it: 400, errno 110."""
 
-PUSH_TOKENS_KNOWN: Final = 50_000
-"""Endpoint tokens remembered as read. Over it: all are forgotten, and read again."""
-
-PUSH_AGENTS_KNOWN: Final = 50_000
-"""User agents whose router record and channels are remembered on a node that is alone. Over it: all are
-forgotten, and read again."""
-
-PUSH_SENDERS_KNOWN: Final = 4_096
-"""VAPID tokens remembered as verified, until they expire. Over it: all are forgotten, and verified again."""
-
-PUSH_SETTLE_SECONDS: Final = 10
-"""How long after a hello and after a month's switch the storage is read once more: an engine's outdated leader
-may have answered, or an endpoint may still have been on its way to the old month."""
-
 PUSH_RECEIPT_SECONDS: Final = 7 * 24 * 3600
 """How long the outcome of a message is kept in its receipt subscription. After it: it is gone."""
 
@@ -295,10 +270,6 @@ SESSION_META_BYTES: Final = 4096
 
 SESSION_SECONDS: Final = 90 * 24 * 3600
 """Longest life of a session without a sign of life from its client. Over it: 400."""
-
-SESSIONS_KNOWN: Final = 20_000
-"""Sessions without a connection that a node remembers, so that their polls read no disk. Over it: the one that
-was quiet for longest is forgotten; its next poll reads it again."""
 
 EMIT_ACTORS: Final = 1_000
 """Actors of one emit: each is a write of its own. Over it: 413; a broadcast has no such limit."""
@@ -319,19 +290,10 @@ CONFIRMS: Final = 100_000
 """Pack ids of one session that wait while some are made durable, those that come again counted again. Over it: the
 WebSocket is closed with 1008."""
 
-FORWARD_ENTRIES: Final = 250
-"""Followed entries that become packs of one session in one write. More: the next write."""
-
 # ── Trickle ────────────────────────────────────────────────────────────────────────────────────
-
-RECORD_BACKLOG_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of a recorded channel's segments that wait for the log. At it: its publishers are not read from."""
 
 CONTENT_TYPE_BYTES: Final = 256
 """Bytes of a channel's content type: it is written beside every recorded segment. Over it: 400."""
-
-CHANGES_SEGMENTS: Final = 1_000
-"""Messages of `_changes` that are kept: a burst of channels must not outrun who reads it. Over it: the oldest go."""
 
 SEGMENTS_AHEAD: Final = 5
 """Numbers beyond the head that a Trickle publisher may connect to: as many as the original keeps at all. Whoever cuts

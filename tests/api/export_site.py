@@ -29,7 +29,7 @@ from penstock.engines.sqlite.export import SqliteExport
 from penstock.http.caps import Caps
 from penstock.http.listener import Listener
 from penstock.http.routing import Route, Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings
 from penstock.values import Batch, Draft
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.api.v1.news import NewsPolls
 from penstock.engines.memory import MemoryEngine
 from penstock.http.routing import Route
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft
 from tests.http.wires import ManualTimer, Peer, Site, on_uvloop, request, site

@@ -21,7 +21,7 @@ from penstock.api.auth import open_keys
 from penstock.api.v1 import publish as publishing
 from penstock.http import bodies
 from penstock.testing import RunningServer, start_server, wait_until
-from penstock.wire import gojson, http
+from penstock.wire import gojson, http_chunks
 from tests.api.client import Reply, ask
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
@@ -65,7 +65,7 @@ def chunked(server: RunningServer, body: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as peer:
         peer.settimeout(30)
         with suppress(OSError):  # it is refused in the middle, and the answer is there
-            peer.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body + http.LAST_CHUNK)
+            peer.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body + http_chunks.LAST_CHUNK)
         return peer.recv(200)
 
 
@@ -94,7 +94,7 @@ def lines_in_one_go() -> None:
 
 def chunks_of_any_size() -> None:
     """Framing may outweigh a body by any number of bytes."""
-    http.ChunkDecoder._pay = lambda self, framing: None
+    http_chunks.ChunkDecoder._pay = lambda self, framing: None
 
 
 def by_several(attack: Callable[[RunningServer], None], server: RunningServer) -> None:

@@ -10,7 +10,7 @@ import httptools
 import pytest
 
 from penstock.testing import RunningServer
-from penstock.wire import http
+from penstock.wire import http_requests
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 
@@ -39,7 +39,7 @@ def send_heads(server: RunningServer) -> None:
 
 def one_parser_for_all() -> None:
     """Every head goes through the same llhttp parser, with what it remembers of the last one."""
-    fields = http._HeadFields()
+    fields = http_requests._HeadFields()
     used = httptools.HttpRequestParser(fields)
 
     def read(raw: bytes) -> list[tuple[bytes, bytes]]:
@@ -47,10 +47,10 @@ def one_parser_for_all() -> None:
         try:
             used.feed_data(raw)
         except httptools.HttpParserError as error:
-            raise http.PeerError(400, str(error)) from None
+            raise http_requests.PeerError(400, str(error)) from None
         return fields.headers
 
-    http._fields = read
+    http_requests._fields = read
 
 
 @pytest.mark.parametrize("sabotage", [None, one_parser_for_all])

@@ -172,7 +172,7 @@ ONE_SHOT = {
     "doors/trickle/channels.py": "the end of one channel",
     "doors/webpush/agents.py": "one command of a user agent",
     "doors/webpush_sender/bindings.py": "one message of a binding",
-    "http/service.py": "one request",
+    "http/shared.py": "one request",
     "api/v1/publish.py": "one publish",
     "engines/jetstream/appending.py": "the plan of one group",
 }

@@ -27,7 +27,7 @@ from penstock.doors.msgstream import MessageStream
 from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, MemoryRegistry
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import HubSettings, MsgstreamSettings, ServerSettings, Settings
 from penstock.values import Item, NewItem, Record
 

@@ -21,7 +21,7 @@ from penstock.doors.sps import Sps
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings, Settings
 from penstock.values import Batch, Draft
 

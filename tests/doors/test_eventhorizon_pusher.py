@@ -24,7 +24,7 @@ from penstock.doors.eventhorizon.local_source import LocalSource
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import Forbidden
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.values import Batch, Draft
 from penstock.wire.eventhorizon import Cursor

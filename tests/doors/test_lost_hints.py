@@ -33,7 +33,7 @@ from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.msgstream import MessageStream
 from penstock.engines.memory import MemoryChanges, MemoryEngine
 from penstock.http.caps import Caps
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import EventHorizonSettings, MsgstreamSettings
 from penstock.testing import TooLate, wait_until_async
 from tests.doors import test_sps_nodes as sps

@@ -15,9 +15,8 @@ from penstock.core.ledger import Event, decode
 from penstock.doors.msgstream import MessageStream
 from penstock.doors.msgstream.records import FORM
 from penstock.doors.msgstream.session import Session
-from penstock.doors.msgstream.sessions import Sessions
+from penstock.doors.msgstream.sessions import SESSIONS_KNOWN, Sessions
 from penstock.errors import EngineGone
-from penstock.limits import SESSIONS_KNOWN
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft, Item, NewItem, Record
 from penstock.wire.ledger import FINAL

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from penstock.doors.msgstream import MessageStream
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
-from penstock.http.loop import run_loop
+from penstock.http.event_loop import run_loop
 from penstock.testing import wait_until_async
 from penstock.values import Entry, Item, NewItem
 from penstock.wire.msgstream_actions import Action, Numbered, SessionRecord

@@ -15,7 +15,8 @@ from penstock.doors.sps.admission import AT_ONCE, Admission
 from penstock.doors.sps.presence import Presence
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import Busy, InputInvalid
-from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.testing import wait_until_async
 from penstock.values import Appended, Batch
 from tests.doors.sps_place import place

@@ -29,7 +29,7 @@ from penstock.errors import EngineGone
 from penstock.http.caps import Caps
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings, Settings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record

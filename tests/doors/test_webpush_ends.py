@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from penstock.doors.webpush.agents import Agents, Connected
-from penstock.limits import PUSH_FINISH_SECONDS, PUSH_PAGE
+from penstock.limits import PUSH_PAGE
 from penstock.testing import wait_until_async
 from penstock.wire.webpush import Mistake
 from penstock.wire.webpush_delivery import ENDING, LEFT
+from penstock.wire.webpush_session import PUSH_FINISH_SECONDS
 from tests.doors.webpush_place import Agent, NodePlace, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"

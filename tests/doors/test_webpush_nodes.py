@@ -14,7 +14,7 @@ import pytest
 
 from penstock.api.context import Context
 from penstock.doors.webpush import WebPush
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import Settings
 from penstock.testing import RunningServer, start_server, wait_until_async
 from penstock.wire.webpush import PushMessage, pass_on

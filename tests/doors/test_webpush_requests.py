@@ -9,8 +9,8 @@ from cryptography.fernet import Fernet
 
 from penstock.core.clock import ManualClock
 from penstock.doors.webpush.requests import EndpointRequest, EndpointRequestReader
-from penstock.http.exchange import Request
-from penstock.wire.http import HeadParser
+from penstock.http.requests import Request
+from penstock.wire.http_requests import HeadParser
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
 from penstock.wire.webpush_tokens import EndpointSubscription, EndpointTokens
 

@@ -26,7 +26,7 @@ from penstock.doors.webpush_sender.receipts import AWAITED, AwaitedReceipt, Awai
 from penstock.doors.webpush_sender.vapid_keys import make_key, open_given
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import EngineGone
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import WebPushSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 from penstock.doors.webpush_sender.service_queue import ServiceQueue
 from penstock.http.outgoing import Target, parse_url
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.testing import wait_until_async
 
 

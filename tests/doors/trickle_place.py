@@ -22,10 +22,10 @@ from penstock.doors.trickle import Trickle
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings, Settings, TrickleSettings
 from penstock.testing import wait_until_async
-from penstock.wire.http import LAST_CHUNK, chunk
+from penstock.wire.http_chunks import LAST_CHUNK, chunk
 from tests.doors.sps_place import ManualTime
 
 

@@ -35,7 +35,7 @@ from penstock.doors.webpush.session import AgentSession
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings, Settings
 from tests.doors.sps_place import ManualTime
 

@@ -17,7 +17,7 @@ from penstock.engines.jetstream.client import RawClient
 from penstock.engines.jetstream.connection import NatsConnection
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.errors import EngineGone
-from penstock.http.loop import run_loop
+from penstock.http.event_loop import run_loop
 from penstock.testing import wait_until_async
 from tests.engines.nats_peer import nats_peer, sockets_to
 

@@ -12,7 +12,8 @@ from penstock.api.context import Context
 from penstock.api.describing import operation
 from penstock.cli.app import run
 from penstock.core.metering import Sample
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route
 from penstock.node.doors import DOORS
 from penstock.settings import Settings

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from penstock.api.v1.read import ReadApi
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.testing import RunningServer
 from tests.faults.children import ENVIRONMENT
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.http.exchange import Request, Response
 from penstock.http.listener import Listener
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route, Router
 from penstock.testing import require_program, wait_until_async
 from tests.http.wires import on_uvloop

@@ -16,7 +16,7 @@ from penstock.core.bus import LocalBus
 from penstock.core.log import Log
 from penstock.core.members import Members
 from penstock.doors.trickle import Trickle
-from penstock.doors.trickle.channel import LiveChannel, Recorder, WaitingPublisher
+from penstock.doors.trickle.channel import RECORD_BACKLOG_BYTES, LiveChannel, Recorder, WaitingPublisher
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.cluster import ChannelOwners, KnownChannel
 from penstock.doors.trickle.posting import Posting
@@ -24,7 +24,6 @@ from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.streams import Following
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import DiskFull, PenstockError
-from penstock.limits import RECORD_BACKLOG_BYTES
 from penstock.testing import wait_until_async
 from penstock.values import Appended, Batch, Draft, Head
 from penstock.wire.trickle_channel import Segment

@@ -24,7 +24,7 @@ from penstock.core.months import month_of, shifted
 from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.session import AgentSession
 from penstock.engines.memory import MemoryEngine
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import LedgerSettings, Settings
 from penstock.wire.webpush import Close, PushMessage
 from penstock.wire.webpush_endpoint import EndpointRefused

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import STREAM, WHOLE, Route
 from penstock.testing import wait_until_async
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 from tests.http.wires import Site, Wire, live_route, on_uvloop, request, site, slow_route
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
@@ -214,7 +215,7 @@ async def test_an_idle_live_answer_costs_no_timer() -> None:
         peer.send(request("GET", "/live"))
         await peer.head()
         place.timer.advance(100_000, step=1)
-        wheel = place.listener._service.wheel
+        wheel = place.listener._shared.wheel
         assert (place.timer.booked, wheel.armed) == (0, 0)
         wires[0].outlet.send(chunk(b"still there"))
         assert await peer.chunk() == b"still there"
@@ -227,4 +228,4 @@ async def test_a_closed_connection_is_let_go_at_once() -> None:
         await peer.get("/hello")
         peer.leave()
         await place.connections_are(0)
-        assert place.listener._service.wheel.armed == 0
+        assert place.listener._shared.wheel.armed == 0

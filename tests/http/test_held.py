@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.http.exchange import Held, Request, Response
 from penstock.http.listener import Listener
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
 from penstock.http.routing import STREAM, Route, Router
 from penstock.settings import ServerSettings
 from penstock.testing import wait_until_async

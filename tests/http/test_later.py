@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import InputInvalid
-from penstock.http.exchange import Later, Request, Response
 from penstock.http.problems import Problem
+from penstock.http.requests import Request
+from penstock.http.responses import Later, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.testing import wait_until_async
 from tests.http.wires import on_uvloop, request, site
@@ -152,7 +153,7 @@ async def test_a_route_may_say_in_its_own_form_what_is_wrong() -> None:
         peer.send(request("GET", "/later"))
         await handler.asked()
         place.timer.advance(32)
-        assert (await peer.answer()).body == b"TimedOut"
+        assert (await peer.answer()).body == b"HandlerTimedOut"
         assert json.loads((await peer.get("/own")).body)["error"]["code"] == "input_invalid"
 
 

@@ -14,12 +14,13 @@ from cryptography import x509
 from websockets.asyncio.client import connect
 
 from penstock.errors import ConfigInvalid
-from penstock.http.exchange import Request, Response
 from penstock.http.listener import Listener
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import STREAM, Route, Router
 from penstock.settings import ServerSettings
 from penstock.testing import wait_until_async
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 from tests.http.certificates import make_certificate, trusting
 from tests.http.test_websocket import Echo, echo_route
 from tests.http.wires import Wire, live_route, on_uvloop, request, site, slow_route

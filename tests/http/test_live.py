@@ -10,10 +10,11 @@ import pytest
 
 from penstock.api.auth import Caller
 from penstock.errors import PeerError
-from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.http.routing import STREAM, Route
 from penstock.testing import wait_until_async
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 from tests.http.wires import Peer, Wire, live_route, on_uvloop, request, site
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
@@ -364,7 +365,7 @@ async def test_a_live_answer_has_no_deadline_once_it_is_over() -> None:
         assert (await peer.get("/hello")).status == 200
         peer.leave()
         await place.connections_are(0)
-        assert place.listener._service.wheel.armed == 0
+        assert place.listener._shared.wheel.armed == 0
 
 
 @on_uvloop
@@ -394,7 +395,7 @@ async def test_every_way_to_end_gives_the_place_of_a_token_back() -> None:
             assert (await other.get("/hello")).status == 200  # the connection goes on
             other.leave()
             end(peer, owners[-1])
-            await wait_until_async(lambda: not place.listener._service.caps._by_subject)
+            await wait_until_async(lambda: not place.listener._shared.caps._by_subject)
 
 
 @pytest.mark.only_plain("TLS has no socket of its own")

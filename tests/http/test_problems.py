@@ -12,8 +12,8 @@ import pytest
 
 from penstock import errors
 from penstock.http.caps import RateExceeded, TooManyOpen
-from penstock.http.exchange import Response
 from penstock.http.problems import Problem, error_response
+from penstock.http.responses import Response
 
 CASES = [
     (errors.InputInvalid("x", "is odd"), 400, "input_invalid", {}),

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import NotFound
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import NONE, STREAM, WHOLE, Route
 from penstock.limits import PIPELINED_BYTES, UNREAD_BODY_BYTES
 from penstock.testing import wait_until_async
@@ -392,7 +393,7 @@ async def test_a_slow_reader_of_a_body_stops_its_sender() -> None:
         # When a large body is sent
         peer.send(request("POST", "/upload", f"Content-Length: {size}") + b"x" * size)
         await place.connections_are(1)
-        connection = next(iter(place.listener._service.connections))
+        connection = next(iter(place.listener._shared.connections))
         await wait_until_async(lambda: connection._paused)
         # Then the server stops taking it in
         taken = counters.bytes_in
@@ -454,7 +455,7 @@ async def test_what_is_sent_ahead_is_bounded() -> None:
         one = request("GET", "/hello")
         count = 40 * PIPELINED_BYTES // len(one)
         peer.send(one * count)
-        connection = await wait_until_async(lambda: next(iter(place.listener._service.connections), None))
+        connection = await wait_until_async(lambda: next(iter(place.listener._shared.connections), None))
         await wait_until_async(lambda: connection._paused)
         assert place.listener.counters.bytes_in < 8 * PIPELINED_BYTES
         wait.set_result(Response(204))
@@ -478,7 +479,7 @@ async def test_who_asks_without_reading_is_answered_only_so_far() -> None:
         peer = await place.connect(limit=1024)
         # When a thousand of them are asked for in one go
         peer.send(request("GET", "/large") * 1000)
-        connection = await wait_until_async(lambda: next(iter(place.listener._service.connections), None))
+        connection = await wait_until_async(lambda: next(iter(place.listener._shared.connections), None))
         await wait_until_async(lambda: connection.stuck)
         # Then only as many are made as the sockets hold, and a few more
         assert asked < 50

@@ -12,7 +12,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from penstock.http.connection import Connection
-from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.http.routing import Route
 from penstock.http.websocket import WebSocket
 from penstock.testing import wait_until_async
@@ -78,7 +79,7 @@ async def raw(place: Site) -> Peer:
 async def stuck(place: Site, owners: list[Echo]) -> tuple[Peer, Connection]:
     """A peer that has not read what was sent to it, and its connection."""
     peer = await raw(place)
-    connection = next(iter(place.listener._service.connections))
+    connection = next(iter(place.listener._shared.connections))
     while not connection.stuck:
         owners[0].socket.send_frame(text_frame(b"x" * 500_000))
         await asyncio.sleep(0)
@@ -379,7 +380,7 @@ async def test_a_peer_that_pings_without_reading_is_not_read_from() -> None:
     async with site([echo_route(owners)]) as place:
         peer = await raw(place)
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        connection = next(iter(place.listener._service.connections))
+        connection = next(iter(place.listener._shared.connections))
         flood = masked(Opcode.PING, b"x" * 125) * 2000
         for _ in range(200):
             peer.send(flood)

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from penstock.http.exchange import LIVE, Request, Response
-from penstock.http.flush import Outlet
+from penstock.http.event_loop import run_loop
 from penstock.http.listener import Listener
-from penstock.http.loop import run_loop
+from penstock.http.outlet import Outlet
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.http.routing import NONE, Body, Route, Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings
 from penstock.testing import wait_until_async
 from tests.http.certificates import trusting
@@ -199,7 +200,7 @@ class Site:
 
     @property
     def connections(self) -> int:
-        return len(self.listener._service.connections)
+        return len(self.listener._shared.connections)
 
     async def connections_are(self, count: int) -> None:
         await wait_until_async(lambda: self.connections == count, within=WITHIN)

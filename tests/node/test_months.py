@@ -11,7 +11,7 @@ import pytest
 from penstock.api.context import Context
 from penstock.cli.app import run
 from penstock.core.months import month_of, shifted
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.node.months import MailboxMonths, MonthsPlan
 from penstock.testing import RunningServer, wait_until_async
 from penstock.values import NewItem

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputInvalid, PeerError
 from penstock.limits import CHUNK_EXTENSION_BYTES, HEAD_BYTES, TRAILER_BYTES, URL_BYTES
-from penstock.wire import http
+from penstock.wire import http_chunks, http_requests, http_responses, urls
 
 
-def parse(raw: bytes) -> http.RequestHead:
-    return http.HeadParser().parse(raw)
+def parse(raw: bytes) -> http_requests.RequestHead:
+    return http_requests.HeadParser().parse(raw)
 
 
 def status_of(raw: bytes) -> int:
@@ -152,7 +152,7 @@ def test_an_unknown_expectation_fails() -> None:
 
 
 def test_a_parser_goes_on_after_a_refused_head_and_after_one_with_a_body() -> None:
-    parser = http.HeadParser()
+    parser = http_requests.HeadParser()
     for raw in (head(b"Content-Length: x"), head(b"X: \x00")):
         with pytest.raises(PeerError):
             parser.parse(raw)
@@ -165,14 +165,14 @@ def test_the_end_of_a_head_is_found_wherever_the_bytes_were_cut() -> None:
     end = len(raw) - 4
     for size in range(len(raw) + 1):
         looked = max(0, min(size, end) - 1)
-        assert http.find_head_end(raw[:size], looked) == (end if size >= end else -1)
+        assert http_requests.find_head_end(raw[:size], looked) == (end if size >= end else -1)
 
 
 def test_an_endless_head_is_refused_before_it_is_complete() -> None:
     with pytest.raises(PeerError) as long_line:
-        http.find_head_end(b"GET /" + b"a" * (URL_BYTES + 100))
+        http_requests.find_head_end(b"GET /" + b"a" * (URL_BYTES + 100))
     with pytest.raises(PeerError) as long_head:
-        http.find_head_end(b"GET / HTTP/1.1\r\nX: " + b"a" * HEAD_BYTES)
+        http_requests.find_head_end(b"GET / HTTP/1.1\r\nX: " + b"a" * HEAD_BYTES)
 
     assert (long_line.value.status, long_head.value.status) == (414, 431)
 
@@ -180,9 +180,9 @@ def test_an_endless_head_is_refused_before_it_is_complete() -> None:
 @pytest.mark.parametrize("raw", [b"GET / HTTP/1.1\nHost: a\n\n", b"GET / HTTP/1.1\r\nHost: a\n", b"\n"])
 def test_a_bare_line_feed_is_refused_as_soon_as_it_comes(raw: bytes) -> None:
     with pytest.raises(PeerError, match="400: a bare CR or LF"):
-        http.find_head_end(raw)
+        http_requests.find_head_end(raw)
     for size in range(1, len(raw)):  # and not before it, nor because of a CR that was looked at before
-        assert http.find_head_end(b"A: b\r\n"[:size], size - 1) == -1
+        assert http_requests.find_head_end(b"A: b\r\n"[:size], size - 1) == -1
 
 
 @given(st.binary(max_size=300))
@@ -202,7 +202,7 @@ def test_garbage_is_a_head_or_refused(garbage: bytes) -> None:
 
 
 def decode(*cuts: bytes) -> tuple[bytes, bytes | None]:
-    decoder = http.ChunkDecoder()
+    decoder = http_chunks.ChunkDecoder()
     pieces: list[bytes] = []
     rest: bytes | None = None
     for data in cuts:
@@ -217,7 +217,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.binary(max_size=10), st.lists(st.integers(0, 400)))
 def test_how_a_chunked_body_is_cut_does_not_matter(pieces: list[bytes], after: bytes, places: list[int]) -> None:
-    wire = b"".join(map(http.chunk, pieces)) + http.LAST_CHUNK + after
+    wire = b"".join(map(http_chunks.chunk, pieces)) + http_chunks.LAST_CHUNK + after
 
     assert decode(*cut(wire, places)) == (b"".join(pieces), after)
     assert decode(*(bytes([byte]) for byte in wire)) == (b"".join(pieces), after)
@@ -275,14 +275,14 @@ def test_garbage_for_a_body_gives_bytes_or_a_refusal(garbage: bytes, places: lis
 
 
 def test_an_answer_is_encoded() -> None:
-    date = http.date_line(0)
+    date = http_responses.date_line(0)
 
-    assert http.answer(201, b"{}", "application/json", date) == (
+    assert http_responses.answer(201, b"{}", "application/json", date) == (
         b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n"
         b"Date: Thu, 01 Jan 1970 00:00:00 GMT\r\n\r\n{}"
     )
-    assert http.answer_head(200, 5, "", b"") == b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
-    assert http.bodiless(470, b"") == b"HTTP/1.1 470 \r\n\r\n"
+    assert http_responses.answer_head(200, 5, "", b"") == b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+    assert http_responses.bodiless(470, b"") == b"HTTP/1.1 470 \r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -290,31 +290,31 @@ def test_an_answer_is_encoded() -> None:
 )
 def test_a_field_that_would_split_the_answer_is_refused(field: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
-        http.field_lines((field,))
+        http_responses.field_lines((field,))
 
 
 # ── percent signs ──────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_query_is_decoded() -> None:
-    assert http.parse_query("a=1&b=%2Forders+x&c&&d=") == {"a": "1", "b": "/orders x", "c": "", "d": ""}
+    assert urls.parse_query("a=1&b=%2Forders+x&c&&d=") == {"a": "1", "b": "/orders x", "c": "", "d": ""}
 
 
 @pytest.mark.parametrize("query", ["a=1&a=2", "a=1&%61=2", "a=%", "a=%4", "a=%zz", "a=%ff", "a=%00"])
 def test_a_doubtful_query_is_refused(query: str) -> None:
     with pytest.raises(InputInvalid):
-        http.parse_query(query)
+        urls.parse_query(query)
 
 
 @pytest.mark.parametrize("level", ["%", "%4", "%zz", "%ff", "%00", "a%0ab", "%7f"])
 def test_a_doubtful_level_is_refused(level: str) -> None:
     with pytest.raises(InputInvalid):
-        http.decode_level(level)
+        urls.decode_level(level)
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x2FF, exclude_characters="\x7f"), max_size=20))
 def test_levels_and_parameters_survive_encoding(text: str) -> None:
     encoded = "".join(f"%{byte:02X}" for byte in text.encode())
 
-    assert http.decode_level(encoded) == text
-    assert http.parse_query(f"a={encoded}") == {"a": text}
+    assert urls.decode_level(encoded) == text
+    assert urls.parse_query(f"a={encoded}") == {"a": text}

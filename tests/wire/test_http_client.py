@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PeerError
 from penstock.limits import ANSWER_HEAD_BYTES
-from penstock.wire.http import LAST_CHUNK, chunk
+from penstock.wire.http_chunks import LAST_CHUNK, chunk
 from penstock.wire.http_client import AnswerReader, request_head
 
 LIMIT = 4096

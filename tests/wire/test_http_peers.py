@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import PeerError
-from penstock.wire import http
+from penstock.wire import http_requests
 
 GOOD = [
     b"GET /v1/read?stream=/a HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer x\r\n\r\n",
@@ -55,7 +55,7 @@ heads = st.builds(
 )
 
 
-def outcome(parser: http.HeadParser, raw: bytes) -> object:
+def outcome(parser: http_requests.HeadParser, raw: bytes) -> object:
     """What a peer hears of its head, or what a handler sees of it."""
     try:
         head = parser.parse(raw)
@@ -68,11 +68,11 @@ def outcome(parser: http.HeadParser, raw: bytes) -> object:
 @example([(b"GET / HTTP/1.1\r\nHost: a\r\nProxy-Connection: close\r\n\r\n", 1)], GOOD[0])
 @example([(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nConnection: keep-alive\r\n\r\n", 1)], GOOD[0])
 def test_a_head_is_understood_as_if_nobody_had_sent_one_before(others: list[tuple[bytes, int]], own: bytes) -> None:
-    shared = http.HeadParser()
+    shared = http_requests.HeadParser()
     for raw, times in others:  # a head that comes again is remembered
         for _ in range(times):
             outcome(shared, raw)
 
-    alone = outcome(http.HeadParser(), own)
+    alone = outcome(http_requests.HeadParser(), own)
 
     assert [outcome(shared, own) for _ in range(3)] == [alone] * 3

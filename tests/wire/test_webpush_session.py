@@ -15,7 +15,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from penstock.limits import PUSH_COMMANDS, PUSH_FINISH_SECONDS, PUSH_PAGE
+from penstock.limits import PUSH_COMMANDS, PUSH_PAGE
 from penstock.values import Item
 from penstock.wire.frames import text_frame
 from penstock.wire.webpush import Close, NodeAnswer, PushMessage, to_item
@@ -42,7 +42,7 @@ from penstock.wire.webpush_actions import (
     Unacked,
 )
 from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, READ, SILENT, UNREAD
-from penstock.wire.webpush_session import PushSession
+from penstock.wire.webpush_session import PUSH_FINISH_SECONDS, PushSession
 
 UAID = "a" * 32
 CHANNELS = [f"d9b74644-4f97-46aa-b8fa-{number:012x}" for number in range(2)]

@@ -23,8 +23,8 @@ from penstock.core.names import check_pattern
 from penstock.core.registry import Registry
 from penstock.errors import InputInvalid, TooLarge
 from penstock.http.caps import Caps
-from penstock.http.exchange import Request
-from penstock.http.wheel import Wheel
+from penstock.http.requests import Request
+from penstock.http.timers import Wheel
 from penstock.limits import PATTERNS
 
 T = TypeVar("T")

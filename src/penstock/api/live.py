@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.core.feed import Feed
 from penstock.core.ledger import Ledger, Recipient
-from penstock.http.flush import Tap
+from penstock.http.output import Tap
 from penstock.values import Entry
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from penstock.client.http import ServerUnreachable, parse_server_url
 from penstock.errors import PeerError
-from penstock.wire.http import LAST_CHUNK, chunk
+from penstock.wire.http_chunks import LAST_CHUNK, chunk
 from penstock.wire.http_client import AnswerReader, request_head
 
 _IDLE_KEPT: Final = 4

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from penstock.errors import Busy, PenstockError, TooLarge
 from penstock.limits import BODIES_SHARE, BODY_BUFFER_BYTES, COUNTED_BODY_BYTES
-from penstock.wire.http import ChunkDecoder, RequestHead
+from penstock.wire.http_chunks import ChunkDecoder
+from penstock.wire.http_requests import RequestHead
 
 _MANY_PIECES = 64  # chunks that came together: a peer that minds what becomes of each sends fewer
 LEAST_SLICE, MOST_SLICE = 16 * 1024, 256 * 1024

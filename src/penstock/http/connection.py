@@ -16,15 +16,16 @@ import logging
 from typing import cast
 
 from penstock.errors import PeerError, TooLarge
-from penstock.http import answers
-from penstock.http.answering import Phase
+from penstock.http import encoding
 from penstock.http.bodies import Intake
-from penstock.http.exchange import Held, Request, Response
+from penstock.http.handling import Phase
 from penstock.http.receiving import FRAME_SLICE, Receiving
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
 from penstock.http.routing import BodyKind
-from penstock.http.service import Service
+from penstock.http.shared import Shared
 from penstock.limits import COUNTED_BODY_BYTES, INPUT_QUEUE_BYTES, UNREAD_BODY_BYTES
-from penstock.wire import http
+from penstock.wire import http_requests
 from penstock.wire.proxy import forwarded_scheme, parse_proxy
 
 log = logging.getLogger("penstock.http")
@@ -38,36 +39,36 @@ class Connection(Receiving, asyncio.BaseProtocol):
 
     __slots__ = ("_address", "_looked")
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._address: str | None = None  # under which it is counted; None while it is not
         self._looked = 0  # bytes of the buffer that were searched for the end of a head
 
     # ── the transport's callbacks ─────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        service = self._service
+        shared = self._shared
         self.transport = cast("asyncio.Transport", transport)
         self._peer = address = _peer_address(transport)
-        if service.draining:  # accepted at the last moment: it would be waited for, and served by nobody
+        if shared.draining:  # accepted at the last moment: it would be waited for, and served by nobody
             self.cut()
             return
-        self._trusted = address in service.trusted
+        self._trusted = address in shared.trusted
         # A proxy's address is nobody's: it counts under the client that a PROXY header names, or in all only.
-        limit = service.caps.admit("" if self._trusted else address)
+        limit = shared.caps.admit("" if self._trusted else address)
         if limit:
             self._turn_away(limit)
             return
         self._address = "" if self._trusted else address
-        service.counters.opened += 1
-        service.connections.add(self)
+        shared.counters.opened += 1
+        shared.connections.add(self)
         secure = transport.get_extra_info("sslcontext") is not None
         # Pausing at the first byte held back tells exactly when the socket takes bytes again. (The TLS
         # transport pauses at, not above, its mark.)
         self.transport.set_write_buffer_limits(1 if secure else 0, 0)
         if not secure:
             self.borrow()
-        self.phase = _PROXY if service.settings.proxy_protocol and self._trusted else _IDLE
+        self.phase = _PROXY if shared.settings.proxy_protocol and self._trusted else _IDLE
         # A client may connect ahead of what it will ask: until its first byte it is idle, not slow.
         self._arm_for_phase()
 
@@ -95,26 +96,26 @@ class Connection(Receiving, asyncio.BaseProtocol):
 
     def _turn_away(self, limit: str) -> None:
         """Too many: say nothing, an answer would cost more than the connection."""
-        self._service.counters.refused += 1
+        self._shared.counters.refused += 1
         log.info("connection.refused", extra={"peer": self._peer, "limit": limit})
         self.cut()
 
     def _leave(self, address: str) -> None:
-        service = self._service
+        shared = self._shared
         self._address = None
-        service.caps.release(address)
-        service.counters.closed += 1
-        service.wheel.forget(self)
-        service.connections.discard(self)
-        if not service.connections:
-            service.emptied.set()
+        shared.caps.release(address)
+        shared.counters.closed += 1
+        shared.wheel.forget(self)
+        shared.connections.discard(self)
+        if not shared.connections:
+            shared.emptied.set()
 
     def data_received(self, data: bytes) -> None:
-        service, phase = self._service, self.phase
-        service.counters.bytes_in += len(data)
+        shared, phase = self._shared, self.phase
+        shared.counters.bytes_in += len(data)
         if phase is _IDLE and not self._buffer:
             end = data.find(b"\r\n\r\n") + 4
-            head = service.parser.known.get(data[:end])
+            head = shared.parser.known.get(data[:end])
             if head is not None and head.route is not None and head.length == len(data) - end and self._is_free():
                 self._take_again(head, data[end:])
                 return
@@ -147,7 +148,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
         if self.tap is not None:
             self.tap.clear = None
         self._mark = self.transport.get_write_buffer_size()
-        self._service.wheel.arm(self, self._service.settings.stall_timeout)
+        self._shared.wheel.arm(self, self._shared.settings.stall_timeout)
 
     def resume_writing(self) -> None:
         self.stuck = False  # before the deadline is chosen: this one is over
@@ -176,13 +177,13 @@ class Connection(Receiving, asyncio.BaseProtocol):
         """Nothing is in the way of a request that came whole, and the peer speaks for itself."""
         return self.out is None and not (self.stuck or self.ending or self._trusted)
 
-    def _take_again(self, head: http.RequestHead, body: bytes) -> None:
+    def _take_again(self, head: http_requests.RequestHead, body: bytes) -> None:
         """Begin a whole request whose head was here before, to the byte: what is known of it holds again."""
-        service, route = self._service, head.route
-        service.counters.requests += 1
+        shared, route = self._shared, head.route
+        shared.counters.requests += 1
         self.phase, self.due = _BUSY, 0
         self._head, self._keep_alive, self._route = head, head.keep_alive, route
-        request = self._request = Request(self, head, self._peer, service.scheme)
+        request = self._request = Request(self, head, self._peer, shared.scheme)
         request.captures, request.body = head.captures, body
         self._call(route, request)
 
@@ -191,7 +192,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
         if self.pending <= INPUT_QUEUE_BYTES:
             return False
         if not self.stuck:
-            self._service.loop.call_soon(self._go_on)  # the flush is booked already and comes before it
+            self._shared.loop.call_soon(self._go_on)  # the flush is booked already and comes before it
         return True
 
     def _take_proxy_header(self) -> bool:
@@ -212,8 +213,8 @@ class Connection(Receiving, asyncio.BaseProtocol):
 
     def _stand_for(self, address: str) -> bool:
         """From here on this is the connection of *address*."""
-        caps = self._service.caps
-        trusted = address in self._service.trusted  # another proxy, that forwards for others
+        caps = self._shared.caps
+        trusted = address in self._shared.trusted  # another proxy, that forwards for others
         counted = "" if trusted else address
         caps.release(cast("str", self._address))
         limit = caps.admit(counted)
@@ -230,36 +231,36 @@ class Connection(Receiving, asyncio.BaseProtocol):
         if self.phase is _IDLE and self._buffer.startswith(b"\r\n"):
             self._buffer = self._buffer.lstrip(b"\r\n")  # robustness towards old clients (RFC 9112, 2.2)
             return bool(self._buffer)
-        service, raw = self._service, self._buffer
+        shared, raw = self._shared, self._buffer
         try:
-            end = http.find_head_end(self._buffer, self._looked)
+            end = http_requests.find_head_end(self._buffer, self._looked)
             if end < 0:
                 self._looked = len(self._buffer)
                 if self.phase is _IDLE:
                     self.phase = _HEAD
-                    service.wheel.arm(self, service.settings.head_timeout)
+                    shared.wheel.arm(self, shared.settings.head_timeout)
                 return False
             raw, self._buffer, self._looked = self._buffer[:end], self._buffer[end:], 0
-            head = service.parser.parse(raw)
+            head = shared.parser.parse(raw)
         except PeerError as error:
             self._refuse(error, raw)
             return False
-        service.counters.requests += 1
+        shared.counters.requests += 1
         self.phase = _BUSY
         self.due = 0  # what was waited for is here
         self._begin(head)
         return True
 
-    def _begin(self, head: http.RequestHead) -> None:
+    def _begin(self, head: http_requests.RequestHead) -> None:
         """Find out who answers, and what is to be done with the body first."""
-        service = self._service
+        shared = self._shared
         self._head = head
         self._keep_alive = head.keep_alive
         request = self._request = self._make_request(head)
         try:
-            if service.settings.requests_per_address:
-                service.caps.request_of_address(request.peer, service.loop.time())
-            route = answers.resolve(service, request)
+            if shared.settings.requests_per_address:
+                shared.caps.request_of_address(request.peer, shared.loop.time())
+            route = encoding.resolve(shared, request)
             if isinstance(route, Response):
                 self._answer_early(route)
                 return
@@ -270,30 +271,30 @@ class Connection(Receiving, asyncio.BaseProtocol):
             if head.length > COUNTED_BODY_BYTES and route.body.kind is BodyKind.WHOLE:
                 self._book(request.peer, head.length)
         except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
-            self._answer_early(answers.early_problem(service, request, error))
+            self._answer_early(encoding.early_problem(shared, request, error))
             return
         self._route = route
         whole = not head.chunked and head.length <= COUNTED_BODY_BYTES and route.body.kind is not BodyKind.STREAM
-        if whole and not service.settings.requests_per_address:
+        if whole and not shared.settings.requests_per_address:
             head.route, head.captures = route, request.captures
         if head.has_body:
             self._begin_body(head, route, request)
         else:
             self._call(route, request)
 
-    def _make_request(self, head: http.RequestHead) -> Request:
-        service = self._service
-        peer, scheme = self._peer, service.scheme
+    def _make_request(self, head: http_requests.RequestHead) -> Request:
+        shared = self._shared
+        peer, scheme = self._peer, shared.scheme
         if self._trusted:
-            peer = service.trusted.client(peer, [v for n, v in head.headers if n == b"x-forwarded-for"])
+            peer = shared.trusted.client(peer, [v for n, v in head.headers if n == b"x-forwarded-for"])
             scheme = forwarded_scheme([v for n, v in head.headers if n == b"x-forwarded-proto"], scheme)
         return Request(self, head, peer, scheme)
 
     def _answer_early(self, response: Response) -> None:
         """Answer before the body was read: a small one is read and dropped, before a large one we hang up."""
-        head = cast("http.RequestHead", self._head)
+        head = cast("http_requests.RequestHead", self._head)
         if head.has_body:
-            intake = self._intake = Intake(head, UNREAD_BODY_BYTES, self._service.settings.body_timeout)
+            intake = self._intake = Intake(head, UNREAD_BODY_BYTES, self._shared.settings.body_timeout)
             intake.dropped = True
             if head.length > UNREAD_BODY_BYTES or head.expects_continue:
                 self._keep_alive = False
@@ -330,10 +331,10 @@ class SecureConnection(Connection, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """One for all: what is put into it is taken before the next connection reads."""
-        return self._service.decrypted
+        return self._shared.decrypted
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._service.decrypted[:nbytes]))
+        self.data_received(bytes(self._shared.decrypted[:nbytes]))
 
 
 def _peer_address(transport: asyncio.BaseTransport) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import Match
 
 _TOKENS = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, ]{1,1024}")

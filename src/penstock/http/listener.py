@@ -15,9 +15,9 @@ from penstock.errors import ConfigInvalid
 from penstock.http.caps import Caps
 from penstock.http.connection import PlainConnection, SecureConnection
 from penstock.http.routing import Router
-from penstock.http.service import Counters, Service
+from penstock.http.shared import Counters, Shared
+from penstock.http.timers import Wheel
 from penstock.http.tls import Certificates
-from penstock.http.wheel import Wheel
 from penstock.settings import ServerSettings
 from penstock.units import parse_address
 from penstock.wire.proxy import Trusted
@@ -69,7 +69,7 @@ class Listener:
         self._socket = _bind(*parse_address(self.settings.listen))
         await self._group.__aenter__()
         wheel = self._wheel or Wheel(loop)
-        self._service = Service(
+        self._shared = Shared(
             self._router, self.settings, self.caps, self._trusted, self._clock, self._group, wheel, self._expose
         )
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
@@ -77,7 +77,7 @@ class Listener:
         kind = SecureConnection if context else PlainConnection
         self._servers = [
             await loop.create_server(
-                lambda: kind(self._service), sock=sock, ssl=context, backlog=BACKLOG,
+                lambda: kind(self._shared), sock=sock, ssl=context, backlog=BACKLOG,
                 ssl_handshake_timeout=self.settings.head_timeout if context else None,
             )
             for sock in (self._socket, *(self._socket.dup() for _ in range(ACCEPTS - 1)))
@@ -90,7 +90,7 @@ class Listener:
         try:
             await self.drain()
         finally:
-            self._service.wheel.close()
+            self._shared.wheel.close()
             # The block's own error is not the group's: it goes on as it is.
             await self._group.__aexit__(None, None, None)
 
@@ -98,22 +98,22 @@ class Listener:
     def url(self) -> str:
         """Where it listens."""
         host, port = self.address
-        return f"{self._service.scheme}://[{host}]:{port}" if ":" in host else f"{self._service.scheme}://{host}:{port}"
+        return f"{self._shared.scheme}://[{host}]:{port}" if ":" in host else f"{self._shared.scheme}://{host}:{port}"
 
     @property
     def counters(self) -> Counters:
         """The numbers for the metrics page."""
-        return self._service.counters
+        return self._shared.counters
 
     @property
     def bytes_out(self) -> int:
         """Bytes written so far."""
-        return self._service.bytes_out
+        return self._shared.bytes_out
 
     @property
     def body_bytes(self) -> int:
         """Bytes of request bodies that are held now, small ones aside."""
-        return self._service.bodies.held
+        return self._shared.bodies.held
 
     def reload_tls(self) -> None:
         """Use renewed certificate files for new connections; `ConfigInvalid` and the old ones if they are bad."""
@@ -123,28 +123,28 @@ class Listener:
 
     async def drain(self) -> None:
         """Stop accepting and let everything come to its end, for `drain_seconds` at most."""
-        service = self._service
-        service.draining = True
+        shared = self._shared
+        shared.draining = True
         for server in self._servers:
             server.close()
-        for connection in list(service.connections):
+        for connection in list(shared.connections):
             connection.drain()
         try:
             async with asyncio.timeout(self.settings.drain_seconds):
                 await self._all_gone()
         except TimeoutError:
-            log.warning("drain.cut", extra={"connections": len(service.connections)})
+            log.warning("drain.cut", extra={"connections": len(shared.connections)})
             await self._cut_all()
 
     async def _all_gone(self) -> None:
-        while self._service.connections:
-            self._service.emptied.clear()
-            await self._service.emptied.wait()
+        while self._shared.connections:
+            self._shared.emptied.clear()
+            await self._shared.emptied.wait()
 
     async def _cut_all(self) -> None:
-        for connection in list(self._service.connections):
+        for connection in list(self._shared.connections):
             connection.cut()
-        self._service.crew.cancel()
+        self._shared.crew.cancel()
         await self._all_gone()
 
 

@@ -29,7 +29,7 @@ from penstock.errors import (
     Unauthenticated,
 )
 from penstock.http.caps import RateExceeded, TooManyOpen
-from penstock.http.exchange import Headers, Response
+from penstock.http.responses import Headers, Response
 
 log = logging.getLogger("penstock.http")
 

@@ -11,15 +11,15 @@ from typing import Final, cast
 from websockets.frames import CloseCode
 
 from penstock.errors import Busy, PeerError, PenstockError
-from penstock.http import answers
-from penstock.http.answering import CLOSE_SECONDS, Answering, Phase
+from penstock.http import encoding
 from penstock.http.bodies import BodyStream, Booking, Intake
-from penstock.http.exchange import Request
+from penstock.http.handling import CLOSE_SECONDS, Handling, Phase
+from penstock.http.requests import Request
 from penstock.http.routing import BodyKind, Route
-from penstock.http.service import Service
+from penstock.http.shared import Shared
 from penstock.http.websocket import WebSocket
 from penstock.limits import BODY_PROGRESS_BYTES, COUNTED_BODY_BYTES, INPUT_QUEUE_BYTES, PIPELINED_BYTES
-from penstock.wire import http
+from penstock.wire import http_requests, http_responses
 
 log = logging.getLogger("penstock.http")
 _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
@@ -31,13 +31,13 @@ FRAMES_PER_TURN: Final = 256
 """Frames after which others have their turn."""
 
 
-class Receiving(Answering):
+class Receiving(Handling):
     """Takes what comes in, and books what is held of it."""
 
     __slots__ = ("_mark", "_paused", "_peer", "_taking", "_trusted")
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._peer = ""
         self._trusted = False
         self._taking = False  # the rest of what came is taken in the next turn
@@ -65,7 +65,7 @@ class Receiving(Answering):
     def _go_on_soon(self) -> None:
         """Take the rest in the next turn of the loop, once."""
         self._taking = True
-        self._service.loop.call_soon(self._take_rest)
+        self._shared.loop.call_soon(self._take_rest)
 
     def _take_rest(self) -> None:
         self._taking = False
@@ -101,20 +101,20 @@ class Receiving(Answering):
     def _book(self, address: str, size: int) -> Booking:
         """Count *size* bytes that are held, or will be; raises `Busy` where that is too much."""
         if self._booking is None:
-            self._booking = Booking(self._service.bodies, address)
+            self._booking = Booking(self._shared.bodies, address)
         self._booking.grow(size)
         return self._booking
 
     # ── bodies ────────────────────────────────────────────────────────────────────────────────
 
-    def _begin_body(self, head: http.RequestHead, route: Route, request: Request) -> None:
+    def _begin_body(self, head: http_requests.RequestHead, route: Route, request: Request) -> None:
         kind = route.body.kind
         if kind is not BodyKind.STREAM and 0 < head.length <= len(self._buffer):
             # The usual small body came with its head.
             request.body, self._buffer = self._buffer[: head.length], self._buffer[head.length :]
             self._call(route, request)
             return
-        timeout = self._service.settings.body_timeout if route.body_timeout == -1.0 else route.body_timeout
+        timeout = self._shared.settings.body_timeout if route.body_timeout == -1.0 else route.body_timeout
         intake = self._intake = Intake(head, route.body.limit, timeout)
         if kind is BodyKind.STREAM:
             intake.stream = request._stream = BodyStream(self._body_wanted)
@@ -133,7 +133,7 @@ class Receiving(Answering):
         if self._head is not None and self._head.expects_continue:
             self._head.expects_continue = False
             if not self._intake_begun():
-                self.write(http.CONTINUE)
+                self.write(http_responses.CONTINUE)
         self._regulate()
 
     def _intake_begun(self) -> bool:
@@ -178,7 +178,7 @@ class Receiving(Answering):
         elif self._head is None:
             self.hang_up()
         else:
-            self._answer(answers.early_problem(self._service, cast("Request", self._request), error))
+            self._answer(encoding.early_problem(self._shared, cast("Request", self._request), error))
 
     # ── when the peer must wait, and how long is waited for it ────────────────────────────────
 
@@ -188,7 +188,7 @@ class Receiving(Answering):
         if self.stuck:
             self._arm_for_phase()
         else:
-            self._service.wheel.arm_ticks(self, self._service.idle_ticks)
+            self._shared.wheel.arm_ticks(self, self._shared.idle_ticks)
 
     def _regulate(self) -> None:
         """Read from the peer exactly while there is room for what it sends."""
@@ -215,10 +215,10 @@ class Receiving(Answering):
         if seconds is None:
             self.due = 0
         else:
-            self._service.wheel.arm(self, seconds)
+            self._shared.wheel.arm(self, seconds)
 
     def _deadline(self) -> float | None:
-        settings = self._service.settings
+        settings = self._shared.settings
         if self.stuck:
             self._mark = self.transport.get_write_buffer_size()
             return settings.stall_timeout
@@ -237,7 +237,7 @@ class Receiving(Answering):
         if not socket.open:
             return CLOSE_SECONDS
         self._mark = 0
-        return self._service.settings.body_timeout if socket.halfway else None
+        return self._shared.settings.body_timeout if socket.halfway else None
 
     def expired(self) -> None:
         """The wheel calls: what was waited for did not come, unless something has moved since."""
@@ -254,8 +254,8 @@ class Receiving(Answering):
         elif self.phase is _IDLE:
             self.end()
         elif self.phase is _HEAD:
-            self._service.counters.timed_out += 1
-            remedy = f"Send the whole head within {self._service.settings.head_timeout:g} s (server.head_timeout)."
+            self._shared.counters.timed_out += 1
+            remedy = f"Send the whole head within {self._shared.settings.head_timeout:g} s (server.head_timeout)."
             self._refuse(PeerError(408, "the request head took too long", remedy=remedy), self._buffer)
         elif self.phase is _BUSY and self._request is not None:
             self._work = None
@@ -266,7 +266,7 @@ class Receiving(Answering):
         if self.transport.get_write_buffer_size() < self._mark:
             self._arm_for_phase()
             return
-        self._service.counters.cut += 1
+        self._shared.counters.cut += 1
         log.info("connection.stalled", extra={"peer": self._peer, "pending": self.pending})
         self.cut()
 
@@ -274,7 +274,7 @@ class Receiving(Answering):
         if self._paused or intake.received - self._mark >= BODY_PROGRESS_BYTES:
             self._arm_for_phase()
             return
-        self._service.counters.timed_out += 1
+        self._shared.counters.timed_out += 1
         remedy = f"Send at least {BODY_PROGRESS_BYTES:,} bytes of the body in every {intake.timeout:g} s."
         self._body_failed(intake, PeerError(408, "the request body took too long", remedy=remedy))
 
@@ -282,7 +282,7 @@ class Receiving(Answering):
         if self._paused or self._mark >= BODY_PROGRESS_BYTES:
             self._arm_for_phase()
             return
-        self._service.counters.timed_out += 1
+        self._shared.counters.timed_out += 1
         socket.close(CloseCode.POLICY_VIOLATION, "a message took too long")
 
     def _refuse(self, error: PeerError, head: bytes = b"") -> None:
@@ -291,5 +291,5 @@ class Receiving(Answering):
         self._buffer = b""
         self._keep_alive = False
         self._intake = None
-        self.write(answers.refusal(self._service, error, head))
+        self.write(encoding.refusal(self._shared, error, head))
         self.hang_up()

@@ -17,9 +17,9 @@ from enum import Enum
 from typing import Final
 
 from penstock.errors import InputInvalid
-from penstock.http.exchange import Handler, Request
 from penstock.http.problems import Form
-from penstock.wire.http import decode_level
+from penstock.http.requests import Handler, Request
+from penstock.wire.urls import decode_level
 
 
 class BodyKind(Enum):

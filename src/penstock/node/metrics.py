@@ -15,8 +15,9 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.metering import Histogram, Sample
 from penstock.core.throughput import Throughput
-from penstock.http.exchange import Request, Response
 from penstock.http.listener import Listener
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.node.engine import Engine
 from penstock.node.housekeeping import Housekeeping
 

@@ -17,7 +17,8 @@ from penstock.api.describing import operation
 from penstock.api.door import MonthlyDoor
 from penstock.core.months import DAY_MS, month_of, months_in_use, oldest_kept
 from penstock.core.registry import Registry, change
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import Route
 from penstock.values import MailboxHead, Record
 

@@ -34,7 +34,7 @@ from penstock.engines.lake import ColdLog, Deliveries, open_lake
 from penstock.errors import PenstockError
 from penstock.http.listener import Listener, make_caps
 from penstock.http.routing import Route, Router
-from penstock.http.wheel import Wheel
+from penstock.http.timers import Wheel
 from penstock.limits import ADMIN_TOKEN_CHARACTERS
 from penstock.node.doors import open_doors, open_internally
 from penstock.node.engine import Distant, check_server_name, open_engine

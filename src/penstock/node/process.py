@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from penstock.errors import ConfigInvalid
-from penstock.http.loop import run_loop
+from penstock.http.event_loop import run_loop
 from penstock.http.tls import map_large_buffers
 from penstock.node.doors import check_doors
 from penstock.node.node import Node

@@ -16,7 +16,7 @@ import httptools
 
 from penstock.errors import PeerError
 from penstock.limits import ANSWER_HEAD_BYTES
-from penstock.wire.http import ChunkDecoder
+from penstock.wire.http_chunks import ChunkDecoder
 
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _BODILESS: Final = (204, 304)

@@ -38,11 +38,14 @@ from enum import Enum
 from typing import Final
 
 from penstock.errors import Busy
-from penstock.limits import CONFIRMS, FORWARD_ENTRIES
+from penstock.limits import CONFIRMS
 from penstock.values import Entry, Item, MailboxHead
 from penstock.wire import msgstream_actions as do
 from penstock.wire.msgstream import LONG, SHORT, WEBSOCKET
 from penstock.wire.msgstream_actions import Action, Numbered, SessionRecord, StreamConnection
+
+FORWARD_ENTRIES: Final = 250
+"""Followed entries that become packs of one session in one write. More: the next write."""
 
 UNKNOWN: Final = 2**63
 """The number of a pack that may be there: another node knows."""

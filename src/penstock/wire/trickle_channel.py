@@ -33,7 +33,7 @@ from typing import Final, Protocol
 
 from penstock.errors import Conflict
 from penstock.limits import SEGMENT_MEMORY, SEGMENTS_AHEAD
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 from penstock.wire.trickle import SeqInvalid
 
 COMPLETE, DELETED, RESET = "complete", "deleted", "reset"

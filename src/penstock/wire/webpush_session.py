@@ -20,10 +20,10 @@ PUSH_FINISH_SECONDS at most. `close` is for the worker, which has done what came
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import CallerError
-from penstock.limits import PUSH_CHANNELS, PUSH_COMMAND_BYTES, PUSH_COMMANDS, PUSH_FINISH_SECONDS, PUSH_SETTLE_SECONDS
+from penstock.limits import PUSH_CHANNELS, PUSH_COMMAND_BYTES, PUSH_COMMANDS
 from penstock.wire import webpush as wire
 from penstock.wire.frames import text_frame
 from penstock.wire.vapid import key_hash, parse_key
@@ -45,6 +45,14 @@ from penstock.wire.webpush_actions import (
     SubscribeBroadcasts,
 )
 from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, SILENT, UNREAD, DeliveringSession
+
+PUSH_FINISH_SECONDS: Final = 2
+"""For what a user agent said just before its connection ended, and for what waits when the server stops. Over it: the
+rest is dropped, so that nobody waits: those messages come again."""
+
+PUSH_SETTLE_SECONDS: Final = 10
+"""How long after a hello and after a month's switch the storage is read once more: an engine's outdated leader
+may have answered, or an endpoint may still have been on its way to the old month."""
 
 _NO_CHANNEL = "channelID is not a UUID in lower case with dashes"
 _SLACK = 0.001  # seconds by which sums of floats may be off

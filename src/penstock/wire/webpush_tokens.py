@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -25,8 +26,10 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from penstock.errors import ConfigInvalid
-from penstock.limits import PUSH_TOKENS_KNOWN
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+
+PUSH_TOKENS_KNOWN: Final = 50_000
+"""Endpoint tokens remembered as read. Over it: all are forgotten, and read again."""
 
 KEYS_RECORD = "webpush/keys"
 """Where the registry keeps the keys of an installation that has none in its settings."""

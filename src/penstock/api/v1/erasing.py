@@ -19,7 +19,8 @@ from penstock.api.context import Context, decoded, only
 from penstock.api.describing import INTEGER, LARGEST, NAME_FIELD, an_object, operation, shown_as
 from penstock.core.names import check_name, is_system
 from penstock.errors import InputInvalid, NotFound, TooLarge
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import ERASE_IDS
 from penstock.values import Batch, Draft, Entry, Kind

@@ -26,11 +26,12 @@ from penstock.core.export import (
     make_plan,
 )
 from penstock.errors import Busy, InputInvalid
-from penstock.http.exchange import Headers, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Headers, Response
 from penstock.limits import EXPORTS
 from penstock.values import Entry
 from penstock.wire.columns import NAMES
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a request waits for an id of the log that this node has not followed yet. After it: 503."""

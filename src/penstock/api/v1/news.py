@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.log import Log
-from penstock.http.exchange import Held, Request, Response
-from penstock.http.wheel import Timed, Wheel
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
+from penstock.http.timers import Timed, Wheel
 from penstock.values import Entry
 
 _encode = msgspec.json.Encoder().encode

@@ -9,7 +9,8 @@ import msgspec
 
 from penstock import __version__
 from penstock.api.describing import Operation, Parameter, Schema, declared
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import Route
 
 ANYWHERE: Final = (400, 408, 413, 414, 429, 431, 503)

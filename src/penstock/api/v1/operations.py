@@ -15,7 +15,8 @@ from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import INTEGER, STRING, an_object, operation, shown_as, text
 from penstock.core.why import Folded, Why, WhyAnswer
 from penstock.errors import InputInvalid
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.limits import MESSAGE_ID_CHARACTERS, RECIPIENT_BYTES
 
 _encode = msgspec.json.Encoder().encode

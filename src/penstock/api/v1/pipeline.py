@@ -37,7 +37,8 @@ from penstock.core.epoch import LogEpoch
 from penstock.core.export import BeyondLog
 from penstock.core.registry import NEW, made_once
 from penstock.errors import Conflict, InputInvalid, TooLarge
-from penstock.http.exchange import Held, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import LEVEL_BYTES, NEWS_SECONDS, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.values import Record

@@ -20,8 +20,9 @@ from penstock.core.metering import Histogram
 from penstock.core.names import check_name
 from penstock.core.promise import Pending
 from penstock.errors import InputInvalid, PenstockError, TooLarge
-from penstock.http.exchange import Later, Request, Response
 from penstock.http.problems import error_response
+from penstock.http.requests import Request
+from penstock.http.responses import Later, Response
 from penstock.limits import (
     ATTRIBUTES_BYTES,
     BATCH_BYTES,

@@ -26,7 +26,8 @@ from penstock.api.v1.entries import EntryEncoder, EntryJson
 from penstock.core.feed import Feed
 from penstock.core.names import check_name, check_pattern
 from penstock.errors import InputInvalid
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES
 from penstock.values import Page
 from penstock.wire.eventhorizon import CursorInvalid, parse_cursor, timestamp

@@ -35,7 +35,8 @@ from penstock.core.log import Log
 from penstock.core.names import SYSTEM_STREAMS, check_name
 from penstock.core.trimming import TrimLimit
 from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import MAILBOX_PAGE, PAGE_ENTRIES
 from penstock.units import measure

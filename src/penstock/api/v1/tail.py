@@ -13,11 +13,12 @@ from penstock.api.v1.entries import EntryEncoder, EntryJson
 from penstock.core.ledger import Ledger, Recipient, recipient
 from penstock.core.names import is_exact
 from penstock.errors import InputInvalid
-from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.limits import RECIPIENT_BYTES
 from penstock.values import Entry
 from penstock.wire.frames import text_frame
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 
 _HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 _GAP = an_object(gap=an_object(**{"from": INTEGER, "to": INTEGER}))

@@ -16,7 +16,7 @@ from penstock.doors.eventhorizon.pushers import PusherCalls
 from penstock.doors.eventhorizon.reader import ReaderCalls
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.eventhorizon.writer import WriterCalls
-from penstock.http.exchange import Handler
+from penstock.http.requests import Handler
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES, REPORT_BYTES
 from penstock.settings import Settings

@@ -13,7 +13,8 @@ from penstock.doors.eventhorizon.local_source import LocalSource
 from penstock.doors.eventhorizon.requests import PusherRequest, PusherView, PushReport, check_subscription, decode_json
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import NotFound, TooLarge
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.limits import PUSHERS
 
 _ID = (text("id", "As it was given when it was made.", pattern=PATH_LEVEL),)

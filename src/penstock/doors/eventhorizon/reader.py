@@ -12,13 +12,14 @@ from penstock.core.names import check_name
 from penstock.doors.eventhorizon.requests import ReadRequest, check_subscription, read_cursor
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import NotFound
-from penstock.http.exchange import LIVE, Request, Response
-from penstock.http.flush import Tap
+from penstock.http.output import Tap
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES
 from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import Cursor, ReadLines, lines_of, raw_line
 from penstock.wire.gojson import decode
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 
 _TEXT = "text/plain; charset=utf-8"
 _LIVE_HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))

@@ -11,7 +11,8 @@ from penstock.core.names import check_name
 from penstock.doors.eventhorizon.requests import AppendRequest, CreateStreamRequest, SubscribeRequest
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import InputInvalid, NotFound
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.limits import CHUNK_BYTES
 from penstock.values import Appended, Batch, Draft, Head, Kind
 from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, timestamp

@@ -34,7 +34,8 @@ from penstock.doors.msgstream.requests import (
 )
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import InputInvalid, NotFound
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.limits import ACTOR_BYTES, PAGE_ENTRIES
 from penstock.values import Batch, Draft, Item, NewItem
 from penstock.wire.msgstream import PACK_TYPE, Message, pack

@@ -10,10 +10,11 @@ from typing import Final
 
 from penstock.doors.msgstream.session import Session
 from penstock.errors import Busy
-from penstock.http.exchange import Held, Request, Response
 from penstock.http.problems import Problem, error_response
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
+from penstock.http.timers import Timed
 from penstock.http.websocket import WebSocket
-from penstock.http.wheel import Timed
 from penstock.limits import CONFIRM_BYTES, CONFIRMS
 from penstock.wire import msgstream
 from penstock.wire.frames import text_frame

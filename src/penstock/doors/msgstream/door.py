@@ -15,7 +15,7 @@ from penstock.doors.msgstream.records import DOOR
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.doors.msgstream.stream import StreamRequests
 from penstock.doors.msgstream.tasks import Tasks
-from penstock.http.exchange import Handler
+from penstock.http.requests import Handler
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES, PACK_BYTES
 from penstock.settings import Settings

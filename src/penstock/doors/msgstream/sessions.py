@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from typing import Final
 
 import msgspec
 
@@ -24,11 +25,14 @@ from penstock.doors.msgstream.requests import NewSessionRequest
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.tasks import LedgerFlushes, Tasks
 from penstock.errors import NotFound
-from penstock.limits import SESSIONS_KNOWN
 from penstock.settings import MsgstreamSettings
 from penstock.values import Item, MailboxHead, NewItem, Record
 from penstock.wire.msgstream_actions import Numbered, SessionRecord, SessionRules, pending
 from penstock.wire.msgstream_session import UNKNOWN
+
+SESSIONS_KNOWN: Final = 20_000
+"""Sessions without a connection that a node remembers, so that their polls read no disk. Over it: the one that
+was quiet for longest is forgotten; its next poll reads it again."""
 
 _ALL = 2**62  # the number of no pack
 

@@ -9,7 +9,8 @@ from penstock.doors.msgstream.connections import EMPTY, HEADERS, Poll, Socket, j
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import PenstockError
-from penstock.http.exchange import LIVE, Held, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Held, Response
 from penstock.settings import Settings
 from penstock.wire import msgstream
 from penstock.wire.msgstream import SHORT, StreamQuery, split_key

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 
 AT_ONCE: Final = 8
 """Subscribes in one turn: each may replay a hundred events, so this is some 3 ms."""

@@ -21,7 +21,8 @@ from penstock.doors.sps.requests import TokenRequest, read_subscribe
 from penstock.doors.sps.rooms import Rooms
 from penstock.doors.sps.wires import DOOR, Wires
 from penstock.errors import InputInvalid
-from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import ENTRY_BYTES, USER_TOKEN_SECONDS
 from penstock.settings import Settings

@@ -23,10 +23,13 @@ from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.promise import Pending
 from penstock.errors import PenstockError
-from penstock.limits import ENTRY_BYTES, PRESENCE_LINES
+from penstock.limits import ENTRY_BYTES
 from penstock.values import Appended, Batch, Draft
 
 log = logging.getLogger("penstock.sps")
+
+PRESENCE_LINES: Final = 100_000
+"""Changes of presence that wait while the log takes nothing. Over it: the oldest are dropped, and logged."""
 
 STREAM: Final = "/_presence"
 GATHER_SECONDS: Final = 0.05

@@ -19,7 +19,8 @@ from penstock.doors.sps.requests import ALL, name_of, topics_of, user_stream
 from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 from penstock.errors import InputInvalid, TooLarge
-from penstock.http.exchange import Later, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Later, Response
 from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, EXPIRES_SECONDS, KEY_BYTES, TYPE_BYTES
 from penstock.values import Appended, Batch, Draft, Key
 from penstock.wire import sps

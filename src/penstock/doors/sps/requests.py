@@ -26,7 +26,7 @@ from penstock.api.context import Context
 from penstock.api.describing import LARGEST, PATTERN_FIELD, shown_as
 from penstock.core.names import ROOMS, check_pattern, is_exact, matches
 from penstock.errors import Forbidden, InputInvalid, TooLarge
-from penstock.http.exchange import Request
+from penstock.http.requests import Request
 from penstock.limits import PATTERNS, USER_TOKEN_SECONDS
 from penstock.settings import SpsSettings
 from penstock.wire import sps

@@ -17,7 +17,8 @@ from penstock.doors.sps.requests import Topics, check_count, check_topics, check
 from penstock.doors.sps.wire import DeviceWire, offline
 from penstock.doors.sps.wires import Wires
 from penstock.errors import Forbidden, InputInvalid
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.wire import sps
 
 _encode = msgspec.json.Encoder().encode

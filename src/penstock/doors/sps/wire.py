@@ -16,8 +16,8 @@ from penstock.core.names import ROOMS, matches
 from penstock.doors.sps.frames import Audiences, EventFrames, Run, join_runs
 from penstock.doors.sps.requests import ALL, Narrow, Topics, first_room, patterns_for
 from penstock.errors import Busy, NotFound
-from penstock.http.flush import Outlet
-from penstock.http.wheel import Timed, Wheel
+from penstock.http.outlet import Outlet
+from penstock.http.timers import Timed, Wheel
 from penstock.limits import FORMER_TOPICS, TOPIC_CHANGES
 from penstock.values import Entry
 

@@ -12,9 +12,9 @@ from penstock.doors.sps.frames import Audiences, EventFrames
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.requests import SubscribeRequest, name_of, patterns_for, tids_of, user_stream
 from penstock.doors.sps.wire import DeviceWire
-from penstock.http.exchange import Request
+from penstock.http.requests import Request
 from penstock.settings import SpsSettings
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 from penstock.wire.sps import EventStream, Form, JsonLines
 
 DOOR = "sps"

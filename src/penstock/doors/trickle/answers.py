@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.errors import PenstockError
-from penstock.http.exchange import Headers, Response
 from penstock.http.problems import Problem, error_response, penstock_form
+from penstock.http.responses import Headers, Response
 from penstock.wire import trickle
 from penstock.wire.trickle import SeqInvalid
 from penstock.wire.trickle_channel import Channel

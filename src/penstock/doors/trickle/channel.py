@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -23,12 +23,15 @@ from penstock.core.log import Log
 from penstock.core.promise import Pending
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import PenstockError, PositionMismatch
-from penstock.http.wheel import Timed, Wheel
-from penstock.limits import ENTRY_BYTES, RECORD_BACKLOG_BYTES
+from penstock.http.timers import Timed, Wheel
+from penstock.limits import ENTRY_BYTES
 from penstock.values import Appended, Batch, Draft, Expect, Kind
 from penstock.wire.trickle_channel import COMPLETE, Channel, Segment
 
 log = logging.getLogger("penstock.trickle")
+
+RECORD_BACKLOG_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of a recorded channel's segments that wait for the log. At it: its publishers are not read from."""
 
 _RETRY_SECONDS = 1.0
 _KNOWN_IDS = 1_000  # segments whose readers may still finish

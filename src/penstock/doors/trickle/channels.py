@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -16,14 +16,17 @@ from penstock.api.context import Context
 from penstock.doors.trickle.channel import LiveChannel, Recorder
 from penstock.doors.trickle.cluster import ChannelOwners, ChannelRecord, ChannelState, KnownChannel
 from penstock.errors import Busy, PenstockError
-from penstock.http.wheel import Timed
-from penstock.limits import BATCH_BYTES, CHANGES_SEGMENTS
+from penstock.http.timers import Timed
+from penstock.limits import BATCH_BYTES
 from penstock.settings import TrickleSettings
 from penstock.wire import trickle
 from penstock.wire.trickle import stream_of
 from penstock.wire.trickle_channel import ABANDONED, CLOSED, Keep
 
 log = logging.getLogger("penstock.trickle")
+
+CHANGES_SEGMENTS: Final = 1_000
+"""Messages of `_changes` that are kept: a burst of channels must not outrun who reads it. Over it: the oldest go."""
 
 SWEEP_SECONDS = 1.0
 CHANGES = "_changes"

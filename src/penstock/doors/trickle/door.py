@@ -24,7 +24,8 @@ from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.requests import DOOR, CapabilityRequest, ChannelRequest, Gatekeeper, SegmentRequest
 from penstock.doors.trickle.streams import Streams
 from penstock.errors import Busy, Conflict, PenstockError, TooLarge
-from penstock.http.exchange import LIVE, Held, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Held, Response
 from penstock.http.routing import STREAM, WHOLE, Route
 from penstock.settings import Settings
 from penstock.wire import trickle

@@ -11,12 +11,13 @@ from typing import Final, cast
 
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Busy, PeerError, PenstockError
-from penstock.http.exchange import Headers, Held, Request, Response
-from penstock.http.flush import Outlet
 from penstock.http.outgoing import OutgoingError, Target, parse_url
+from penstock.http.outlet import Outlet
 from penstock.http.problems import error_response
+from penstock.http.requests import Request
+from penstock.http.responses import Headers, Held, Response
 from penstock.limits import BODY_BUFFER_BYTES
-from penstock.wire.http import LAST_CHUNK, chunk
+from penstock.wire.http_chunks import LAST_CHUNK, chunk
 from penstock.wire.http_client import AnswerReader, request_head
 
 FORWARDED: Final = b"lp-trickle-forwarded"

@@ -11,8 +11,9 @@ from penstock.doors.trickle import answers
 from penstock.doors.trickle.channel import LiveChannel
 from penstock.doors.trickle.channels import Channels
 from penstock.errors import Busy, PenstockError, TooLarge
-from penstock.http.exchange import Held, Request, Response
-from penstock.http.wheel import Timed
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
+from penstock.http.timers import Timed
 from penstock.wire import trickle
 from penstock.wire.trickle import SeqInvalid, parse_seq
 from penstock.wire.trickle_channel import OVERSIZED, Segment, WriteRefused

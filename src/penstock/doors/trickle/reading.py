@@ -13,10 +13,11 @@ from penstock.doors.trickle import answers
 from penstock.doors.trickle.channel import LiveChannel
 from penstock.doors.trickle.channels import Channels
 from penstock.errors import Busy, PenstockError
-from penstock.http.exchange import Held, Request, Response
-from penstock.http.flush import Outlet
+from penstock.http.outlet import Outlet
 from penstock.http.problems import error_response
-from penstock.http.wheel import Timed
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
+from penstock.http.timers import Timed
 from penstock.wire import trickle
 from penstock.wire.trickle_channel import Segment, content
 

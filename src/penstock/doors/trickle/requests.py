@@ -18,7 +18,7 @@ from penstock.core.ledger import Recipient, recipient
 from penstock.core.names import check_name
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Forbidden, InputInvalid, Unauthenticated
-from penstock.http.exchange import Request
+from penstock.http.requests import Request
 from penstock.limits import CONTENT_TYPE_BYTES, RECIPIENT_BYTES
 from penstock.settings import TrickleSettings
 from penstock.wire import trickle

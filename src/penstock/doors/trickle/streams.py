@@ -19,13 +19,14 @@ from penstock.doors.trickle.channel import SegmentAttributes
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.reading import WaitingReader
 from penstock.errors import PenstockError, Trimmed
-from penstock.http.exchange import Held, Request, Response
-from penstock.http.flush import Outlet
+from penstock.http.outlet import Outlet
 from penstock.http.problems import error_response
+from penstock.http.requests import Request
+from penstock.http.responses import Held, Response
 from penstock.limits import CONTENT_TYPE_BYTES
 from penstock.values import Entry, Kind
 from penstock.wire import trickle
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 from penstock.wire.trickle_channel import CUT
 
 _COUNT = re.compile(r"[0-9]{1,3}")  # a batch has no more parts

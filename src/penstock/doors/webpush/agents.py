@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from penstock.api.context import Context
 from penstock.core.ledger import recipient
@@ -19,7 +19,6 @@ from penstock.doors.webpush.messages import Messages
 from penstock.doors.webpush.receipts import Receipts
 from penstock.doors.webpush.router_table import AlreadyConnected, KnownAgent, Lookup, RouterRecord, RouterTable
 from penstock.errors import NotFound, PenstockError
-from penstock.limits import PUSH_WORKERS
 from penstock.settings import WebPushSettings
 from penstock.values import Room
 from penstock.wire.webpush import Close, NodeAnswer, PushMessage
@@ -27,6 +26,10 @@ from penstock.wire.webpush_session import PushSession
 from penstock.wire.webpush_tokens import EndpointTokens
 
 log = logging.getLogger("penstock.webpush")
+
+PUSH_WORKERS: Final = 256
+"""User agents whose commands are carried out at once: a storm of them must not fill the engine's queues. Over
+it: they wait their turn."""
 
 
 class Connected(Protocol):

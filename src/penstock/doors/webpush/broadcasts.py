@@ -20,7 +20,8 @@ from penstock.api.describing import STRING, an_object, operation, shown_as, text
 from penstock.core.background import Loop
 from penstock.core.registry import NEW, change
 from penstock.errors import ConfigInvalid, InputInvalid, NotFound, TooLarge
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import BROADCAST_ID_CHARACTERS, BROADCAST_VERSION_CHARACTERS, BROADCASTS
 from penstock.settings import WebPushSettings

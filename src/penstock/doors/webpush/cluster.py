@@ -21,8 +21,9 @@ from penstock.core.calls import Calls
 from penstock.core.clock import Clock
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import InputInvalid, Unauthenticated
-from penstock.http.exchange import Request, Response
 from penstock.http.outgoing import OutgoingError, Target, parse_url
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import PUSH_BODY_READ
 from penstock.wire.webpush import NodeAnswer, PushMessage, is_uaid, pass_on, passed_on

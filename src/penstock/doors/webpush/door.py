@@ -22,7 +22,8 @@ from penstock.doors.webpush.endpoint import Endpoint
 from penstock.doors.webpush.refusals import autopush_form
 from penstock.doors.webpush.session import AgentSession
 from penstock.errors import ConfigInvalid, PeerError
-from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import PUSH_BODY_READ
 from penstock.settings import Settings

@@ -19,8 +19,9 @@ from penstock.doors.webpush.refusals import autopush_form
 from penstock.doors.webpush.requests import EndpointRequest, EndpointRequestReader
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import NotFound
-from penstock.http.exchange import Headers, Later, Request, Response
 from penstock.http.problems import error_response
+from penstock.http.requests import Request
+from penstock.http.responses import Headers, Later, Response
 from penstock.values import Item
 from penstock.wire.webpush import NodeAnswer, PushMessage, to_item
 from penstock.wire.webpush_endpoint import RECEIPT_RELATION, EndpointRefused, Errno

@@ -23,11 +23,12 @@ from penstock.api.context import Context
 from penstock.api.live import LiveWire
 from penstock.core.ledger import recipient
 from penstock.errors import InputInvalid, NotFound
-from penstock.http.exchange import LIVE, Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, Response
 from penstock.limits import PUSH_RECEIPT_SECONDS
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.eventhorizon import timestamp
-from penstock.wire.http import chunk
+from penstock.wire.http_chunks import chunk
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno
 from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 

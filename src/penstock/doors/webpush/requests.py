@@ -6,16 +6,20 @@ a signature's validity, is looked at anew.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.ledger import Recipient, recipient
 from penstock.errors import InputInvalid
-from penstock.http.exchange import Request
-from penstock.limits import PUSH_SENDERS_KNOWN
+from penstock.http.requests import Request
 from penstock.wire import vapid
 from penstock.wire.webpush_endpoint import EndpointRefused, Errno, PushHeaders, PushOptions, parse_push
 from penstock.wire.webpush_tokens import EndpointSubscription, EndpointTokens
+
+PUSH_SENDERS_KNOWN: Final = 4_096
+"""VAPID tokens remembered as verified, until they expire. Over it: all are forgotten, and verified again."""
 
 _HOSTS_KNOWN = 256  # names under which the service is addressed
 _SAID = (b"ttl", b"topic", b"urgency", b"content-encoding", b"encryption", b"crypto-key", b"prefer")

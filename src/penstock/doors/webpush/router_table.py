@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -28,8 +28,11 @@ from penstock.core.mailbox import Mailbox
 from penstock.core.ownership import ABSENT, Ownership, RecordForm, Rule
 from penstock.core.registry import change
 from penstock.errors import PenstockError
-from penstock.limits import PUSH_AGENTS_KNOWN
 from penstock.values import Record
+
+PUSH_AGENTS_KNOWN: Final = 50_000
+"""User agents whose router record and channels are remembered on a node that is alone. Over it: all are
+forgotten, and read again."""
 
 PREFIX = "webpush/ua/"
 

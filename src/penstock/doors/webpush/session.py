@@ -15,8 +15,8 @@ from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.receipts import DELIVERED
 from penstock.doors.webpush.router_table import AlreadyConnected
 from penstock.errors import NotFound, PenstockError
+from penstock.http.timers import Timed
 from penstock.http.websocket import WebSocket
-from penstock.http.wheel import Timed
 from penstock.limits import PUSH_PAGE
 from penstock.wire.webpush import Close, NodeAnswer, PushMessage
 from penstock.wire.webpush_actions import (

@@ -31,7 +31,7 @@ from penstock.doors.webpush_sender.push_client import PushClient
 from penstock.doors.webpush_sender.receipts import AwaitedReceipts
 from penstock.doors.webpush_sender.service_queue import ServiceQueue
 from penstock.errors import Forbidden, NotRecorded, PenstockError
-from penstock.http.wheel import Timed
+from penstock.http.timers import Timed
 from penstock.values import Entry, Kind
 from penstock.wire.pushing import (
     PushOutcome,

@@ -27,7 +27,8 @@ from penstock.doors.webpush_sender.push_client import PushClient, check_endpoint
 from penstock.doors.webpush_sender.requests import BindingShown, PushOrder, check_accepted, read_order
 from penstock.doors.webpush_sender.vapid_keys import open_vapid_key
 from penstock.errors import ConfigInvalid, NotFound, TooLarge
-from penstock.http.exchange import Request, Response
+from penstock.http.requests import Request
+from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import BINDINGS, ENTRY_BYTES, PAGE_ENTRIES
 from penstock.settings import Settings

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from penstock.doors.webpush_sender.push_client import PushTarget
-from penstock.http.wheel import Timed, Wheel
+from penstock.http.timers import Timed, Wheel
 
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 

@@ -12,10 +12,11 @@ from penstock.http.caps import Caps
 from penstock.http.cors import Cors
 from penstock.http.flush import Flusher
 from penstock.http.routing import Router
+from penstock.http.timers import Wheel
 from penstock.http.websocket import FrameReaders
-from penstock.http.wheel import Wheel
 from penstock.settings import ServerSettings
-from penstock.wire.http import HeadParser, date_line
+from penstock.wire.http_requests import HeadParser
+from penstock.wire.http_responses import date_line
 from penstock.wire.proxy import Trusted
 
 DECRYPTED_BYTES = 65_536
@@ -38,7 +39,7 @@ class Counters:
         self.live: dict[str, int] = {}  # open live answers and WebSockets, by door
 
 
-class Crew:
+class HandlerTasks:
     """The tasks in which coroutine handlers run. They never raise; a group waits for them all."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -69,7 +70,7 @@ class OpenConnection(Protocol):
         ...
 
 
-class Service:
+class Shared:
     """Settings, table, timers and counters of one listener."""
 
     __slots__ = (
@@ -95,7 +96,7 @@ class Service:
         self.decrypted = memoryview(bytearray(DECRYPTED_BYTES))
         self.idle_ticks = wheel.ticks(settings.idle_timeout)
         self.request_ticks = wheel.ticks(settings.request_timeout)
-        self.crew = Crew(group)
+        self.crew = HandlerTasks(group)
         self.cors = Cors(settings.cors_origins, expose)
         self.counters = Counters()
         self.parser = HeadParser()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes: request heads, bodies' framing and answers' heads, strict against smuggling.
+"""Heads of HTTP/1.1 requests, strict against smuggling.
 
 A head is parsed only when it is complete, so how the bytes are cut cannot matter. It is then looked at
 twice: by the rules below on the raw bytes, and by llhttp (httptools). What either refuses is refused; the
@@ -16,22 +16,12 @@ connection is closed after it, because nobody knows where the next request would
 from __future__ import annotations
 
 import re
-from email.utils import formatdate
-from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import unquote_to_bytes
 
 import httptools
 
-from penstock.errors import InputInvalid, PeerError
-from penstock.limits import (
-    CHUNK_EXTENSION_BYTES,
-    CHUNK_FRAMING_BYTES,
-    HEAD_BYTES,
-    HEAD_FIELDS,
-    TRAILER_BYTES,
-    URL_BYTES,
-)
+from penstock.errors import PeerError
+from penstock.limits import HEAD_BYTES, HEAD_FIELDS, URL_BYTES
 
 KNOWN_HEAD_BYTES: Final = 1024
 """A longer head is parsed each time: 16,384 of these are 16 MiB."""
@@ -40,9 +30,10 @@ KNOWN_HEADS: Final = 16_384
 """Request heads that are remembered as parsed, of at most KNOWN_HEAD_BYTES each. Over it: all are forgotten."""
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_TEXT = rb"[\t -~\x80-\xff]*+"
+FIELD_LINE: Final = _TOKEN + rb":[\t -~\x80-\xff]*+"
+"""A header or a trailer, without the end of its line."""
 _REQUEST_LINE = rb"(" + _TOKEN + rb") ([!-~]+) HTTP/([0-9])\.([0-9])\r\n"
-_HEAD = re.compile(_REQUEST_LINE + rb"(?:" + _TOKEN + rb":" + _TEXT + rb"\r\n)*+\r\n")
+_HEAD = re.compile(_REQUEST_LINE + rb"(?:" + FIELD_LINE + rb"\r\n)*+\r\n")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=:\[\]]*")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
@@ -285,236 +276,3 @@ def _apply_framing(head: RequestHead, lengths: list[bytes], codings: list[bytes]
         raise PeerError(400, "malformed Content-Length")
     else:
         head.length = int(lengths[0])
-
-
-# ── chunked bodies ─────────────────────────────────────────────────────────────────────────────
-
-_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t -~\x80-\xff]*)?")
-_TRAILER_LINE = re.compile(_TOKEN + rb":" + _TEXT)
-_SMALL_SIZES: Final = {line % size: size for size in range(1, 256) for line in (b"%x", b"%X")}
-
-
-class ChunkDecoder:
-    """Takes the framing off a chunked body."""
-
-    __slots__ = ("_held", "_left", "_spare", "_step", "_trailer")
-
-    def __init__(self, framing_bytes: int = CHUNK_FRAMING_BYTES) -> None:
-        self._held = b""  # the beginning of a line that is not complete
-        self._spare = framing_bytes  # how much more framing may come than what it frames
-        self._left = 0  # bytes of the chunk that are still to come
-        self._step = self._size
-        self._trailer = 0
-
-    def feed(self, data: bytes, pieces: list[bytes]) -> bytes | None:
-        """Add pieces of the body to *pieces*; return what follows it once it has ended (None before that).
-
-        Broken framing raises `PeerError`; what came before it is in *pieces* all the same.
-        """
-        if self._held:
-            data, self._held = self._held + data, b""
-        at = 0
-        while at < len(data):
-            after = self._step(data, at, pieces)
-            if after < 0:
-                self._held = data[at:]
-                break
-            at = after
-            if self._step == self._ended:
-                return data[at:]
-        return None
-
-    # Each step takes one thing from *data* at *at*, returns where it ended, or -1 if it is not all there.
-
-    def _size(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        passed = self._small_chunks(data, at, pieces)
-        if passed > at:
-            return passed
-        line, after = _line(data, at, CHUNK_EXTENSION_BYTES, "chunk size")
-        if line is None:
-            return -1
-        found = _SIZE_LINE.fullmatch(line)
-        if found is None:
-            raise PeerError(400, "malformed chunk size")
-        self._left = int(found[1], 16)
-        self._step = self._data if self._left else self._trailers
-        self._pay(len(line) + 4 - self._left)
-        return after
-
-    def _small_chunks(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        """Take the small chunks that are there from end to end: many in a row must cost little each."""
-        spare = self._spare
-        while size := _SMALL_SIZES.get(data[at : (end := data.find(b"\r", at, at + 3))]):
-            begin = end + 2
-            after = begin + size
-            if data[end:begin] != b"\r\n" or data[after : after + 2] != b"\r\n":
-                break
-            pieces.append(data[begin:after])
-            spare += size - (begin - at) - 2
-            at = after + 2
-        self._pay(self._spare - spare)
-        return at
-
-    def _pay(self, framing: int) -> None:
-        """Count bytes of framing, less those that they frame."""
-        self._spare -= framing
-        if self._spare < 0:
-            raise PeerError(400, "the chunks are too small", remedy="Send chunks of a kilobyte or more.")
-
-    def _data(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        piece = data[at : at + self._left]
-        pieces.append(piece)
-        self._left -= len(piece)
-        if not self._left:
-            self._step = self._data_end
-        return at + len(piece)
-
-    def _data_end(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        line, after = _line(data, at, 0, "chunk")
-        if line is None:
-            return -1
-        self._step = self._size
-        return after
-
-    def _trailers(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        line, after = _line(data, at, TRAILER_BYTES - self._trailer, "trailer")
-        if line is None:
-            return -1
-        if not line:
-            self._step = self._ended
-        elif not _TRAILER_LINE.fullmatch(line):
-            raise PeerError(400, "malformed trailer")
-        self._trailer += after - at
-        return after
-
-    def _ended(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        raise PeerError(400, "the body has ended")
-
-
-def _line(data: bytes, at: int, longest: int, what: str) -> tuple[bytes | None, int]:
-    """The line at *at* and where the next one begins; None while its end is not there."""
-    end = data.find(b"\r\n", at)
-    known = data[at:end] if end >= 0 else data[at:].removesuffix(b"\r")
-    if len(known) > longest or b"\n" in known or b"\r" in known:
-        raise PeerError(400, f"malformed {what}")
-    return (known, end + 2) if end >= 0 else (None, -1)
-
-
-def chunk(data: bytes) -> bytes:
-    """Frame *data* as one chunk: once, for all receivers. *data* must not be empty."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-LAST_CHUNK: Final = b"0\r\n\r\n"
-
-# ── answers ────────────────────────────────────────────────────────────────────────────────────
-
-CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_STATUS_LINES: Final = {s.value: b"HTTP/1.1 %d %b\r\n" % (s, s.phrase.encode()) for s in HTTPStatus}
-_VALUE = re.compile(r"(?![ \t])[\t -~\x80-\xff]*+(?<![ \t])")
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_prefixes: dict[tuple[int, str], bytes] = {}  # at most one per status and content type that the program names
-_names: set[str] = set()  # of fields, known to be in order
-
-
-def status_line(status: int) -> bytes:
-    """The status line; a status without a name of its own gets none."""
-    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-
-
-def field_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
-    """Encode header fields. Raises `ValueError` for one that would break the head apart."""
-    lines = []
-    for name, value in headers:
-        if not (name in _names or _is_name(name)) or not _VALUE.fullmatch(value):
-            raise ValueError(f"header field {name!r} cannot be sent")
-        lines.append(f"{name}: {value}\r\n")
-    return "".join(lines).encode("latin-1")
-
-
-def _is_name(name: str) -> bool:
-    found = _NAME.fullmatch(name) is not None
-    if found and len(_names) < 1000:
-        _names.add(name)
-    return found
-
-
-def date_line(epoch_seconds: int) -> bytes:
-    """The Date field for that second."""
-    return f"Date: {formatdate(epoch_seconds, usegmt=True)}\r\n".encode()
-
-
-def answer(status: int, body: bytes, content_type: str, fields: bytes) -> bytes:
-    """Encode a complete answer; *fields* are header lines already encoded, Date among them."""
-    key = (status, content_type)
-    prefix = _prefixes.get(key) or _prefix(key)
-    return b"%b%d\r\n%b\r\n%b" % (prefix, len(body), fields, body)
-
-
-def answer_head(status: int, body_length: int, content_type: str, fields: bytes) -> bytes:
-    """The head of that answer, for a HEAD request."""
-    prefix = _prefix((status, content_type))
-    return b"%b%d\r\n%b\r\n" % (prefix, body_length, fields)
-
-
-def bodiless(status: int, fields: bytes) -> bytes:
-    """An answer that has no body by definition (1xx, 204, 304), or a live one's head."""
-    return b"%b%b\r\n" % (status_line(status), fields)
-
-
-def _prefix(key: tuple[int, str]) -> bytes:
-    status, content_type = key
-    fields = field_lines((("Content-Type", content_type),)) if content_type else b""
-    prefix = status_line(status) + fields + b"Content-Length: "
-    if len(_prefixes) < 1000:
-        _prefixes[key] = prefix
-    return prefix
-
-
-# ── percent signs ──────────────────────────────────────────────────────────────────────────────
-
-_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
-
-
-def decode_level(level: str) -> str:
-    """Decode one level of a path. Raises `InputInvalid` for bad escapes, bad UTF-8 and control characters."""
-    if "%" not in level:
-        return level
-    text = _unquote(level, "path")
-    if _CONTROLS.search(text):
-        raise InputInvalid("path", "has an encoded control character", code="path_invalid")
-    return text
-
-
-def decode_path(path: str) -> str:
-    """Decode a whole path, for people and logs."""
-    return decode_level(path)
-
-
-def parse_query(query: str) -> dict[str, str]:
-    """Decode a query's parameters. A name that comes twice raises `InputInvalid`."""
-    found: dict[str, str] = {}
-    for pair in query.split("&") if query else ():
-        name, _, value = pair.partition("=")
-        name = _unquote(name.replace("+", " "), "query")
-        if not name:
-            continue
-        if name in found:
-            raise InputInvalid(f"parameter {name!r}", "is given twice", code="parameter_repeated")
-        found[name] = _unquote(value.replace("+", " "), f"parameter {name!r}")
-    return found
-
-
-def _unquote(text: str, what: str) -> str:
-    if "%" not in text:
-        return text
-    if _BAD_ESCAPE.search(text):
-        raise InputInvalid(what, "has a malformed percent sign", code="encoding_invalid")
-    try:
-        decoded = unquote_to_bytes(text).decode()
-    except UnicodeDecodeError:
-        raise InputInvalid(what, "is not UTF-8", code="encoding_invalid") from None
-    if "\0" in decoded:
-        raise InputInvalid(what, "has a NUL", code="encoding_invalid")
-    return decoded

@@ -19,72 +19,20 @@ A `PenstockError` that a handler raises becomes the answer (`problems.py`), in t
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
-from penstock.core.promise import Pending
 from penstock.http.bodies import BodySink, BodyStream
-from penstock.http.flush import Outlet, Owner, Tap
+from penstock.http.outlet import Outlet, Owner
+from penstock.http.output import Tap
+from penstock.http.responses import HandlerAnswer, Headers, Response
 from penstock.http.websocket import WebSocket, WebSocketOwner
-from penstock.wire import http
+from penstock.wire import http_requests, urls
 
-Headers = tuple[tuple[str, str], ...]
-
-
-class Response:
-    """A complete answer."""
-
-    __slots__ = ("body", "content_type", "headers", "status")
-
-    def __init__(
-        self, status: int, body: bytes = b"", content_type: str = "application/json", headers: Headers = ()
-    ) -> None:
-        self.status, self.body, self.content_type, self.headers = status, body, content_type, headers
-
-    def __repr__(self) -> str:
-        return f"Response({self.status}, {len(self.body)} bytes of {self.content_type})"
+Handler = Callable[["Request"], HandlerAnswer]
 
 
-class Later:
-    """An answer that *render* makes of a future's result when it is there: cheaper than a second future.
-
-    If there is an exception instead, *failed* makes it, where it is given. Either may also return a coroutine,
-    when there turns out to be more to wait for.
-    """
-
-    __slots__ = ("failed", "future", "render")
-
-    def __init__(
-        self,
-        future: Pending[Any],
-        render: Callable[[Any], Response | Coroutine[Any, Any, Response]],
-        failed: Callable[[BaseException], Response | Coroutine[Any, Any, Response]] | None = None,
-    ) -> None:
-        self.future, self.render, self.failed = future, render, failed
-
-
-class Held:
-    """Somebody who answers later, with `request.answer` or `request.open`, and hears if the peer leaves first."""
-
-    __slots__ = ()
-
-    def lost(self) -> None:
-        """The peer is gone before it was answered. An owner of an outlet hears the same of a live answer."""
-        raise NotImplementedError
-
-    def draining(self) -> None:
-        """The server is about to stop: answer now, or be cut when its patience ends."""
-
-
-LIVE: Final = Response(0)
-"""What a plain handler returns after `request.open` or `request.accept_websocket`."""
-
-Answer = Response | Later | Held | asyncio.Future[Response] | Coroutine[Any, Any, Response | Held | None]
-Handler = Callable[["Request"], Answer]
-
-
-class Holder(Protocol):
+class TokenHolder(Protocol):
     """Whom a live answer is for."""
 
     @property
@@ -98,7 +46,7 @@ class Holder(Protocol):
         ...
 
 
-class Carrier(Protocol):
+class RequestConnection(Protocol):
     """What a request needs of its connection."""
 
     def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet: ...
@@ -113,12 +61,12 @@ class Request:
     """One request. Names of headers are lower case; values are as they came."""
 
     __slots__ = (
-        "_carrier", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "headers", "http10",
-        "memo", "method", "peer", "plain", "query", "raw_path", "scheme", "timeout",
+        "_connection", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "headers",
+        "http10", "memo", "method", "peer", "plain", "query", "raw_path", "scheme", "timeout",
     )  # fmt: skip
 
-    def __init__(self, carrier: Carrier, head: http.RequestHead, peer: str, scheme: str) -> None:
-        self._carrier = carrier
+    def __init__(self, connection: RequestConnection, head: http_requests.RequestHead, peer: str, scheme: str) -> None:
+        self._connection = connection
         self.method: str = head.method
         self.raw_path: str = head.path  # as it came, percent signs and all: what routing looks at
         self.query: str = head.query  # as it came, without the question mark
@@ -129,7 +77,7 @@ class Request:
         self.peer = peer  # the client's address, from a trusted proxy's word if there is one
         self.scheme = scheme
         self.captures: tuple[str, ...] = ()  # what the wildcards of the route's path stand for, decoded
-        self.caller: Holder | None = None  # who asks, once it is known
+        self.caller: TokenHolder | None = None  # who asks, once it is known
         self.body: bytes = b""  # complete, on routes that take the body whole
         self.bounded = False  # its route has a deadline
         self.timeout: float | None = None  # the same in seconds, where the connection has to see to it
@@ -142,14 +90,14 @@ class Request:
     def path(self) -> str:
         """The path, percent-decoded: for people and names, not for deciding what is meant."""
         if self._path is None:
-            self._path = http.decode_path(self.raw_path)
+            self._path = urls.decode_path(self.raw_path)
         return self._path
 
     @property
     def params(self) -> dict[str, str]:
         """The query's parameters. A repeated name or bad encoding raises `InputInvalid`."""
         if self._params is None:
-            self._params = http.parse_query(self.query)
+            self._params = urls.parse_query(self.query)
         return self._params
 
     @property
@@ -180,7 +128,7 @@ class Request:
 
     def answer(self, response: Response, *, close: bool = False) -> None:
         """Answer a request that is held; with *close* the connection ends after it. Too late is no error."""
-        self._carrier.answer(self, response, close=close)
+        self._connection.answer(self, response, close=close)
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of that lower-case name."""
@@ -196,7 +144,7 @@ class Request:
         The answer to a HEAD request has no body: the outlet is closed from the start, and the owner soon
         hears `lost`.
         """
-        return self._carrier.open(self, status, headers, owner, watch=watch)
+        return self._connection.open(self, status, headers, owner, watch=watch)
 
     def accept_websocket(
         self, owner: WebSocketOwner, subprotocol: str | None = None, headers: Headers = (), *, watch: bool = False
@@ -205,11 +153,11 @@ class Request:
 
         Raises what `open` raises, too.
         """
-        return self._carrier.accept(self, owner, subprotocol, headers, watch=watch)
+        return self._connection.accept(self, owner, subprotocol, headers, watch=watch)
 
     def interim(self, status: int = 100, headers: Headers = ()) -> None:
         """Send an interim response (1xx) at once. HTTP/1.0 clients know none: nothing is sent to them."""
-        self._carrier.interim(self, status, headers)
+        self._connection.interim(self, status, headers)
 
 
 async def _no_chunks() -> AsyncIterator[bytes]:

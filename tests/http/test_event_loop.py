@@ -10,7 +10,7 @@ import pytest
 
 CHILD = """
 import asyncio, faulthandler, sys, uvloop
-from penstock.http.loop import run_loop
+from penstock.http.event_loop import run_loop
 
 async def leave_a_socket_open():
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
@@ -40,4 +40,4 @@ def test_nothing_that_tests_run_in_their_own_process_ends_on_the_bare_loop() -> 
     files = [*root.glob("src/**/*.py"), *root.glob("tests/**/*.py"), *root.glob("bench/*.py")]
     bare = [file for file in files if "uvloop.run(" in file.read_text().replace("return uvloop.run(main, loop", "")]
 
-    assert [file.name for file in bare] == ["test_loop.py", "start.py"]  # a child each
+    assert [file.name for file in bare] == ["test_event_loop.py", "start.py"]  # a child each

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.http.wheel import TICK_SECONDS, Timed, Wheel
+from penstock.http.timers import TICK_SECONDS, Timed, Wheel
 from tests.http.wires import ManualTimer
 
 

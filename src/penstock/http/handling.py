@@ -12,17 +12,19 @@ from typing import Any, Final, cast
 
 from penstock.core.promise import Pending
 from penstock.errors import PeerError
-from penstock.http import answers
+from penstock.http import encoding
 from penstock.http.bodies import Booking, Intake
-from penstock.http.exchange import LIVE, Answer, Headers, Held, Later, Request, Response
-from penstock.http.flush import Outlet, Owner, Pipe, Tap
-from penstock.http.lease import Lease
+from penstock.http.live_lease import LiveLease
+from penstock.http.outlet import Outlet, Owner
+from penstock.http.output import Pipe, Tap
 from penstock.http.problems import HandlerTimedOut, error_response
+from penstock.http.requests import Request
+from penstock.http.responses import LIVE, HandlerAnswer, Headers, Held, Later, Response
 from penstock.http.routing import Route
-from penstock.http.service import Service
+from penstock.http.shared import Shared
 from penstock.http.websocket import WebSocket, WebSocketOwner
 from penstock.limits import UNREAD_BODY_BYTES
-from penstock.wire import http
+from penstock.wire import http_requests
 
 log = logging.getLogger("penstock.http")
 
@@ -46,20 +48,20 @@ class Phase(Enum):
     CLOSED = "is gone"
 
 
-class Answering(Pipe):
-    """A connection as handlers see it (`exchange.Carrier`)."""
+class Handling(Pipe):
+    """A connection as handlers see it (`requests.RequestConnection`)."""
 
     __slots__ = (
         "_booking", "_buffer", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request", "_route",
-        "_scope", "_service", "_work", "phase",
+        "_scope", "_shared", "_work", "phase",
     )  # fmt: skip
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service.prompt_flusher, service.settings.write_high)
-        self._service = service
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared.prompt_flusher, shared.settings.write_high)
+        self._shared = shared
         self.phase = Phase.IDLE
         self._buffer = b""  # input that waits
-        self._head: http.RequestHead | None = None  # of the request in progress, until it is answered
+        self._head: http_requests.RequestHead | None = None  # of the request in progress, until it is answered
         self._request: Request | None = None
         self._intake: Intake | None = None  # the body that is on its way in
         self._work: Pending[Any] | Held | None = None  # what the answer waits for
@@ -67,7 +69,7 @@ class Answering(Pipe):
         self._keep_alive = True
         self._half = False  # at the end only our half is closed at first
         self._eof = False  # the peer sends no more
-        self._lease: Lease | None = None  # of the live answer, if a token opened it
+        self._lease: LiveLease | None = None  # of the live answer, if a token opened it
         self._route: Route | None = None  # of the latest request that has one
         self._booking: Booking | None = None  # of the body, or of a WebSocket message, that is held here
 
@@ -75,7 +77,7 @@ class Answering(Pipe):
 
     def _call(self, route: Route, request: Request) -> None:
         """Run the handler; answer at once if it has its answer."""
-        timeout = self._service.settings.request_timeout if route.timeout == -1.0 else route.timeout
+        timeout = self._shared.settings.request_timeout if route.timeout == -1.0 else route.timeout
         request.bounded = timeout is not None
         try:
             answer = route.handler(request)
@@ -87,7 +89,7 @@ class Answering(Pipe):
         else:
             self._wait(request, answer, timeout)
 
-    def _wait(self, request: Request, answer: Answer, timeout: float | None) -> None:
+    def _wait(self, request: Request, answer: HandlerAnswer, timeout: float | None) -> None:
         later = answer if type(answer) is Later else None
         if later is not None or asyncio.isfuture(answer):
             self._work = future = cast("Pending[Any]", answer if later is None else later.future)
@@ -99,14 +101,14 @@ class Answering(Pipe):
             self._hold(request, answer)
         else:
             work = self._run(request, cast("Coroutine[Any, Any, Response | Held | None]", answer), timeout)
-            self._work = self._service.crew.start(work)
+            self._work = self._shared.crew.start(work)
 
     def _arm(self, timeout: float) -> None:
-        service = self._service
-        if timeout == service.settings.request_timeout:
-            service.wheel.arm_ticks(self, service.request_ticks)
+        shared = self._shared
+        if timeout == shared.settings.request_timeout:
+            shared.wheel.arm_ticks(self, shared.request_ticks)
         else:
-            service.wheel.arm(self, timeout)
+            shared.wheel.arm(self, timeout)
 
     def _hold(self, request: Request, held: Held) -> None:
         """Wait for somebody to answer, unless that has happened already."""
@@ -121,14 +123,14 @@ class Answering(Pipe):
             self._work = self._scope = None
             self._keep_alive = self._keep_alive and not close
             self._completed(request, response)
-            self._service.loop.call_soon(self._go_on)  # not before a handler that is running has returned
+            self._shared.loop.call_soon(self._go_on)  # not before a handler that is running has returned
 
     def _future_done(self, request: Request, later: Later | None, future: Pending[Any]) -> None:
         """Answer with what its outcome means. That is found out also when the peer left: it may have effects."""
         answer = self._outcome(later, future)
         waits = self._work is future and self._request is request  # else it became live, or nobody is there
         if later is not None and type(answer) is not Response:
-            work = self._service.crew.start(self._run(request, cast("Coroutine[Any, Any, Response]", answer), None))
+            work = self._shared.crew.start(self._run(request, cast("Coroutine[Any, Any, Response]", answer), None))
             self._work = work if waits else self._work  # the deadline is still booked
         elif waits:
             self._work = None
@@ -169,7 +171,7 @@ class Answering(Pipe):
             request._tap.abort()
 
     def _timed_out(self) -> Response:
-        self._service.counters.timed_out += 1
+        self._shared.counters.timed_out += 1
         return self._problem(HandlerTimedOut("the answer took too long"))
 
     def _problem(self, error: BaseException) -> Response:
@@ -189,9 +191,9 @@ class Answering(Pipe):
     # ── complete answers ──────────────────────────────────────────────────────────────────────
 
     def _answer(self, response: Response) -> None:
-        keep_alive = self._keep_alive = self._keep_alive and not self._service.draining
+        keep_alive = self._keep_alive = self._keep_alive and not self._shared.draining
         request = cast("Request", self._request)
-        data = answers.encode(self._service, request, response, keep_alive=keep_alive)
+        data = encoding.encode(self._shared, request, response, keep_alive=keep_alive)
         if self._buffer:
             self.write(data)  # more answers may follow in this turn
         else:
@@ -205,7 +207,7 @@ class Answering(Pipe):
         self._head = self._request = None
         if self._intake is not None:
             self._drop_body(self._intake)
-        if self._keep_alive and not self._service.draining and not (self._eof and not self._buffer):
+        if self._keep_alive and not self._shared.draining and not (self._eof and not self._buffer):
             if self._intake is None:
                 self._ready_for_next()
             else:
@@ -225,22 +227,22 @@ class Answering(Pipe):
         intake.dropped, intake.stream = True, None
         intake.held.clear()
         intake.limit = intake.received + UNREAD_BODY_BYTES
-        intake.timeout = self._service.settings.body_timeout  # whatever patience its route had
+        intake.timeout = self._shared.settings.body_timeout  # whatever patience its route had
 
     # ── live answers ──────────────────────────────────────────────────────────────────────────
 
     def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet:
         self._check_unanswered(request)
-        if request.http10 or self._service.draining:
+        if request.http10 or self._shared.draining:
             self._keep_alive = False
-        head = answers.live_head(self._service, request, status, headers, keep_alive=self._keep_alive)
+        head = encoding.live_head(self._shared, request, status, headers, keep_alive=self._keep_alive)
         if request.method != "HEAD":
             self._take_lease(request)
         self.write(head)
         if request.method == "HEAD":
-            self._service.loop.call_soon(owner.lost)
+            self._shared.loop.call_soon(owner.lost)
             self._finished()
-            self._service.loop.call_soon(self._go_on)
+            self._shared.loop.call_soon(self._go_on)
             return Outlet(None, owner, chunked=False)
         outlet = Outlet(self, owner, chunked=not request.http10, watch=watch)
         self._become(Phase.LIVE, request, outlet)
@@ -250,23 +252,23 @@ class Answering(Pipe):
         self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
     ) -> WebSocket:
         self._check_unanswered(request)
-        head = cast("http.RequestHead", self._head)
+        head = cast("http_requests.RequestHead", self._head)
         if not head.upgrade or head.has_body or request.method != "GET":
             raise PeerError(426, "a WebSocket handshake is required here")
-        answer = answers.handshake(self._service, request, subprotocol, headers)
+        answer = encoding.handshake(self._shared, request, subprotocol, headers)
         self._take_lease(request)
         self.write(answer)
-        socket = WebSocket(self, owner, self._service.readers, watch=watch)
+        socket = WebSocket(self, owner, self._shared.readers, watch=watch)
         self._become(Phase.SOCKET, request, socket)
         if self._buffer:
-            self._service.loop.call_soon(self._go_on)  # not before the handler has returned
+            self._shared.loop.call_soon(self._go_on)  # not before the handler has returned
         return socket
 
     def interim(self, request: Request, status: int, headers: Headers) -> None:
         if self._request is request and not request.http10:
             if status == 100 and self._head is not None:
                 self._head.expects_continue = False
-            self.write(answers.interim(status, headers))
+            self.write(encoding.interim(status, headers))
 
     def _check_unanswered(self, request: Request) -> None:
         if self._request is not request:
@@ -274,14 +276,14 @@ class Answering(Pipe):
 
     def _take_lease(self, request: Request) -> None:
         caller = request.caller
-        if caller is not None and (caller.expires < math.inf or self._service.caps.counts_live):
-            self._lease = Lease(self._service, caller)
+        if caller is not None and (caller.expires < math.inf or self._shared.caps.counts_live):
+            self._lease = LiveLease(self._shared, caller)
 
     def _become(self, phase: Phase, request: Request, tap: Tap) -> None:
         """A live answer has begun: the request has no deadline any more, and is not needed."""
         self.phase, self.tap, request._tap = phase, tap, tap
-        self.flusher = self._service.live_flusher
-        live, door = self._service.counters.live, cast("Route", self._route).door
+        self.flusher = self._shared.live_flusher
+        live, door = self._shared.counters.live, cast("Route", self._route).door
         live[door] = live.get(door, 0) + 1
         if self._lease is not None:
             self._lease.begin(tap)
@@ -297,7 +299,7 @@ class Answering(Pipe):
         self._arm_for_phase()
 
     def _uncount_live(self) -> None:
-        self._service.counters.live[cast("Route", self._route).door] -= 1
+        self._shared.counters.live[cast("Route", self._route).door] -= 1
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.end()
@@ -314,9 +316,9 @@ class Answering(Pipe):
                 self.tap = None  # else it stays until its last bytes are written
             self.phase = Phase.BUSY
             self._finished()
-            self.flusher = self._service.prompt_flusher
+            self.flusher = self._shared.prompt_flusher
             if self._buffer:
-                self._service.loop.call_soon(self._go_on)
+                self._shared.loop.call_soon(self._go_on)
 
     # ── ends ──────────────────────────────────────────────────────────────────────────────────
 
@@ -324,7 +326,7 @@ class Answering(Pipe):
         self._keep_alive = False
 
     def closing(self) -> None:
-        self._service.wheel.arm(self, CLOSE_SECONDS)
+        self._shared.wheel.arm(self, CLOSE_SECONDS)
 
     def hang_up(self) -> None:
         self._half = self.transport.can_write_eof() and not self._eof
@@ -340,7 +342,7 @@ class Answering(Pipe):
         self._intake = None
         self._buffer = b""
         self.transport.write_eof()
-        self._service.wheel.arm(self, DISCARD_SECONDS)
+        self._shared.wheel.arm(self, DISCARD_SECONDS)
 
     def _ready_for_next(self) -> None:
         raise NotImplementedError
