@@ -24,8 +24,14 @@ def no_stream() -> Response:
 
 
 def error(error: PenstockError) -> Response:
-    """What is wrong: the original has words for a number that is none."""
-    return text(400, trickle.NO_SEQ) if isinstance(error, SeqInvalid) else error_response(error)
+    """What is wrong, in this door's form."""
+    return error_response(error, _trickle_form)
+
+
+def _trickle_form(problem: Problem) -> Response:
+    """As Penstock's API says it; but for a number that is none the original has words."""
+    invalid = isinstance(problem.error, SeqInvalid)
+    return text(problem.status, trickle.NO_SEQ) if invalid else penstock_form(problem)
 
 
 def empty(*headers: tuple[str, str]) -> Response:
