@@ -125,27 +125,28 @@ class AgentSession(Timed):
     # ── actions ───────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, actions: Iterable[Action]) -> None:
+        home = self.home
         for action in actions:
-            match action:
-                case SendFrame(frame):
-                    self.socket.put(frame)
-                case RecordState(state, version, month, number, reason):
-                    self.home.messages.record(self.who, state, version, month, number, reason)
-                    if state != "dropped":  # that counts user agents
-                        self.home.counts[state] += 1
-                case Arm(seconds):
-                    self.home.wheel.arm(self, seconds)
-                case Leave(unsaved):
-                    self.home.wheel.forget(self)
-                    self.home.broadcasts.leave(self)
-                    self.home.left(self, unsaved)
-                case CloseSocket(code, reason):
-                    self.socket.close(code, reason)
-                case _:
-                    self._signal(action)
+            if isinstance(action, SendFrame):  # these two come for each message: a match costs 2 µs more
+                self.socket.put(action.frame)
+            elif isinstance(action, RecordState):
+                state = action.state
+                home.messages.record(self.who, state, action.version, action.month, action.number, action.reason)
+                if state != "dropped":  # that counts user agents
+                    home.counts[state] += 1
+            else:
+                self._perform_rare(action)
 
-    def _signal(self, signal: Signal) -> None:
-        match signal:
+    def _perform_rare(self, action: Signal | Arm | Leave | CloseSocket) -> None:
+        match action:
+            case Arm(seconds):
+                self.home.wheel.arm(self, seconds)
+            case Leave(unsaved):
+                self.home.wheel.forget(self)
+                self.home.broadcasts.leave(self)
+                self.home.left(self, unsaved)
+            case CloseSocket(code, reason):
+                self.socket.close(code, reason)
             case Signal.START_WORKER:
                 self._worker = self.home.start(self._work())
             case Signal.AWAIT_WORKER:
