@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosedOK
 
 from penstock.core.clock import ManualClock
 from penstock.core.lookout import LOOK_SECONDS, Changes
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStreamDoor
 from penstock.engines.jetstream import open_jetstream
 from penstock.settings import LogSettings, MsgstreamSettings
 from penstock.testing import NatsCluster, wait_until_async
@@ -36,7 +36,7 @@ async def three(
                 open_jetstream(nats.url, node=name, clock=clock, settings=settings)
             )
             node = Place(
-                engine, clock, keys, MessageStream, MsgstreamSettings(), FaultyBus(engine.bus, faults),
+                engine, clock, keys, MessageStreamDoor, MsgstreamSettings(), FaultyBus(engine.bus, faults),
                 look_seconds=LOOK_SECONDS, changes=blind or engine.changes,
             )  # fmt: skip
             await node.start()

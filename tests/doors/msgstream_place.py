@@ -23,7 +23,7 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.lookout import Changes, Lookout
 from penstock.core.members import Alone, Members
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStreamDoor
 from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, MemoryRegistry
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
@@ -87,7 +87,7 @@ class Place:
         engine: MemoryEngine,
         clock: ManualClock,
         keys: Path,
-        make: type[MessageStream],
+        make: type[MessageStreamDoor],
         settings: MsgstreamSettings,
         bus: Bus | None = None,
         recent: int = 8192,
@@ -100,7 +100,7 @@ class Place:
         self._bus, self._recent = bus, recent
         self._stack = AsyncExitStack()
         self._asking: set[asyncio.StreamWriter] = set()
-        self.door: MessageStream
+        self.door: MessageStreamDoor
         self.listener: Listener
         self.ledger: Ledger
         self.lookout: Lookout
@@ -191,7 +191,7 @@ def slow_engine(clock: ManualClock) -> MemoryEngine:
 
 @asynccontextmanager
 async def place(
-    keys: Path, make: type[MessageStream] = MessageStream, *, recent: int = 8192, **settings: Any
+    keys: Path, make: type[MessageStreamDoor] = MessageStreamDoor, *, recent: int = 8192, **settings: Any
 ) -> AsyncIterator[Place]:
     """A door that is open in the block. *make* may be one that does something wrong."""
     clock = ManualClock()
@@ -244,7 +244,7 @@ class NodeBus:
 
 @asynccontextmanager
 async def two_nodes(
-    keys: Path, make: type[MessageStream] = MessageStream, look_seconds: float = 0.1
+    keys: Path, make: type[MessageStreamDoor] = MessageStreamDoor, look_seconds: float = 0.1
 ) -> AsyncIterator[tuple[Place, Place, Wires]]:
     clock, wires, settings = ManualClock(), Wires(), MsgstreamSettings()
     async with slow_engine(clock) as engine:

@@ -30,7 +30,7 @@ from penstock.core.members import Members
 from penstock.doors.eventhorizon import cluster as pusher_cluster
 from penstock.doors.eventhorizon.cluster import Pushers
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStreamDoor
 from penstock.engines.memory import MemoryChanges, MemoryEngine
 from penstock.http.caps import Caps
 from penstock.http.timers import Wheel
@@ -63,7 +63,7 @@ async def three(keys: Path, faults: Faults, see: See = MemoryChanges) -> AsyncIt
     async with slow_engine(clock) as engine:
         nodes = [
             Place(
-                engine, clock, keys, MessageStream, MsgstreamSettings(), FaultyBus(NodeBus(name, wires), faults),
+                engine, clock, keys, MessageStreamDoor, MsgstreamSettings(), FaultyBus(NodeBus(name, wires), faults),
                 look_seconds=NEVER, changes=see(engine),
             )
             for name in ("one", "two", "three")

@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from penstock.core.clock import ManualClock
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStreamDoor
 from penstock.limits import CONFIRMS
 from penstock.settings import MsgstreamSettings
 from penstock.values import Item
@@ -57,7 +57,7 @@ async def check_what_waits_is_bounded(keys: Path) -> None:
     clock = ManualClock()
     async with slow_engine(clock) as engine:
         engine.mailbox = mailbox = StoppedMailbox(clock)
-        here = Place(engine, clock, keys, MessageStream, MsgstreamSettings())
+        here = Place(engine, clock, keys, MessageStreamDoor, MsgstreamSettings())
         await here.start()
         try:
             key = await here.login("flooding")

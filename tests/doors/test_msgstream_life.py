@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedOK
 
 from penstock.core.ledger import Event, decode
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStreamDoor
 from penstock.doors.msgstream.records import FORM
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import SESSIONS_KNOWN, Sessions
@@ -265,7 +265,7 @@ class DoesNotWait(Sessions):
 async def test_an_emit_that_is_stored_while_the_change_of_the_month_is_written_is_not_lost(
     tmp_path: Path, kind: type[Sessions], lost: bool
 ) -> None:
-    async with place(tmp_path, type("Door", (MessageStream,), {"kind": kind})) as here:
+    async with place(tmp_path, type("Door", (MessageStreamDoor,), {"kind": kind})) as here:
         key = await here.login("alice", ttl=MONTH * 2)
         await here.poll(key)
         left, put = record_now(here).month, here.engine.registry.put
@@ -307,7 +307,7 @@ class MovesSilently(Sessions):
 async def test_an_item_that_is_brought_along_ends_in_the_month_it_leaves(
     tmp_path: Path, kind: type[Sessions], silent: bool
 ) -> None:
-    async with two_nodes(tmp_path, type("Door", (MessageStream,), {"kind": kind})) as (one, two, _):
+    async with two_nodes(tmp_path, type("Door", (MessageStreamDoor,), {"kind": kind})) as (one, two, _):
         key = await one.login("alice", ttl=MONTH * 2)
         left = record_now(one).month
         one.clock.advance(MONTH)
@@ -462,7 +462,7 @@ class TrustsItsCopy(Sessions):
 
 
 async def test_a_node_that_trusts_its_copy_is_found_out(tmp_path: Path) -> None:
-    wrong = type("Wrong", (MessageStream,), {"kind": TrustsItsCopy})
+    wrong = type("Wrong", (MessageStreamDoor,), {"kind": TrustsItsCopy})
     async with two_nodes(tmp_path, wrong) as (one, two, _):
         key = await one.login("alice")
         await one.poll(key)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStreamDoor
 from penstock.doors.msgstream.session import Session
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.http.event_loop import run_loop
@@ -249,7 +249,7 @@ steps = st.lists(
 # On uvloop, as the server: asyncio's own listener leaves connections open that come while it closes (Python 3.11).
 
 
-async def play(script: list[tuple[Any, ...]], make: type[MessageStream] = MessageStream) -> None:
+async def play(script: list[tuple[Any, ...]], make: type[MessageStreamDoor] = MessageStreamDoor) -> None:
     with TemporaryDirectory() as keys:
         async with place(Path(keys), make, recent=6) as here:
             try:
@@ -259,7 +259,7 @@ async def play(script: list[tuple[Any, ...]], make: type[MessageStream] = Messag
                 raise Wrong("somebody waits without an end") from None
 
 
-async def play_on_two(script: list[tuple[Any, ...]], make: type[MessageStream] = MessageStream) -> None:
+async def play_on_two(script: list[tuple[Any, ...]], make: type[MessageStreamDoor] = MessageStreamDoor) -> None:
     """The same on two nodes that share their data; every other hint from one to the other is lost."""
     with TemporaryDirectory() as keys:
         async with two_nodes(Path(keys), make) as (one, two, wires):
@@ -350,8 +350,8 @@ class CountsAnew(Sessions):
         return session
 
 
-def with_session(kind: type[Session]) -> type[MessageStream]:
-    return type(kind.__name__, (MessageStream,), {"kind": type("Sessions", (Sessions,), {"kind": kind})})
+def with_session(kind: type[Session]) -> type[MessageStreamDoor]:
+    return type(kind.__name__, (MessageStreamDoor,), {"kind": type("Sessions", (Sessions,), {"kind": kind})})
 
 
 LOGIN, EMIT, CRASH = ("login", "alice"), ("emit", "alice"), ("crash",)
@@ -360,11 +360,11 @@ SABOTAGED = {
     "confirms before it is durable": (with_session(AnswersTooEarly), [LOGIN, EMIT, TAKE, CONFIRM, CRASH]),
     "forgets the position": (with_session(ForgetsThePosition), [LOGIN, ("everybody", "stream"), TAKE, CRASH, TAKE]),
     "keeps nothing": (
-        type("Keeps", (MessageStream,), {"kind": KeepsNothing}),
+        type("Keeps", (MessageStreamDoor,), {"kind": KeepsNothing}),
         [LOGIN, EMIT],
     ),
     "counts anew": (
-        type("Counts", (MessageStream,), {"kind": CountsAnew}),
+        type("Counts", (MessageStreamDoor,), {"kind": CountsAnew}),
         [LOGIN, EMIT, TAKE, CONFIRM, CRASH, EMIT, TAKE],
     ),
 }

@@ -16,7 +16,7 @@ from penstock.errors import InputInvalid, PeerError, TooLarge
 from penstock.limits import PACK_BYTES
 from penstock.values import Entry, Kind
 from penstock.wire import msgstream
-from penstock.wire.msgstream import Inbox, Message, Received, check_messages, confirmed, delivery, parse, read
+from penstock.wire.msgstream import EmittedMessage, Inbox, Received, check_messages, confirmed, delivery, parse, read
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -66,7 +66,7 @@ def test_a_key_is_cut_at_its_last_colon(key: str | None, parts: tuple[str, str] 
 # ── packs ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def made(written: list[Any]) -> list[Message]:
+def made(written: list[Any]) -> list[EmittedMessage]:
     raw = msgspec.json.decode(json.dumps(written).encode(), type=list[list[msgspec.Raw]])
     return check_messages(raw)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from penstock.api.context import Context
 from penstock.api.door import Door, InternalDoor, MakeDoor
 from penstock.doors.eventhorizon import EventHorizon
-from penstock.doors.msgstream import MessageStream
+from penstock.doors.msgstream import MessageStreamDoor
 from penstock.doors.sps import Sps
 from penstock.doors.trickle import Trickle
 from penstock.doors.webpush import WebPush
@@ -27,7 +27,7 @@ DOORS: dict[str, tuple[MakeDoor, ...]] = {
     "sps": (Sps,),
     "webpush": (WebPush, WebPushSender),
     "trickle": (Trickle,),
-    "msgstream": (MessageStream,),
+    "msgstream": (MessageStreamDoor,),
 }
 """The doors there are, besides Penstock's API, which is always open."""
 

@@ -107,7 +107,7 @@ def pack(messages: Sequence[bytes]) -> bytes:
     return b"[" + b",".join(messages) + b"]"
 
 
-class Message(msgspec.Struct, frozen=True):
+class EmittedMessage(msgspec.Struct, frozen=True):
     """A message that was checked: its type, and its data as JSON text."""
 
     type: str
@@ -117,7 +117,7 @@ class Message(msgspec.Struct, frozen=True):
         return message(self.type, self.data)
 
 
-def check_messages(raw: list[list[msgspec.Raw]]) -> list[Message]:
+def check_messages(raw: list[list[msgspec.Raw]]) -> list[EmittedMessage]:
     """Messages as somebody wants them emitted; raises `InputInvalid` or `TooLarge`."""
     if not raw:
         raise InputInvalid("messages", "there are none")
@@ -130,14 +130,14 @@ def check_messages(raw: list[list[msgspec.Raw]]) -> list[Message]:
     return messages
 
 
-def _check(parts: list[msgspec.Raw]) -> Message:
+def _check(parts: list[msgspec.Raw]) -> EmittedMessage:
     if not 1 <= len(parts) <= 2:
         raise InputInvalid("message", f"has {len(parts)} elements: a message is [type] or [type, data]")
     try:
         type = msgspec.json.decode(parts[0], type=str)
     except msgspec.MsgspecError:
         raise InputInvalid("message", "has a type that is no text") from None
-    return Message(check_type(type), bytes(parts[1]) if len(parts) == 2 else None)
+    return EmittedMessage(check_type(type), bytes(parts[1]) if len(parts) == 2 else None)
 
 
 def check_type(type: str) -> str:

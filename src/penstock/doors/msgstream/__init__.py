@@ -1,5 +1,5 @@
 """The message stream: packs of messages for sessions, kept until each is confirmed, by polling or WebSocket."""
 
-from penstock.doors.msgstream.door import MessageStream
+from penstock.doors.msgstream.door import MessageStreamDoor
 
-__all__ = ["MessageStream"]
+__all__ = ["MessageStreamDoor"]

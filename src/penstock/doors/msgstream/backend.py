@@ -38,7 +38,7 @@ from penstock.http.requests import Request
 from penstock.http.responses import Response
 from penstock.limits import ACTOR_BYTES, PAGE_ENTRIES
 from penstock.values import Batch, Draft, Item, NewItem
-from penstock.wire.msgstream import PACK_TYPE, Message, pack
+from penstock.wire.msgstream import PACK_TYPE, EmittedMessage, pack
 from penstock.wire.msgstream_actions import SessionRecord
 
 _ACTOR = text("actor", "The actor.", pattern=PATH_LEVEL, most=ACTOR_BYTES)
@@ -251,7 +251,7 @@ class Emitter:
         appended = await self._context.log.append(Batch((Draft(BROADCAST, text, PACK_TYPE),)))
         return Response(200, _encode({"packs": {}, "broadcast": appended.last.id}))
 
-    async def _into_streams(self, streams: list[str], messages: list[Message]) -> Response:
+    async def _into_streams(self, streams: list[str], messages: list[EmittedMessage]) -> Response:
         """All of it in one batch: everything or nothing."""
         drafts = tuple(Draft(stream, one.data or b"", one.type) for stream in streams for one in messages)
         appended = await self._context.log.append(Batch(drafts))

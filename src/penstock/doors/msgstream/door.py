@@ -21,7 +21,7 @@ from penstock.limits import CALL_BYTES, PACK_BYTES
 from penstock.settings import Settings
 
 
-class MessageStream:
+class MessageStreamDoor:
     """The message stream."""
 
     kind: type[Sessions] = Sessions

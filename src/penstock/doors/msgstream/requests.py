@@ -21,7 +21,7 @@ from penstock.limits import (
     SESSION_META_BYTES,
     SESSION_SECONDS,
 )
-from penstock.wire.msgstream import Message, check_messages
+from penstock.wire.msgstream import EmittedMessage, check_messages
 
 T = TypeVar("T")
 _Actor = Annotated[str, shown_as(minLength=1, maxLength=ACTOR_BYTES)]
@@ -86,7 +86,7 @@ def read_actors(body: bytes) -> list[str]:
     return actors
 
 
-def read_emit(body: bytes, caller: Caller) -> tuple[list[Message], list[str], list[str]]:
+def read_emit(body: bytes, caller: Caller) -> tuple[list[EmittedMessage], list[str], list[str]]:
     """Messages, and the actors or streams they are for; neither: for everybody. The caller may emit there."""
     wanted = _decode(body, EmitRequest)
     actors, streams = _names(wanted.actors), _names(wanted.streams)
