@@ -330,7 +330,7 @@ async def test_who_leaves_a_stream_still_gets_what_was_on_its_way() -> None:
 
 
 async def test_who_has_caught_up_is_told_even_if_there_was_nothing_for_it() -> None:
-    async with MemoryEngine() as engine, Hub(engine.log, recent=2) as hub:
+    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(recent=2)) as hub:
         reader, told = Reader(), list[int]()
         for _ in range(20):
             await publish(engine, "/b")
