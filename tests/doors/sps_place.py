@@ -22,7 +22,7 @@ from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener
 from penstock.http.routing import Router
 from penstock.http.timers import Wheel
-from penstock.settings import ServerSettings, Settings
+from penstock.settings import HubSettings, ServerSettings, Settings
 from penstock.values import Batch, Draft
 
 
@@ -110,7 +110,7 @@ class Place:
 async def place(keys: Path, *, make: type[Sps] = Sps, **of_hub: int) -> AsyncIterator[Place]:
     """A door that is open in the block. *make* may be a door that does something wrong."""
     time = ManualTime()
-    async with MemoryEngine() as engine, Hub(engine.log, **of_hub) as hub:
+    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(**of_hub)) as hub:
         clock, gate = ManualClock(), Gate(open_keys(keys), "admin")
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
-from penstock.doors.webpush import session as session_module
 from penstock.errors import ConfigInvalid
 from penstock.limits import PUSH_COMMANDS, PUSH_PAGE
 from penstock.testing import wait_until_async
 from penstock.wire import webpush as wire
+from penstock.wire import webpush_session as session_module
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"

@@ -27,7 +27,7 @@ from penstock.doors.webpush_sender.vapid_keys import make_key, open_given
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import EngineGone
 from penstock.http.timers import Wheel
-from penstock.settings import WebPushSettings
+from penstock.settings import HubSettings, WebPushSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft
 from penstock.wire.pushing import PushOutcome, PushReceiver, PushSubscription, Verdict, Wish
@@ -87,7 +87,7 @@ async def room(keys: Path) -> AsyncIterator[Room]:
     clock = WallClock()
     async with MemoryEngine(clock=clock) as engine:
         log = Breaking(engine.log)
-        async with Hub(log, recent=1) as hub:  # type: ignore[arg-type]
+        async with Hub(log, HubSettings(recent=1)) as hub:  # type: ignore[arg-type]
             ledger = Ledger(engine.log, clock, node="test")
             await ledger.open(engine.registry)
             wheel = Wheel(asyncio.get_running_loop(), 0.01)

@@ -35,6 +35,7 @@ PACKAGED: Final = (
     "penstock/core/__init__.py",
     "penstock/core/names.py",
     "penstock/wire/__init__.py",
+    "penstock/wire/columns.py",
     "penstock/wire/lake.py",
     "penstock/wire/ledger.py",
     "penstock/wire/retrying.py",
