@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
+import statistics
+import textwrap
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from error_codes import error_codes
+from rooms import rooms_list
 
 from penstock import limits
 from penstock.settings import Settings
@@ -13,6 +22,7 @@ from penstock.wire.columns import EVENT
 from penstock.wire.ledger import STATES
 
 DOCS = Path(__file__).parent
+FIGURES = DOCS / "figures.json"
 
 
 def limits_page() -> str:
@@ -24,9 +34,10 @@ def limits_page() -> str:
         "",
         "Limits that an operator may change are settings: see [operations](operations.md). Limits that only the server",
         "itself notices, how much a cache remembers for instance, are constants beside their use in the source.",
+        "Each line: *limit* · *value* · *reason, and what happens there*.",
     ]
     for title, rows in _limits(Path(limits.__file__).read_text()).items():
-        page += ["", f"## {title}", "", "| limit | value | reason, and what happens there |", "|---|---:|---|", *rows]
+        page += ["", f"## {title}", "", *rows]
     return "\n".join(page) + "\n"
 
 
@@ -41,7 +52,7 @@ def _limits(source: str) -> dict[str, list[str]]:
         if isinstance(constant, ast.AnnAssign) and isinstance(constant.target, ast.Name):
             title = headings[max(number for number in headings if number < constant.lineno)]
             name, why = constant.target.id, _reason(reason)
-            sections[title].append(f"| {_words(name)} | {_value(name)} | {why} |")
+            sections[title].append(_item(f"**{_words(name)}**", _value(name), why))
     return sections
 
 
@@ -56,7 +67,15 @@ def _value(name: str) -> str:
 def _reason(statement: ast.stmt) -> str:
     if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
         raise ValueError(f"limits.py, line {statement.lineno}: the limit above has no reason")
-    return " ".join(str(statement.value.value).split()).replace("|", "\\|")
+    return " ".join(str(statement.value.value).split())
+
+
+def _item(*parts: str) -> str:
+    """One item of a list, in lines of at most 118 characters. What stands between backticks stays on its line."""
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), " · ".join(filter(None, parts)))
+    return textwrap.fill(
+        whole, 118, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    ).replace("\0", " ")
 
 
 def settings_tables() -> str:
@@ -64,7 +83,6 @@ def settings_tables() -> str:
     parts = []
     for section in Settings.__dataclass_fields__.values():
         parts += [f"### `[{section.name}]` {(type(section.default).__doc__ or '').strip()}", ""]
-        parts += ["| setting | default | |", "|---|---|---|"]
         parts += [_row(about) for name, about in KNOWN.items() if name.startswith(section.name + ".")]
         parts.append("")
     return "\n".join(parts)
@@ -72,7 +90,7 @@ def settings_tables() -> str:
 
 def _row(about: SettingDescription) -> str:
     choices = f" One of {', '.join(f'`{choice}`' for choice in about.choices)}." if about.choices else ""
-    return f"| `{about.name}` | {_default(about)} | {about.description}{choices} |"
+    return _item(f"`{about.name}`", _default(about), f"{about.description}{choices}")
 
 
 def _default(about: SettingDescription) -> str:
@@ -109,10 +127,82 @@ def columns_table() -> str:
     return "\n".join(["| column | type | |", "|---|---|---|", *rows]) + "\n"
 
 
+def figures_tables() -> str:
+    """The figures of docs/figures.json, a table a benchmark."""
+    parts: list[str] = []
+    for bench, figures in json.loads(FIGURES.read_text()).items():
+        parts += [f"### `bench {bench}`", ""]
+        parts += ["| figure | value | floor | ratio | must / aim | met |", "|---|---|---|---|---|---|"]
+        parts += [_figure(name, figure) for name, figure in figures.items()]
+        parts += ["", *_floors(figures), "", _when(figures), ""]
+    return "\n".join(parts)
+
+
+def _figure(name: str, figure: dict[str, Any]) -> str:
+    runs = figure["runs"]
+    floor = "" if runs[-1]["floor"] is None else _spread(runs, "floor")
+    ratio = "" if runs[-1]["ratio"] is None else _spread(runs, "ratio")
+    marks = " / ".join("–" if figure[mark] is None else f"{figure[mark]:,g}" for mark in ("must", "aim"))
+    of = " of the floor" if figure["judged"] == "ratio" and marks != "– / –" else ""
+    met = " ".join(dict.fromkeys({"no": "**missed**", None: "reported"}.get(run["met"], run["met"]) for run in runs))
+    return f"| {name} | {_spread(runs, 'value')} {figure['unit']} | {floor} | {ratio} | {marks}{of} | {met} |"
+
+
+def _floors(figures: dict[str, Any]) -> Iterator[str]:
+    """What the floors are, each with the figures that it is the floor of."""
+    of: dict[str, list[str]] = {}
+    for name, figure in figures.items():
+        if figure["floor_of"]:
+            of.setdefault(figure["floor_of"], []).append(name)
+    for floor, names in of.items():
+        yield _item(f"Floor of {', '.join(names)}: {floor}.")
+
+
+def _spread(runs: list[dict[str, Any]], name: str) -> str:
+    """The median, and the lowest and highest if they differ."""
+    values = [run[name] for run in runs if run[name] is not None]
+    low, middle, high = (f"{value:,.4g}" if value < 10_000 else f"{value:,.0f}" for value in _three(values))
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def _three(values: list[float]) -> tuple[float, float, float]:
+    return min(values), statistics.median(values), max(values)
+
+
+def _when(figures: dict[str, Any]) -> str:
+    runs = [run for figure in figures.values() for run in figure["runs"]]
+    dates, machines = sorted({run["date"] for run in runs}), sorted({run["machine"] for run in runs})
+    most = max(len(figure["runs"]) for figure in figures.values())
+    times = f"{most} runs" if most > 1 else "One run"
+    return f"{times}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {'; '.join(machines)}."
+
+
+def errors_page() -> str:
+    """docs/errors.md: every stable code."""
+    page = [
+        "# Error codes",
+        "",
+        "Made from the source by `docs/generate.py`. A code is stable: programs may rely on it. Over HTTP it comes as",
+        '`{"error": {"code": …, "message": …, "remedy": …}}` with the status given here, on the command line as',
+        "`penstock: CODE: message — remedy`. A door may tell an error in its protocol's own form; its page says how.",
+        "Each line: *code* · *status* (– where no request can meet it) · *who must act* · *meaning* · *remedy*.",
+        "",
+    ]
+    for one in error_codes():
+        parts = (f"`{one.code}`", str(one.status or "–"), one.acting, one.meaning.rstrip("."), one.remedy)
+        page.append(_item(*parts))
+    return "\n".join(page) + "\n"
+
+
+MADE = {"limits.md": limits_page, "errors.md": errors_page}
+"""Pages that are made as a whole."""
+
 PARTS = {
     "operations.md": {"settings": settings_tables},
+    "performance.md": {"figures": figures_tables},
     "pipeline.md": {"states": states_table},
     "export.md": {"columns": columns_table},
+    "tour.md": {"rooms": rooms_list},
 }
 """Pages that are written by hand but for these parts."""
 
@@ -129,7 +219,8 @@ def page_with_parts(name: str) -> str:
 
 def main() -> None:
     """Write the pages."""
-    (DOCS / "limits.md").write_text(limits_page())
+    for name, make in MADE.items():
+        (DOCS / name).write_text(make())
     for name in PARTS:
         (DOCS / name).write_text(page_with_parts(name))
 

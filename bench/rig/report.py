@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
-from bench.rig import machine
+from bench.rig import figures, machine
 
 DISK = Path("/var/tmp")  # noqa: S108  # unlike /tmp it is on a disk, and the folder made in it has a random name
 
@@ -69,8 +69,8 @@ def median(values: Sequence[float]) -> float:
 class Report:
     """Prints figures as they come."""
 
-    def __init__(self, bench: str, *, as_json: bool) -> None:
-        self._bench, self._as_json = bench, as_json
+    def __init__(self, bench: str, *, as_json: bool, record: bool = False) -> None:
+        self._bench, self._as_json, self._record = bench, as_json, record
         self._machine, self._date = machine.describe(), time.strftime("%Y-%m-%d", time.gmtime())
         self.figures: list[Figure] = []
 
@@ -99,7 +99,9 @@ class Report:
         }
 
     def close(self) -> None:
-        """Print the table, if one was asked for."""
+        """Record the figures and print their table, if that was asked for."""
+        if self._record:
+            figures.record([self._object(figure) for figure in self.figures])
         if self._as_json:
             return
         from rich.console import Console
@@ -140,6 +142,7 @@ def arguments(bench: str, description: str) -> argparse.ArgumentParser:
     """The options that all benchmarks have."""
     parser = argparse.ArgumentParser(prog=f"penstock bench {bench}", description=description)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--record", action="store_true", help="add the figures to docs/figures.json")
     parser.add_argument("--quick", action="store_true", help="a few seconds: does it run, not how fast is it")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of figure and floor in turn")
     parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine before a round")
@@ -154,7 +157,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def reporting(bench: str, given: argparse.Namespace) -> Iterator[tuple[Report, Path]]:
     """A report, and a directory that is gone afterwards, also when the run is ended from outside."""
-    report = Report(bench, as_json=given.json)
+    report = Report(bench, as_json=given.json, record=given.record and not given.quick)
     signal.signal(signal.SIGTERM, _leave)  # else servers and gigabytes of data would stay behind
     with TemporaryDirectory(prefix="penstock-bench-", dir=given.dir) as folder:
         yield report, Path(folder)
