@@ -25,7 +25,7 @@ from bench.rig.machine import cpu_seconds, memory_kb, resident_kb
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
 from bench.rig.why import measure_why
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.pipeline.lake_identity import bind
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
 def _log(report: Report, folder: Path, given: Any, wanted: set[str]) -> None:
     with penstock(folder / "data") as (server, target):
         say(f"publishing {given.events:,} events")
-        client = Client(server.url, server.admin_token)
+        client = PipelineClient(server.url, server.admin_token)
         fill(client, given.events)
         if "export" in wanted:
             report.add(_export(client, server, target.pid, given.rounds))
@@ -101,7 +101,7 @@ def session() -> Iterator[SparkSession]:
         spark.stop()
 
 
-def fill(client: Client, events: int) -> None:
+def fill(client: PipelineClient, events: int) -> None:
     """Publish random bodies."""
     randomness = random.Random(1)
     for begin in range(0, events, LINES):
@@ -113,7 +113,7 @@ def fill(client: Client, events: int) -> None:
 # ── export ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _export(client: Client, server: RunningServer, pid: int, rounds: int) -> Figure:
+def _export(client: PipelineClient, server: RunningServer, pid: int, rounds: int) -> Figure:
     newest, costs, floors = client.newest(), [], []
     _read(client, min(newest, 1000))  # the export's process has started
     for _ in range(rounds):
@@ -124,7 +124,7 @@ def _export(client: Client, server: RunningServer, pid: int, rounds: int) -> Fig
     return Figure("export", median(costs), "µs of server CPU per event", median(floors), "rows by sqlite3", 2.0, 1.4)
 
 
-def _read(client: Client, upto: int) -> int:
+def _read(client: PipelineClient, upto: int) -> int:
     rows = 0
     with client.open("/v1/log/arrow", {"after": 0, "upto": upto}) as answer:
         for batch in pa.ipc.open_stream(answer):
@@ -181,7 +181,7 @@ def _take(place: Workplace, server: int, upto: int) -> Run:
     return Run(rows, seconds, _own_cpu(server) - spark_before, cpu_seconds(server) - server_before)
 
 
-class _UpTo(Client):
+class _UpTo(PipelineClient):
     """The log as if it ended earlier."""
 
     upto = 0
@@ -230,7 +230,7 @@ def _up(report: Report, folder: Path, seconds: int, wanted: set[str]) -> None:
         measure_up(report, process.pid, client, seconds, wanted)
 
 
-def measure_up(report: Report, pid: int, client: Client, seconds: int, wanted: set[str]) -> None:
+def measure_up(report: Report, pid: int, client: PipelineClient, seconds: int, wanted: set[str]) -> None:
     """Measure an `up` that has caught up."""
     if "freshness" in wanted:
         report.add(_freshness(client, seconds))
@@ -238,7 +238,7 @@ def measure_up(report: Report, pid: int, client: Client, seconds: int, wanted: s
         _idle(report, pid, client, seconds)
 
 
-def _idle(report: Report, pid: int, client: Client, seconds: int) -> None:
+def _idle(report: Report, pid: int, client: PipelineClient, seconds: int) -> None:
     """What `up` takes while nothing is published: the server, the driver, its JVM and its workers."""
     wait_until(lambda: _caught_up(client), within=180)
     before, began = cpu_seconds(pid), time.monotonic()
@@ -250,25 +250,25 @@ def _idle(report: Report, pid: int, client: Client, seconds: int) -> None:
 
 
 @contextmanager
-def _running(data: Path) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+def _running(data: Path) -> Iterator[tuple[subprocess.Popen[bytes], PipelineClient]]:
     command = [sys.executable, "-m", "penstock", "up", "--data", str(data), "--listen", "127.0.0.1:0"]
     output = data.with_suffix(".out")
     with output.open("wb") as out, data.with_suffix(".log").open("wb") as log:
         process = subprocess.Popen(command, stdout=out, stderr=log)
     try:
         url = wait_until(lambda: output.read_text().partition("ready on ")[2].partition(" ")[0], within=30)
-        yield process, Client(url, (data / "admin.token").read_text().strip())
+        yield process, PipelineClient(url, (data / "admin.token").read_text().strip())
     finally:
         process.terminate()
         process.wait(60)
 
 
-def _caught_up(client: Client) -> bool:
+def _caught_up(client: PipelineClient) -> bool:
     tables = client.call("GET", "/v1/pipeline")["tables"]
     return all(name in tables and not tables[name]["lag"] for name in ("events", "ledger"))
 
 
-def _freshness(client: Client, seconds: int) -> Figure:
+def _freshness(client: PipelineClient, seconds: int) -> Figure:
     """From a publish to its row in the lake, one a second."""
     waiting: dict[int, float] = {}
     ages: list[float] = []
@@ -284,6 +284,6 @@ def _freshness(client: Client, seconds: int) -> Figure:
     return Figure("freshness of the lake, p95", p95, "s", None, "", 15, 8, detail=detail)
 
 
-def _arrived(client: Client, waiting: dict[int, float]) -> list[float]:
+def _arrived(client: PipelineClient, waiting: dict[int, float]) -> list[float]:
     done, now = watermark(client, "events"), time.monotonic()
     return [now - waiting.pop(id) for id in [id for id in waiting if id <= done]]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from bench.rig.report import Figure, say
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.testing import RunningServer, start_server
 from penstock.wire.lake import LakeFile
 
@@ -28,7 +28,7 @@ def measure_why(folder: Path, rows: int) -> Figure:
     """p95 of `/v1/why` with so many *rows* in `deliveries`, in files of which each could hold the answer."""
     lake = folder / "why-lake"
     with start_server(folder / "why-data", lake_url=lake) as server:
-        client = Client(server.url, server.admin_token)
+        client = PipelineClient(server.url, server.admin_token)
         first = _publish(client)
         readers = [f"reader-{number:06d}" for number in range(max(1, rows // ENTRIES))]
         say(f"writing {len(readers) * ENTRIES:,} deliveries")
@@ -41,7 +41,7 @@ def measure_why(folder: Path, rows: int) -> Figure:
     return Figure("why", _p95(taken), "s (p95)", _p95(floor), "DuckDB on the same files", 1.0, 0.3)
 
 
-def _publish(client: Client) -> int:
+def _publish(client: PipelineClient) -> int:
     body = b"\n".join(b"%d" % number for number in range(ENTRIES))
     answer = client.call("POST", "/v1/publish", {"stream": "/why"}, body, {"Content-Type": "application/x-ndjson"})
     client.call("POST", "/v1/publish", {"stream": "/other"}, b"after them")
@@ -71,7 +71,7 @@ def _delivered(names: Any, entry: int) -> Any:
     return pa.Table.from_arrays(arrays, names=list(values))
 
 
-def _ask(client: Client, server: RunningServer, entry: int, reader: str) -> None:
+def _ask(client: PipelineClient, server: RunningServer, entry: int, reader: str) -> None:
     answer = client.call("GET", "/v1/why", {"entry": entry, "recipient": reader})
     if answer["verdict"] != "acked":
         raise AssertionError(f"{answer} ({server.log_text()[-500:]})")

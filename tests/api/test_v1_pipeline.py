@@ -11,7 +11,7 @@ import pytest
 
 from penstock.api.auth import open_keys
 from penstock.client.http import ApiError
-from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import Reply, ask, publish
 
@@ -128,7 +128,7 @@ def test_a_beginning_that_means_nothing_is_refused_and_not_kept(shared_server: R
 
 
 def test_news_are_waited_for_at_the_server(server: RunningServer) -> None:
-    client = Client(server.url, server.admin_token)
+    client = PipelineClient(server.url, server.admin_token)
     newest = client.newest()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.newest, newest, wait=30)
@@ -143,7 +143,7 @@ def test_news_are_waited_for_at_the_server(server: RunningServer) -> None:
 
 
 def test_a_job_that_is_handed_in_wakes_the_driver(server: RunningServer) -> None:
-    client = Client(server.url, server.admin_token)
+    client = PipelineClient(server.url, server.admin_token)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.newest, 2**62, wait=50)
         for number in range(1000):  # whichever of these comes while it waits
@@ -186,7 +186,7 @@ def test_a_driver_that_is_silent_counts_as_gone(server: RunningServer) -> None:
 
 
 def test_the_client_tells_refusals_from_lost_races(shared_server: RunningServer) -> None:
-    client = Client(shared_server.url, shared_server.admin_token, patience=0)
+    client = PipelineClient(shared_server.url, shared_server.admin_token, patience=0)
     kept = client.put("pipeline/mine/one", {"a": 1}, expect=0)
 
     assert client.get("pipeline/mine/one") == kept
@@ -200,7 +200,7 @@ def test_the_client_tells_refusals_from_lost_races(shared_server: RunningServer)
 
 
 def test_a_server_that_is_away_is_asked_again(server: RunningServer, tmp_path: Path) -> None:
-    client = Client(server.url, server.admin_token)
+    client = PipelineClient(server.url, server.admin_token)
     server.stop()
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(client.newest)

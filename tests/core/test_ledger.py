@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
-from penstock.core.ledger import LEDGER_BATCH_RECORDS, STREAM, Event, Header, Ledger, Recipient, decode, recipient
+from penstock.core.ledger import LEDGER_BATCH_RECORDS, STREAM, Header, Ledger, LedgerEvent, Recipient, decode, recipient
 from penstock.engines.memory import MemoryEngine
 from penstock.settings import LedgerSettings
 from penstock.values import Entry
@@ -18,7 +18,7 @@ intervals = st.tuples(st.sampled_from(["/a", "/b"]), st.integers(1, 50), st.inte
 records = st.lists(st.tuples(st.sampled_from(people), intervals), max_size=40)
 
 
-async def _batches(engine: MemoryEngine) -> list[tuple[Entry, Header, list[Event]]]:
+async def _batches(engine: MemoryEngine) -> list[tuple[Entry, Header, list[LedgerEvent]]]:
     page = await engine.log.read_after((STREAM,), 0)
     return [(entry, *decode(entry.body)) for entry in page.entries]
 

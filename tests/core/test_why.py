@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import Event, Ledger, recipient
+from penstock.core.ledger import Ledger, LedgerEvent, recipient
 from penstock.core.why import Why, joined
 from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
@@ -20,7 +20,7 @@ histories = st.lists(
 
 @given(histories)
 def test_each_door_is_joined_by_itself_and_the_first_position_counts(history: list[tuple[str, str]]) -> None:
-    events = [Event(ms, state, "", door, "alice", "/a", 1, 9) for ms, (state, door) in enumerate(history)]
+    events = [LedgerEvent(ms, state, "", door, "alice", "/a", 1, 9) for ms, (state, door) in enumerate(history)]
     told, first = joined(events)
 
     assert [event.ms for event in told] == sorted(event.ms for event in told)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.ledger import Event, decode
+from penstock.core.ledger import LedgerEvent, decode
 from penstock.limits import ACTOR_BYTES, EMIT_ACTORS, PACK_BYTES, PACK_MESSAGES, SESSION_META_BYTES
 from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import Reply, ask, publish
@@ -321,7 +321,7 @@ def test_packs_numbers_and_sessions_survive_kill_9(server: RunningServer) -> Non
 # ── the ledger ─────────────────────────────────────────────────────────────────────────────────
 
 
-def events(server: RunningServer, actor: str) -> list[Event]:
+def events(server: RunningServer, actor: str) -> list[LedgerEvent]:
     """Everything in the ledger about an actor's packs, by time."""
     import base64
 

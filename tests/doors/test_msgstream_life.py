@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedOK
 
-from penstock.core.ledger import Event, decode
+from penstock.core.ledger import LedgerEvent, decode
 from penstock.doors.msgstream import MessageStreamDoor
 from penstock.doors.msgstream.records import FORM
 from penstock.doors.msgstream.session import Session
@@ -27,7 +27,7 @@ UNSET = {reason: {"0": [["session.unset", reason]]} for reason in ("noSession", 
 MONTH = 31 * 24 * 3600
 
 
-async def ledger(here: Place, actor: str) -> list[Event]:
+async def ledger(here: Place, actor: str) -> list[LedgerEvent]:
     await here.ledger.flush()
     page = await here.engine.log.read_after(("/_ledger",), 0)
     return [event for entry in page.entries for event in decode(entry.body)[1] if event.recipient == actor]

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.ledger import Event, decode
+from penstock.core.ledger import LedgerEvent, decode
 from penstock.doors.sps.frames import Run, join_runs, runs_of
 from penstock.testing import RunningServer, wait_until
 from penstock.values import Batch, Draft, Entry, Kind
@@ -121,7 +121,7 @@ def test_the_ledger_hears_of_what_was_sent_and_of_nothing_else(batches: list[lis
     assert covered == {(stream, id) for stream, id, hid in published if hid in ("", "a")}
 
 
-async def recorded_after(keys: Path, batches: list[list[Sent]]) -> tuple[list[Event], list[tuple[str, int, str]]]:
+async def recorded_after(keys: Path, batches: list[list[Sent]]) -> tuple[list[LedgerEvent], list[tuple[str, int, str]]]:
     """What the ledger has of a device after these were published, and all that was."""
     async with place(keys) as here:
         reader, _ = await here.subscribe("uid=7&hid=a&tid=earth")

@@ -17,7 +17,7 @@ from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import WallClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import Event, Ledger, decode
+from penstock.core.ledger import Ledger, LedgerEvent, decode
 from penstock.doors.webpush_sender import receipts
 from penstock.doors.webpush_sender.binding import SEND_TRIES, BindingRecord
 from penstock.doors.webpush_sender.bindings import Bindings
@@ -75,7 +75,7 @@ class Room:
     async def publish(self, stream: str, *bodies: bytes, type: str = "") -> None:
         await self.context.log.append(Batch(tuple(Draft(stream, body, type) for body in bodies)))
 
-    async def states(self, binding: str) -> list[Event]:
+    async def states(self, binding: str) -> list[LedgerEvent]:
         await self.context.ledger.flush()
         page = await self.context.log.read_after(("/_ledger",), 0)
         events = [event for entry in page.entries for event in decode(entry.body)[1]]

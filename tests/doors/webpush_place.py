@@ -24,7 +24,7 @@ from penstock.api.context import Context
 from penstock.core.bus import Receiver
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import Event, Ledger, decode
+from penstock.core.ledger import Ledger, LedgerEvent, decode
 from penstock.core.lookout import Changes, Lookout
 from penstock.core.members import Alone, Members
 from penstock.doors.webpush import WebPush
@@ -300,7 +300,7 @@ class Place:
     async def stored(self, uaid: str, month: str) -> list[bytes]:
         return [item.body for item in await self.engine.mailbox.take(uaid, month)]
 
-    async def ledger_events(self, uaid: str) -> list[Event]:
+    async def ledger_events(self, uaid: str) -> list[LedgerEvent]:
         await self.ledger.flush()
         page = await self.engine.log.read_after(("/_ledger",), 0)
         events = [event for entry in page.entries for event in decode(entry.body)[1]]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.cli.app import run
 from penstock.core import why
-from penstock.core.ledger import Event
+from penstock.core.ledger import LedgerEvent
 from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 
@@ -19,10 +19,10 @@ def forgetful(wires: Wires, wire: DeviceWire, upto: int) -> None:
         wires.ledger.confirm(wire.who, upto)
 
 
-def credulous(events: Sequence[Event]) -> tuple[list[Event], Event | None]:
+def credulous(events: Sequence[LedgerEvent]) -> tuple[list[LedgerEvent], LedgerEvent | None]:
     """Believes that whoever names an id was sent everything before it."""
     told, position = _joined(events)
-    return told or [Event(one.ms, "acked", "", one.door, one.recipient) for one in events], position
+    return told or [LedgerEvent(one.ms, "acked", "", one.door, one.recipient) for one in events], position
 
 
 _joined = why.joined

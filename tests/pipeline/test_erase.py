@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from penstock.errors import InputInvalid
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_STAGING, BEFORE_WATERMARK, Faults, Turn
 from penstock.pipeline.jobs import Workplace, erase
 from penstock.pipeline.replace_files import BEFORE_EXCHANGE, COMPACTING, exchange_files, workshop
@@ -35,7 +35,7 @@ class World:
         self.stream = f"/secrets/{next(_streams)}"
         self.secrets = [f"{self.stream}-{number}".encode() for number in range(12)]
         self.ids = [id for part in (self.secrets[:6], self.secrets[6:]) for id in self._add(part)]
-        self.place = Workplace(NO_SPARK, Client(server.url, server.admin_token), open_lake(lake))
+        self.place = Workplace(NO_SPARK, PipelineClient(server.url, server.admin_token), open_lake(lake))
 
     def _add(self, secrets: list[bytes]) -> list[int]:
         ids = [publish(self.server, self.stream, secret).json["id"] for secret in secrets]

@@ -7,26 +7,26 @@ import time
 import pytest
 
 from penstock.pipeline import handed_jobs
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.handed_jobs import PREFIX, TaskFailed, hand_over, is_forsaken
 from penstock.testing import RunningServer
 
 
-def beat(client: Client, process: str) -> None:
+def beat(client: PipelineClient, process: str) -> None:
     """A driver says that it lives."""
     version = client.get("pipeline/driver").version
     state = {"process": process, "seen_ms": int(time.time() * 1000), "lake": "/lake"}
     client.put("pipeline/driver", state, expect=version)
 
 
-class DiesUnderIt(Client):
+class DiesUnderIt(PipelineClient):
     """A driver begins with what is asked for, dies, and the next one is there at once."""
 
     def put(self, key: str, value, *, expect: int):  # type: ignore[no-untyped-def]
         kept = super().put(key, value, expect=expect)
         if key.startswith(PREFIX):
             super().put(key, {**value, "state": "running", "by": "host/1/1"}, expect=kept.version)
-            beat(Client(self.url, self.token), "host/2/2")
+            beat(PipelineClient(self.url, self.token), "host/2/2")
         return kept
 
 

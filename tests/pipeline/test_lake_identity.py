@@ -13,7 +13,7 @@ import pytest
 from penstock.client.http import ApiError
 from penstock.engines.sqlite import backup as backups
 from penstock.pipeline import lake_identity
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.tables import open_lake
@@ -24,9 +24,9 @@ from tests.pipeline.by_hand import archive_turn, archived, logged
 
 
 @contextmanager
-def serving(folder: Path, name: str) -> Iterator[tuple[RunningServer, Client]]:
+def serving(folder: Path, name: str) -> Iterator[tuple[RunningServer, PipelineClient]]:
     with start_server(folder / name, lake_url=folder / "lake") as server:
-        yield server, Client(server.url, server.admin_token)
+        yield server, PipelineClient(server.url, server.admin_token)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def same(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "same", tmp_path / "same"))
 
 
-def goes_on(folder: Path, server: RunningServer, client: Client) -> bool:
+def goes_on(folder: Path, server: RunningServer, client: PipelineClient) -> bool:
     """Whether the lake is still the log, after the restored server took events and archived them."""
     for number in range(6):
         publish(server, "/orders", b"after %d" % number)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.client.http import ApiError
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests
 from penstock.testing import RunningServer
 
@@ -47,7 +47,7 @@ def test_a_thousand_lines_are_one_request_and_one_more_is_another() -> None:
 
 
 def test_a_number_that_is_behind_adds_nothing_to_whatever_stream(shared_server: RunningServer) -> None:
-    client, job = Client(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
+    client, job = PipelineClient(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
 
     def send(stream: str, sequence: int) -> None:
         publish(client, PublishRequest([NewEvent(f"/{job}/{stream}", b"x")]), job, sequence)
@@ -62,7 +62,7 @@ def test_a_number_that_is_behind_adds_nothing_to_whatever_stream(shared_server: 
 
 
 def test_a_number_that_another_request_has_used_is_an_error(shared_server: RunningServer) -> None:
-    client, job = Client(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
+    client, job = PipelineClient(shared_server.url, shared_server.admin_token, patience=0), uuid.uuid4().hex
     publish(client, PublishRequest([NewEvent(f"/{job}/a", b"x")]), job, 3)
 
     with pytest.raises(ApiError, match="producer_sequence_reused"):

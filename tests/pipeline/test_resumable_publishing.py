@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from penstock.pipeline import resumable_publishing
-from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import JobRecord, Throttle, begin_or_resume, publish_numbered
@@ -39,7 +39,7 @@ def numbered(stream: str, erased: set[int], after: int) -> Iterator[tuple[int, N
 
 def killed_then_erased(server: RunningServer, erased: set[int]) -> list[int]:
     """Which events are in the stream after a job was killed, something was erased, and the job went on."""
-    client, name = Client(server.url, server.admin_token), f"cuts-{next(_names)}"
+    client, name = PipelineClient(server.url, server.admin_token), f"cuts-{next(_names)}"
     stream = f"/{name}"
 
     def run(gone: set[int], faults: Faults) -> None:
@@ -79,7 +79,7 @@ def test_the_same_check_finds_cuts_that_nobody_wrote_down(
 
 
 def test_who_is_overtaken_by_another_run_gives_way(shared_server: RunningServer) -> None:
-    client, name = Client(shared_server.url, shared_server.admin_token), f"cuts-{next(_names)}"
+    client, name = PipelineClient(shared_server.url, shared_server.admin_token), f"cuts-{next(_names)}"
     one = begin_or_resume(client, "replays", name, dict, {})
     other = JobRecord(client, one.key, one.version, dict(one.value))
     one.note(7, cuts=[9])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline import table_lease
-from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Intent, Turn
 from penstock.pipeline.table_lease import LEASE_SECONDS, Patience, is_gone, own_name
 from penstock.pipeline.tables import Lake, open_lake
@@ -37,11 +37,11 @@ def lake(tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def client(shared_server: RunningServer, request: pytest.FixtureRequest) -> Client:
-    return Client(shared_server.url, shared_server.admin_token)
+def client(shared_server: RunningServer, request: pytest.FixtureRequest) -> PipelineClient:
+    return PipelineClient(shared_server.url, shared_server.admin_token)
 
 
-def held(client: Client, table: str, monkeypatch: pytest.MonkeyPatch, lake: Lake, holder: str = OTHER) -> Turn:
+def held(client: PipelineClient, table: str, monkeypatch: pytest.MonkeyPatch, lake: Lake, holder: str = OTHER) -> Turn:
     """A turn that another process has begun."""
     with monkeypatch.context() as patched:
         patched.setattr("penstock.pipeline.commit.own_name", lambda: holder)
@@ -49,7 +49,7 @@ def held(client: Client, table: str, monkeypatch: pytest.MonkeyPatch, lake: Lake
 
 
 def test_a_driver_waits_until_the_other_has_finished(
-    client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = held(client, "waits", monkeypatch, lake)
     other.intend(Intent(0, 10, ()))
@@ -61,7 +61,7 @@ def test_a_driver_waits_until_the_other_has_finished(
 
 
 def test_without_a_lease_two_drivers_only_ever_take_from_each_other(
-    client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sabotage: nobody waits. Whoever works longer than the other's pause never ends."""
     monkeypatch.setattr("penstock.pipeline.commit.wait_for", lambda client, key, patience: client.get(key))
@@ -77,7 +77,7 @@ def test_without_a_lease_two_drivers_only_ever_take_from_each_other(
 
 
 def test_a_driver_that_beats_is_waited_for_and_one_that_is_silent_is_not(
-    client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = held(client, "beats", monkeypatch, lake)
     watch = Watch(*[other.beat] * 200)
@@ -91,7 +91,7 @@ def test_a_driver_that_beats_is_waited_for_and_one_that_is_silent_is_not(
 
 
 def test_the_process_of_this_machine_that_has_ended_is_not_waited_for(
-    client: Client, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "from penstock.pipeline.table_lease import own_name; print(own_name(), flush=True); input()"
     child = subprocess.Popen([sys.executable, "-c", said], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

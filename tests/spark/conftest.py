@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline import register
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import Workplace
 from penstock.pipeline.lake_identity import bind
@@ -35,7 +35,7 @@ def place(spark: SparkSession, server: RunningServer, tmp_path: Path) -> Workpla
 
 
 def make_place(spark: SparkSession, server: RunningServer, lake: Path, faults: Faults | None = None) -> Workplace:
-    client = Client(server.url, server.admin_token)
+    client = PipelineClient(server.url, server.admin_token)
     opened = open_lake(lake)
     bind(client, opened)
     return Workplace(spark, client, opened, faults or Faults())

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.pipeline.lake_identity import bind
@@ -46,7 +46,7 @@ class KillAt(Faults):
             end_group()
 
 
-class DeadlyClient(Client):
+class DeadlyClient(PipelineClient):
     """Ends the driver's group when a task has read the first part of its slice."""
 
     group = 0
@@ -83,7 +83,7 @@ def kill_within(seconds: float) -> None:
 
 
 def main(url: str, token: str, location: str, point: str, rows: str = "") -> None:
-    client = Client(url, token)
+    client = PipelineClient(url, token)
     if point == IN_TASKS:
         client = DeadlyClient(url, token)
         client.group = os.getpgid(0)  # Spark's workers are in one of their own

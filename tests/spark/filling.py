@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.tables import open_lake
 from penstock.wire.columns import NAMES
 
@@ -24,7 +24,7 @@ QUICK_JAVA = {"JDK_JAVA_OPTIONS": _QUICK}
 """For the environment of programs that start Java themselves."""
 
 
-def publish(client: Client, stream: str, bodies: Iterable[bytes]) -> None:
+def publish(client: PipelineClient, stream: str, bodies: Iterable[bytes]) -> None:
     """Publish *bodies* to *stream*, in order."""
     lines: list[bytes] = []
     for body in bodies:
@@ -36,7 +36,7 @@ def publish(client: Client, stream: str, bodies: Iterable[bytes]) -> None:
         _send(client, stream, lines)
 
 
-def fill(client: Client, count: int, *, seed: int = 1, streams: int = 5, size: int = 200) -> None:
+def fill(client: PipelineClient, count: int, *, seed: int = 1, streams: int = 5, size: int = 200) -> None:
     """Publish *count* events of random bytes, spread over some streams."""
     randomness = random.Random(seed)
     for number in range(0, count, LINES):
@@ -51,12 +51,12 @@ def body_of(randomness: random.Random, size: int) -> bytes:
 _PRINTABLE = bytes(33 + number % 94 for number in range(256))
 
 
-def _send(client: Client, stream: str, lines: list[bytes]) -> None:
+def _send(client: PipelineClient, stream: str, lines: list[bytes]) -> None:
     headers = {"Content-Type": "application/x-ndjson"}
     client.call("POST", "/v1/publish", {"stream": stream}, b"\n".join(lines), headers)
 
 
-def exported(client: Client, upto: int, after: int = 0) -> pa.Table:
+def exported(client: PipelineClient, upto: int, after: int = 0) -> pa.Table:
     """What the log holds, in order of id."""
     batches = []
     with client.open("/v1/log/arrow", {"after": after, "upto": upto}) as answer:
@@ -78,7 +78,7 @@ def archived(lake: Path, table: str = "events") -> pa.Table:
     return found.sort_by("id") if table == "events" else found
 
 
-def differences(client: Client, lake: Path) -> list[str]:
+def differences(client: PipelineClient, lake: Path) -> list[str]:
     """How `events` differs from the log; empty if it does not."""
     log, rows = exported(client, client.newest()), archived(lake)
     if log.num_rows != rows.num_rows:

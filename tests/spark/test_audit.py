@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline import audit_checks
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
 from penstock.pipeline.tables import LEDGER
@@ -234,7 +234,7 @@ def restore(place: Workplace) -> None:
 def test_a_log_that_was_trimmed_before_its_first_archive_is_audited_from_there(
     spark: SparkSession, server: RunningServer, tmp_path: Path
 ) -> None:
-    client = Client(server.url, server.admin_token)
+    client = PipelineClient(server.url, server.admin_token)
     publish(client, "/old", [b"1", b"2"])
     publish(client, "/both", [b"1", b"2"])
     upto = client.newest()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import (
     AFTER_FIRST_NAME,
     BEFORE_WATERMARK,
@@ -66,7 +66,7 @@ def let_work(child: subprocess.Popen[bytes]) -> int:
 def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     spark: SparkSession, server: RunningServer, tmp_path: Path
 ) -> None:
-    client, lake = Client(server.url, server.admin_token), tmp_path / "lake"
+    client, lake = PipelineClient(server.url, server.admin_token), tmp_path / "lake"
     with ExitStack() as stack:
         # Given drivers, of which one opens its session while the one before it works
         drivers = (
@@ -87,7 +87,7 @@ def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
 
 @pytest.mark.long
 def test_twenty_kills_at_random_moments(server: RunningServer, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    client, lake = Client(server.url, server.admin_token), tmp_path / "lake"
+    client, lake = PipelineClient(server.url, server.admin_token), tmp_path / "lake"
     randomness = random.Random(request.config.getoption("--hypothesis-seed") or 1)
     for number in range(20):
         fill(client, ROWS, seed=number)

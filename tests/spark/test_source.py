@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.offsets import Cut
 from penstock.pipeline.publishing import PublishRequest
 from penstock.pipeline.sink import StagedFile, WriterTaken, _Sink
@@ -27,16 +27,16 @@ BODIES = StructType.fromJson(
 
 
 @pytest.fixture(scope="module")
-def client(shared_server: RunningServer) -> Client:
-    return Client(shared_server.url, shared_server.admin_token)
+def client(shared_server: RunningServer) -> PipelineClient:
+    return PipelineClient(shared_server.url, shared_server.admin_token)
 
 
-def reading(spark: SparkSession, client: Client, **options: object) -> DataFrame:
+def reading(spark: SparkSession, client: PipelineClient, **options: object) -> DataFrame:
     reader = spark.read.format("penstock").option("url", client.url).option("token", client.token)
     return reader.options(**{name: str(value) for name, value in options.items()}).load()
 
 
-def streaming(spark: SparkSession, client: Client, **options: object) -> DataFrame:
+def streaming(spark: SparkSession, client: PipelineClient, **options: object) -> DataFrame:
     reader = spark.readStream.format("penstock").option("url", client.url).option("token", client.token)
     return reader.options(**{name: str(value) for name, value in options.items()}).load()
 
@@ -52,7 +52,7 @@ def lines(count: int, prefix: bytes = b"e") -> list[bytes]:
 # ── batch reads ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_read_gives_every_row_once_whatever_the_partitions(spark: SparkSession, client: Client) -> None:
+def test_a_read_gives_every_row_once_whatever_the_partitions(spark: SparkSession, client: PipelineClient) -> None:
     publish(client, "/source/batch", lines(3_000))
 
     for partitions in (1, 7):
@@ -60,7 +60,7 @@ def test_a_read_gives_every_row_once_whatever_the_partitions(spark: SparkSession
         assert bodies(frame.where("kind = 'data'")) == lines(3_000)
 
 
-def test_filters_on_ids_and_streams_narrow_what_is_exported(spark: SparkSession, client: Client) -> None:
+def test_filters_on_ids_and_streams_narrow_what_is_exported(spark: SparkSession, client: PipelineClient) -> None:
     publish(client, "/source/filters", lines(100))
     ids = sorted(row.id for row in reading(spark, client, streams="/source/filters", columns="id").collect())
 
@@ -70,7 +70,7 @@ def test_filters_on_ids_and_streams_narrow_what_is_exported(spark: SparkSession,
     assert sorted(row.id for row in found.select("id").collect()) == ids[11:21]
 
 
-def test_a_read_by_time_and_by_ids_ends_where_it_is_told_to(spark: SparkSession, client: Client) -> None:
+def test_a_read_by_time_and_by_ids_ends_where_it_is_told_to(spark: SparkSession, client: PipelineClient) -> None:
     publish(client, "/source/range", lines(10))
     newest = client.newest()
 
@@ -79,7 +79,7 @@ def test_a_read_by_time_and_by_ids_ends_where_it_is_told_to(spark: SparkSession,
     assert reading(spark, client, streams="/source/range", since="2020-01-01", columns="id").columns == ["id"]
 
 
-def test_an_option_that_is_wrong_is_told(spark: SparkSession, client: Client) -> None:
+def test_an_option_that_is_wrong_is_told(spark: SparkSession, client: PipelineClient) -> None:
     with pytest.raises(PySparkException, match="is unknown"):
         reading(spark, client, stream="/source/range")
 
@@ -129,7 +129,7 @@ def run_to_end(frame: DataFrame, checkpoint: Path, into: Path) -> None:
 
 
 def test_available_now_reads_all_there_is_in_limited_batches(
-    spark: SparkSession, client: Client, tmp_path: Path
+    spark: SparkSession, client: PipelineClient, tmp_path: Path
 ) -> None:
     publish(client, "/source/now", lines(2_500))
     stream = streaming(
@@ -144,7 +144,7 @@ def test_available_now_reads_all_there_is_in_limited_batches(
 
 
 def test_a_restart_with_other_options_goes_on_where_the_last_run_ended(
-    spark: SparkSession, client: Client, tmp_path: Path
+    spark: SparkSession, client: PipelineClient, tmp_path: Path
 ) -> None:
     publish(client, "/source/again", lines(1_000))
     run_to_end(
@@ -165,7 +165,7 @@ def test_a_restart_with_other_options_goes_on_where_the_last_run_ended(
 
 
 def test_latest_stays_where_it_was_when_the_consumer_was_first_seen(
-    spark: SparkSession, client: Client, tmp_path: Path
+    spark: SparkSession, client: PipelineClient, tmp_path: Path
 ) -> None:
     publish(client, "/source/latest", [b"before"])
     client.begin("late", {"position": "latest"})
@@ -177,7 +177,7 @@ def test_latest_stays_where_it_was_when_the_consumer_was_first_seen(
     assert bodies(spark.read.parquet(str(tmp_path / "o"))) == [b"after"]
 
 
-def test_a_stream_without_a_consumer_is_refused(spark: SparkSession, client: Client, tmp_path: Path) -> None:
+def test_a_stream_without_a_consumer_is_refused(spark: SparkSession, client: PipelineClient, tmp_path: Path) -> None:
     with pytest.raises(StreamingQueryException, match="consumer"):
         run_to_end(streaming(spark, client, streams="/source/now"), tmp_path / "c", tmp_path / "o")
 
@@ -185,17 +185,19 @@ def test_a_stream_without_a_consumer_is_refused(spark: SparkSession, client: Cli
 # ── the sink ───────────────────────────────────────────────────────────────────────────────────
 
 
-def published(client: Client, stream: str) -> list[str]:
+def published(client: PipelineClient, stream: str) -> list[str]:
     asked = {"stream": stream, "from": 0, "limit": 1000}
     return [entry["data"] for entry in client.call("GET", "/v1/read", asked)["entries"]]
 
 
-def writing(frame: DataFrame, client: Client, staging: Path, **options: object) -> None:
+def writing(frame: DataFrame, client: PipelineClient, staging: Path, **options: object) -> None:
     writer = frame.write.format("penstock").mode("append").option("url", client.url).option("token", client.token)
     writer.options(staging=str(staging), **{name: str(value) for name, value in options.items()}).save()
 
 
-def test_a_batch_that_is_written_again_adds_nothing(spark: SparkSession, client: Client, tmp_path: Path) -> None:
+def test_a_batch_that_is_written_again_adds_nothing(
+    spark: SparkSession, client: PipelineClient, tmp_path: Path
+) -> None:
     rows = [("/sink/batch", bytearray(line)) for line in lines(300)]
     frame = spark.createDataFrame(rows, "stream STRING, body BINARY").coalesce(1)
 
@@ -207,7 +209,7 @@ def test_a_batch_that_is_written_again_adds_nothing(spark: SparkSession, client:
 
 
 def test_a_stream_is_written_once_also_when_its_checkpoint_is_lost(
-    spark: SparkSession, client: Client, tmp_path: Path
+    spark: SparkSession, client: PipelineClient, tmp_path: Path
 ) -> None:
     publish(client, "/sink/from", lines(200))
     source = streaming(spark, client, streams="/sink/from", consumer="sink", columns="kind,body").where("kind = 'data'")
@@ -229,7 +231,7 @@ def test_a_stream_is_written_once_also_when_its_checkpoint_is_lost(
 class Sink(_Sink):
     """A sink that can be made to end after some requests."""
 
-    def __init__(self, client: Client, staging: Path, writer: str, *, ends_after: int = 10**9) -> None:
+    def __init__(self, client: PipelineClient, staging: Path, writer: str, *, ends_after: int = 10**9) -> None:
         options = {"url": client.url, "token": client.token, "writer": writer, "stream": f"/sink/{writer}"}
         super().__init__({**options, "staging": str(staging)}, BODIES)
         self._left = ends_after
@@ -257,7 +259,7 @@ FIRST, SECOND = ([b"%s\n%d" % (name, number) for number in range(5)] for name in
 """Each of them is a request of its own, as they are no lines."""
 
 
-def write_twice(sink: type[Sink], client: Client, staging: Path, writer: str) -> list[str]:
+def write_twice(sink: type[Sink], client: PipelineClient, staging: Path, writer: str) -> list[str]:
     """Write a batch that ends in the middle, and once more with its rows in another order."""
     ending = sink(client, staging, writer, ends_after=7)
     with pytest.raises(KeyboardInterrupt):
@@ -267,16 +269,16 @@ def write_twice(sink: type[Sink], client: Client, staging: Path, writer: str) ->
     return published(client, f"/sink/{writer}")
 
 
-def test_a_commit_that_ended_in_the_middle_goes_on_from_its_manifest(client: Client, tmp_path: Path) -> None:
+def test_a_commit_that_ended_in_the_middle_goes_on_from_its_manifest(client: PipelineClient, tmp_path: Path) -> None:
     assert write_twice(Sink, client, tmp_path, "middle") == [body.decode() for body in FIRST + SECOND]
     assert list((tmp_path / "penstock-sink").iterdir()) == []
 
 
-def test_without_the_manifest_rows_are_lost_and_doubled(client: Client, tmp_path: Path) -> None:
+def test_without_the_manifest_rows_are_lost_and_doubled(client: PipelineClient, tmp_path: Path) -> None:
     assert write_twice(Forgetful, client, tmp_path, "forgetful") != [body.decode() for body in FIRST + SECOND]
 
 
-def test_a_batch_long_gone_adds_nothing(client: Client, tmp_path: Path) -> None:
+def test_a_batch_long_gone_adds_nothing(client: PipelineClient, tmp_path: Path) -> None:
     sink = Sink(client, tmp_path, "long")
     for batch in (1, 2, 1):
         sink.publish([sink.stage_bodies([b"%d" % batch])], batch)
@@ -284,7 +286,7 @@ def test_a_batch_long_gone_adds_nothing(client: Client, tmp_path: Path) -> None:
     assert published(client, "/sink/long") == ["1", "2"]
 
 
-def test_a_writer_s_name_belongs_to_one_query_until_a_new_epoch(client: Client, tmp_path: Path) -> None:
+def test_a_writer_s_name_belongs_to_one_query_until_a_new_epoch(client: PipelineClient, tmp_path: Path) -> None:
     sink = Sink(client, tmp_path, "named")
     sink.publish([sink.stage_bodies([b"one"], "query-1")], 0)
 
@@ -296,7 +298,7 @@ def test_a_writer_s_name_belongs_to_one_query_until_a_new_epoch(client: Client, 
     assert published(client, "/sink/named") == ["one", "three"]
 
 
-def test_bodies_that_are_no_lines_come_out_as_they_went_in(client: Client, tmp_path: Path) -> None:
+def test_bodies_that_are_no_lines_come_out_as_they_went_in(client: PipelineClient, tmp_path: Path) -> None:
     sink = Sink(client, tmp_path, "odd")
     odd = [b"two\nlines", b"", b"plain", b"ends\r", b"plain too"]
 
@@ -314,14 +316,16 @@ def test_bodies_that_are_no_lines_come_out_as_they_went_in(client: Client, tmp_p
         ({"x": "1"}, "unknown"),
     ],
 )
-def test_a_write_that_cannot_be_is_refused(client: Client, tmp_path: Path, options: dict[str, str], said: str) -> None:
+def test_a_write_that_cannot_be_is_refused(
+    client: PipelineClient, tmp_path: Path, options: dict[str, str], said: str
+) -> None:
     good = {"url": client.url, "token": client.token, "writer": "w", "stream": "/s", "staging": str(tmp_path)}
 
     with pytest.raises(Exception, match=said):
         _Sink({**good, **options}, BODIES)
 
 
-def test_overwriting_is_refused(spark: SparkSession, client: Client, tmp_path: Path) -> None:
+def test_overwriting_is_refused(spark: SparkSession, client: PipelineClient, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(bytearray(b"x"),)], "body BINARY")
     writer = frame.write.format("penstock").mode("overwrite").options(url=client.url, token=client.token, writer="w")
 

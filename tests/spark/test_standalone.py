@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.staging import rows_of
 from penstock.testing import RunningServer, wait_until
@@ -72,7 +72,7 @@ def is_whole(path: Path) -> bool:
 def test_archive_and_audit_survive_the_loss_of_a_worker(
     server: RunningServer, tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[bytes]]]
 ) -> None:
-    client, lake, log = Client(server.url, server.admin_token), tmp_path / "lake", tmp_path / "job.log"
+    client, lake, log = PipelineClient(server.url, server.admin_token), tmp_path / "lake", tmp_path / "job.log"
     master, workers = cluster
     fill(client, ROWS)
     newest = client.newest()

@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from penstock.cli.app import run
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.testing import RunningServer, wait_until
 from tests.spark.filling import differences, fill
 from tests.spark.sockets import beyond_loopback
@@ -42,7 +42,7 @@ def other_python(folder: Path) -> dict[str, str]:
 def test_the_package_runs_where_nothing_of_ours_is_installed(
     server: RunningServer, tmp_path: Path, request: pytest.FixtureRequest, master: str
 ) -> None:
-    client, lake = Client(server.url, server.admin_token), tmp_path / "lake"
+    client, lake = PipelineClient(server.url, server.admin_token), tmp_path / "lake"
     fill(client, 20_000)
     environment = other_python(tmp_path)
     absent = subprocess.run([environment["PYSPARK_PYTHON"], "-c", "import penstock"], env=environment, check=False)

@@ -15,7 +15,7 @@ import pytest
 
 from bench import pipeline as bench
 from bench.rig.report import Report
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.testing import wait_until
 from tests.spark.filling import QUICK_JAVA, differences, publish
 from tests.spark.sockets import beyond_loopback, family
@@ -24,7 +24,7 @@ START_SECONDS = 240
 
 
 @contextmanager
-def up(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+def up(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], PipelineClient]]:
     data, output = tmp_path / "data", tmp_path / "up.out"
     command = [sys.executable, "-m", "penstock", "up", "--data", str(data), "--listen", "127.0.0.1:0", *arguments]
     with output.open("wb") as out, (tmp_path / "up.log").open("wb") as log:
@@ -32,13 +32,13 @@ def up(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes
         process = subprocess.Popen(command, stdout=out, stderr=log, env=environment)
     try:
         url = wait_until(lambda: output.read_text().partition("ready on ")[2].partition(" ")[0], within=30)
-        yield process, Client(url, (data / "admin.token").read_text().strip())
+        yield process, PipelineClient(url, (data / "admin.token").read_text().strip())
     finally:
         process.terminate()
         process.wait(30)
 
 
-def driver(client: Client) -> Any:
+def driver(client: PipelineClient) -> Any:
     found = client.call("GET", "/v1/pipeline")["driver"]
     return found if found and found["alive"] else None
 
@@ -82,7 +82,7 @@ def test_up_archives_by_itself_restarts_its_driver_and_leaves_nothing_behind(tmp
         wait_until(lambda: not [pid for pid in started if is_running(pid)], within=60)
 
 
-def caught_up(client: Client, newest: int) -> bool:
+def caught_up(client: PipelineClient, newest: int) -> bool:
     tables = client.call("GET", "/v1/pipeline")["tables"]
     return all(tables.get(name, {}).get("done", 0) >= newest for name in ("events", "ledger"))
 

@@ -30,12 +30,12 @@ from penstock.wire.webpush_actions import (
     Job,
     Leave,
     MoveMonth,
+    PushSessionRules,
     ReadPage,
     RecordState,
     RemoveChannel,
     SaveChannel,
     SendFrame,
-    SessionRules,
     Settle,
     Signal,
     SubscribeBroadcasts,
@@ -48,7 +48,7 @@ UAID = "a" * 32
 CHANNELS = [f"d9b74644-4f97-46aa-b8fa-{number:012x}" for number in range(2)]
 OLD, NEW = "2026_10", "2026_11"
 WINDOW = 2
-RULES = SessionRules(WINDOW, 0, 30.0, 300.0, 4.0, 60.0)
+RULES = PushSessionRules(WINDOW, 0, 30.0, 300.0, 4.0, 60.0)
 
 
 def said(**fields: object) -> str:
@@ -516,7 +516,7 @@ def test_commands_that_wait_are_bounded() -> None:
 
 
 def test_a_user_agent_that_lets_too_much_lie_is_dropped() -> None:
-    session = PushSession(SessionRules(1, 3, 30.0, 300.0, 4.0, 60.0), 0.0)
+    session = PushSession(PushSessionRules(1, 3, 30.0, 300.0, 4.0, 60.0), 0.0)
     assert session.phase is SILENT
     session.identified(AgentIdentity(UAID, 1, NEW, channels=frozenset(CHANNELS), saved=True))
     session.greeted({}, {}, 0.0, alone=True)

@@ -17,7 +17,7 @@ from penstock.cli.options import Json, Token, Url, find_token, server_url
 from penstock.errors import InputInvalid, OperatorError
 
 if TYPE_CHECKING:
-    from penstock.pipeline.client import Client
+    from penstock.pipeline.client import PipelineClient
     from penstock.pipeline.jobs import JobOutcome, Workplace
 
 LOOPING: Final = ("archive", "ledger", "rollup")
@@ -97,12 +97,12 @@ def pipeline(
     if job == "package":
         return _package(Path(context.args[0] if context.args else "penstock-spark.zip"))
     require_spark()
-    from penstock.pipeline.client import Client
+    from penstock.pipeline.client import PipelineClient
     from penstock.pipeline.jobs import check_options
 
     options = with_whole_paths(job_options(context.args))
     check_options(job, options)
-    client = Client(server_url(url), find_token(token))
+    client = PipelineClient(server_url(url), find_token(token))
     location = _location(client, lake)
     while (outcome := _run(client, job, options, location, master, own, once)).data.get("more"):
         print(outcome.words, file=sys.stderr)  # it has given way to others, and goes on
@@ -126,15 +126,15 @@ def audit(
     ./penstock audit --json
     """
     require_spark()
-    from penstock.pipeline.client import Client
+    from penstock.pipeline.client import PipelineClient
 
-    client = Client(server_url(url), find_token(token))
+    client = PipelineClient(server_url(url), find_token(token))
     options = {"full": ""} if full else {}
     return _print(_run(client, "audit", options, _location(client, lake), master, False, True), json=json)
 
 
 def _run(
-    client: Client, job: str, options: dict[str, str], lake: str, master: str, own: bool, once: bool
+    client: PipelineClient, job: str, options: dict[str, str], lake: str, master: str, own: bool, once: bool
 ) -> JobOutcome:
     from penstock.pipeline import handed_jobs
 
@@ -204,7 +204,7 @@ def with_whole_paths(options: dict[str, str]) -> dict[str, str]:
     return {**options, "source": str(Path(source).absolute())} if source else options
 
 
-def _location(client: Client, given: str) -> str:
+def _location(client: PipelineClient, given: str) -> str:
     """The lake's folder as a whole path, so that it can be compared."""
     known = given or str(client.call("GET", "/v1/pipeline")["lake"])
     if not known:

@@ -109,9 +109,9 @@ class Supervisor:
 
     def _tell(self, state: str, detail: str) -> None:
         """Show in `/v1/pipeline` how it goes. A server that does not listen is no reason to stop."""
-        from penstock.pipeline.client import Client
+        from penstock.pipeline.client import PipelineClient
 
-        client = Client(self._url, self._token, patience=2)
+        client = PipelineClient(self._url, self._token, patience=2)
         told = {"state": state, "detail": detail, "restarts": self._restarts, "at_ms": int(time.time() * 1000)}
         with suppress(PenstockError):
             client.put("pipeline/supervisor", told, expect=client.get("pipeline/supervisor").version)

@@ -83,7 +83,7 @@ def recipient(door: str, name: str) -> Recipient:
     return Recipient(door, name, msgspec.json.encode((door, name)))
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class LedgerEvent(msgspec.Struct, frozen=True, gc=False):
     """One thing that happened to an interval of entries, or to an item, for one recipient."""
 
     ms: int
@@ -484,7 +484,7 @@ def _little_endian(column: array[int]) -> array[int]:
     return column
 
 
-def decode(body: bytes) -> tuple[Header, list[Event]]:
+def decode(body: bytes) -> tuple[Header, list[LedgerEvent]]:
     """Read a batch back: its header, and everything in it one by one."""
     line, _, column = body.partition(b"\n")
     header = msgspec.json.decode(line, type=Header)
@@ -492,8 +492,8 @@ def decode(body: bytes) -> tuple[Header, list[Event]]:
     numbers, position, events = _little_endian(array("I", column)), 0, []
     for ms, state, reason, stream, first, last, count in header.rows:
         for door, name in map(who.__getitem__, numbers[position : position + count]):
-            events.append(Event(ms, state, reason, door, name, stream, first, last))
+            events.append(LedgerEvent(ms, state, reason, door, name, stream, first, last))
         position += count
     for ms, state, reason, door, name, key, month, number, expires_ms in header.items:
-        events.append(Event(ms, state, reason, door, name, "", 0, 0, key, month, number, expires_ms))
+        events.append(LedgerEvent(ms, state, reason, door, name, "", 0, 0, key, month, number, expires_ms))
     return header, events

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.hub import Hub
-from penstock.core.ledger import STREAM, Event, Ledger, decode
+from penstock.core.ledger import STREAM, Ledger, LedgerEvent, decode
 from penstock.core.log import Log
 from penstock.core.names import matches
 from penstock.errors import NotFound, PenstockError, Trimmed
@@ -41,7 +41,7 @@ def span_of(attributes: str) -> BatchSpan:
         return BatchSpan()
 
 
-def events_in(body: bytes) -> list[Event]:
+def events_in(body: bytes) -> list[LedgerEvent]:
     """What a batch says happened; nothing if it cannot be read: one that is garbled hides no other."""
     try:
         return decode(body)[1]
@@ -57,7 +57,7 @@ class WhyAnswer(msgspec.Struct):
     recipient: str
     verdict: str  # a state of the ledger, or "waiting", "not_subscribed", "no_record"
     words: str
-    events: list[Event]
+    events: list[LedgerEvent]
 
 
 class Folded(Protocol):
@@ -67,11 +67,11 @@ class Folded(Protocol):
         """The id of the log up to which batches are folded."""
         ...
 
-    async def of_entry(self, stream: str, id: int, recipient: str) -> list[Event]:
+    async def of_entry(self, stream: str, id: int, recipient: str) -> list[LedgerEvent]:
         """What happened to an entry for a recipient, as far as it is folded."""
         ...
 
-    async def of_item(self, key: str, recipient: str) -> list[Event]:
+    async def of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
         """What happened to an item for a recipient, as far as it is folded."""
         ...
 
@@ -116,7 +116,7 @@ class Why:
             )
         return _answer(key, "", recipient, _verdict(events), [], events, "")
 
-    async def _of_entry(self, entry: Entry, recipient: str) -> list[Event]:
+    async def _of_entry(self, entry: Entry, recipient: str) -> list[LedgerEvent]:
         after = max(entry.id, await self._flushed())  # only batches after an entry can speak of it
         found = await self._folded.of_entry(entry.stream, entry.id, recipient) if self._folded else []
         async for span, body in self._batches(after):
@@ -124,7 +124,7 @@ class Why:
                 found += [event for event in events_in(body) if _is_about(event, entry, recipient)]
         return sorted(found, key=_ms)
 
-    async def _of_item(self, key: str, recipient: str) -> list[Event]:
+    async def _of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
         after = await self._flushed()
         found = await self._folded.of_item(key, recipient) if self._folded else []
         async for span, body in self._batches(after):
@@ -148,19 +148,19 @@ class Why:
 
 
 def _answer(
-    what: int | str, stream: str, recipient: str, found: str, story: list[str], events: list[Event], reason: str
+    what: int | str, stream: str, recipient: str, found: str, story: list[str], events: list[LedgerEvent], reason: str
 ) -> WhyAnswer:
     known = list({(event.ms, event.state, event.door, event.reason): event for event in events}.values())
     told = [*story, *(_words(event) for event in known), *([reason] if reason else [])]
     return WhyAnswer(what, stream, recipient, found, "; ".join(told) + ".", known)
 
 
-def _is_about(event: Event, entry: Entry, recipient: str) -> bool:
+def _is_about(event: LedgerEvent, entry: Entry, recipient: str) -> bool:
     about = event.stream == entry.stream or (event.state == CONFIRMED and not event.stream)
     return about and event.recipient == recipient and event.first <= entry.id <= event.last
 
 
-def joined(events: Sequence[Event]) -> tuple[list[Event], Event | None]:
+def joined(events: Sequence[LedgerEvent]) -> tuple[list[LedgerEvent], LedgerEvent | None]:
     """What happened to one entry, in order, with positions told as `acked`; and the first position, if there is one.
 
     *events* are in order. Each door is looked at by itself: it may know another recipient by the same name.
@@ -187,14 +187,14 @@ def _without_record(hub: Hub, entry: Entry, recipient: str) -> tuple[str, str]:
     return "not_subscribed", f"{recipient} is connected, but not subscribed to {entry.stream}"
 
 
-def _verdict(events: list[Event]) -> str:
+def _verdict(events: list[LedgerEvent]) -> str:
     return verdict(((event.door, event.month, event.number), event.state, event.ms) for event in events)
 
 
-def _ms(event: Event) -> int:
+def _ms(event: LedgerEvent) -> int:
     return event.ms
 
 
-def _words(event: Event) -> str:
+def _words(event: LedgerEvent) -> str:
     because = f" ({event.reason})" if event.reason else ""
     return f"{event.state}{because} to {event.recipient} over {event.door} at {timestamp(event.ms)}"

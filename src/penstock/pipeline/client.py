@@ -40,7 +40,7 @@ class StoredRecord:
     value: dict[str, Any]
 
 
-class Client:
+class PipelineClient:
     """One server, one token. Every call is a connection of its own: it may be pickled, and used from threads."""
 
     def __init__(self, url: str, token: str, *, patience: float = PATIENCE_SECONDS) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import OperatorError
-from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
 from penstock.pipeline.tables import Lake
 from penstock.wire.lake import LakeFile
@@ -85,7 +85,12 @@ class Turn:
     """One driver's turn on one table's record."""
 
     def __init__(
-        self, client: Client, lake: Lake, name: str, faults: Faults | None = None, patience: Patience | None = None
+        self,
+        client: PipelineClient,
+        lake: Lake,
+        name: str,
+        faults: Faults | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self._client, self._lake, self._key, self._faults = client, lake, f"lake/{name}", faults or Faults()
         self.name = name
@@ -176,6 +181,6 @@ def _intent(kept: Any) -> Intent | None:
     return Intent(kept["after"], kept["upto"], tuple(Slice(**one) for one in kept["slices"]))
 
 
-def watermark(client: Client, name: str) -> int:
+def watermark(client: PipelineClient, name: str) -> int:
     """The id up to which everything is in the lake, durably."""
     return int(client.get(f"lake/{name}").value.get("done", 0))

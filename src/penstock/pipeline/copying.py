@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 from pyspark import SparkContext, TaskContext
 
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Slice, StagedWrong
 from penstock.pipeline.offsets import Cut
 from penstock.pipeline.source import Part, read_slice
@@ -38,7 +38,7 @@ _WRITING: Final[dict[str, Any]] = {
 class Copy:
     """What one task does: copy the slice *number* to a file in *folder*."""
 
-    client: Client
+    client: PipelineClient
     number: int
     lo: int
     hi: int
@@ -53,7 +53,7 @@ class Copy:
         return str(path)
 
 
-def copy_slices(spark: SparkContext, client: Client, slices: Sequence[Slice], folder: Path) -> list[Path]:
+def copy_slices(spark: SparkContext, client: PipelineClient, slices: Sequence[Slice], folder: Path) -> list[Path]:
     """Copy every slice, one task each; returns their files in the order of the slices."""
     copies = [Copy(client, number, one.lo, one.hi, str(folder)) for number, one in enumerate(slices)]
     return [Path(path) for path in spark.parallelize(copies, len(copies)).map(Copy.run).collect()]

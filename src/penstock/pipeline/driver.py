@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.errors import PenstockError
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop, perform
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    client = Client(given.url, os.environ["PENSTOCK_TOKEN"])
+    client = PipelineClient(given.url, os.environ["PENSTOCK_TOKEN"])
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; `up` decides when the driver ends
     try:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
 
 
-def drive(client: Client, location: str, master: str, jobs: dict[str, float], *, once: bool = False) -> int:
+def drive(client: PipelineClient, location: str, master: str, jobs: dict[str, float], *, once: bool = False) -> int:
     """Make the session, and run *jobs* in the loop, or once each."""
     lake = open_lake(location)
     bind(client, lake)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from penstock.errors import PenstockError
-from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.table_lease import own_name
 
@@ -69,13 +69,13 @@ def _answer(place: Workplace, perform: Perform, task: dict[str, Any]) -> dict[st
 # ── the command's side ─────────────────────────────────────────────────────────────────────────
 
 
-def warm_driver(client: Client, lake: str) -> dict[str, Any] | None:
+def warm_driver(client: PipelineClient, lake: str) -> dict[str, Any] | None:
     """What `/v1/pipeline` says of the driver, if one works on this lake."""
     driver = client.call("GET", "/v1/pipeline")["driver"]
     return driver if driver and driver["alive"] and driver["lake"] == lake else None
 
 
-def hand_over(client: Client, job: str, options: Mapping[str, str]) -> JobOutcome:
+def hand_over(client: PipelineClient, job: str, options: Mapping[str, str]) -> JobOutcome:
     """Let the running driver do *job*, and wait for the outcome."""
     key = PREFIX + uuid.uuid4().hex
     client.put(key, {"state": "asked", "job": job, "options": dict(options)}, expect=0)
@@ -92,7 +92,7 @@ def is_forsaken(task: Mapping[str, Any], driver: Mapping[str, Any] | None) -> bo
     return task.get("state") == "running" and task.get("by", "") != driver.get("process", "")
 
 
-def _wait(client: Client, key: str) -> JobOutcome:
+def _wait(client: PipelineClient, key: str) -> JobOutcome:
     while True:
         value = client.get(key).value
         if value.get("state") == "done":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.errors import ConfigInvalid
-from penstock.pipeline.client import Client, StoredRecord
+from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.jobs import BEGIN
 from penstock.pipeline.tables import Lake, write_durably
 from penstock.wire.lake import is_own_epoch
@@ -35,7 +35,7 @@ class LakeMismatch(ConfigInvalid):
 
 
 @dataclass(frozen=True, slots=True)
-class LogEpoch:
+class ServerEpoch:
     """The epoch of the server's log."""
 
     epoch: str
@@ -46,9 +46,9 @@ class LogEpoch:
         return is_own_epoch(self.epoch, self.restored, other)
 
 
-def bind(client: Client, lake: Lake) -> None:
+def bind(client: PipelineClient, lake: Lake) -> None:
     """Make sure that the server's watermarks are about *lake*. An empty lake becomes the server's if it has none."""
-    epoch = LogEpoch(**client.call("GET", "/v1/pipeline")["epoch"])
+    epoch = ServerEpoch(**client.call("GET", "/v1/pipeline")["epoch"])
     mark, record = _read_mark(lake), client.get(RECORD)
     if not mark and _may_begin(client, lake, record, epoch):
         _begin(client, lake, record, epoch)
@@ -59,7 +59,7 @@ def bind(client: Client, lake: Lake) -> None:
     lake.epoch = epoch.epoch
 
 
-def _may_begin(client: Client, lake: Lake, record: StoredRecord, epoch: LogEpoch) -> bool:
+def _may_begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: ServerEpoch) -> bool:
     """Whether an empty folder may become the lake."""
     if not record.version:
         return True
@@ -69,7 +69,7 @@ def _may_begin(client: Client, lake: Lake, record: StoredRecord, epoch: LogEpoch
     return bool(record.value["path"] == str(lake.root) and not client.get("lake/events").value.get("done", 0))
 
 
-def _begin(client: Client, lake: Lake, record: StoredRecord, epoch: LogEpoch) -> None:
+def _begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: ServerEpoch) -> None:
     id = record.value.get("id") if epoch.is_own(record.value.get("epoch", "")) else None
     if record.version and id is None:  # a lake of another history: its watermarks say nothing of this one
         for key in (*(f"lake/{name}" for name in (*RECORDS, "erase")), BEGIN):
@@ -79,7 +79,9 @@ def _begin(client: Client, lake: Lake, record: StoredRecord, epoch: LogEpoch) ->
     _write_mark(lake, value["id"], epoch.epoch)
 
 
-def _check_history(client: Client, lake: Lake, mark: dict[str, Any], record: StoredRecord, epoch: LogEpoch) -> None:
+def _check_history(
+    client: PipelineClient, lake: Lake, mark: dict[str, Any], record: StoredRecord, epoch: ServerEpoch
+) -> None:
     """Refuse a lake with ids that this log has not given, or has given to other entries."""
     for name, tables in RECORDS.items():
         known = client.get(f"lake/{name}").value
@@ -99,7 +101,7 @@ def _another(lake: Lake, record: StoredRecord) -> LakeMismatch:
     return LakeMismatch("lake", f"{lake.root} is not the lake that this server's log is archived in", remedy=remedy)
 
 
-def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: LogEpoch) -> LakeMismatch:
+def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: ServerEpoch) -> LakeMismatch:
     how = "was restored from a backup" if epoch.restored else "is older than it"
     said = f"{lake.root} has {name} up to id {beyond:,}, this log, which {how}, knows of {upto:,} only"
     remedy = "The ids in between stand for other entries now. Start the newer server on it, or give an empty folder."

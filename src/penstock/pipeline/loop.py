@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 from penstock.errors import PenstockError
 from penstock.pipeline import handed_jobs
-from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.jobs import JobOutcome, Workplace, find
 from penstock.pipeline.table_lease import own_name
 
@@ -141,9 +141,11 @@ def _is_gone(place: Workplace) -> bool:
 class Heart:
     """Tells the server that this driver is alive, from its own thread: a job may take long."""
 
-    def __init__(self, client: Client, state: Callable[[], dict[str, Any]], period: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self, client: PipelineClient, state: Callable[[], dict[str, Any]], period: float = BEAT_SECONDS
+    ) -> None:
         # Its own client, which gives up soon: the end of the driver must not wait for a server that is gone.
-        self._client, self._state, self._period = Client(client.url, client.token, patience=1), state, period
+        self._client, self._state, self._period = PipelineClient(client.url, client.token, patience=1), state, period
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heart", daemon=True)
 

@@ -13,7 +13,7 @@ from typing import Final
 from penstock.client.http import ApiError
 from penstock.errors import SequencePassed
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def sequence_of(producer: str, batch: int, number: int) -> tuple[str, int]:
     return f"{producer}~{further}" if further else producer, batch * PER_BATCH + place
 
 
-def publish(client: Client, request: PublishRequest, producer: str, sequence: int) -> None:
+def publish(client: PipelineClient, request: PublishRequest, producer: str, sequence: int) -> None:
     """Publish one request under *producer*/*sequence*. Repeating it, whenever, adds nothing."""
     first = request.events[0]
     headers = {"Producer": f"{producer}/{sequence}"}

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, Final
 
 from penstock.errors import Conflict, InputInvalid
-from penstock.pipeline.client import Client, RecordChanged
+from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests
 
@@ -58,7 +58,7 @@ class Throttle:
 class JobRecord:
     """What a job does, decided when it was begun, and how far it is."""
 
-    client: Client
+    client: PipelineClient
     key: str
     version: int
     value: dict[str, Any]
@@ -83,7 +83,7 @@ class JobRecord:
 
 
 def begin_or_resume(
-    client: Client, kind: str, name: str, settle: Callable[[], Mapping[str, Any]], asked: Mapping[str, str]
+    client: PipelineClient, kind: str, name: str, settle: Callable[[], Mapping[str, Any]], asked: Mapping[str, str]
 ) -> JobRecord:
     """The record of the job *name*. A job that was not begun before is begun now: *settle* decides what it does.
 

@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InputInvalid
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.offsets import known_options, number_of, required
 from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests, sequence_of
 from penstock.pipeline.tables import sync, write_durably
@@ -62,7 +62,7 @@ class StagedFile(WriterCommitMessage):
 class SinkOptions:
     """The options of a write, checked."""
 
-    client: Client
+    client: PipelineClient
     writer: str
     epoch: int
     stream: str
@@ -82,7 +82,7 @@ def sink_options(given: Mapping[str, str], schema: StructType) -> SinkOptions:
     epoch = number_of(options, "epoch", least=1, most=MOST_EPOCH) or 1
     number_of(options, "batch", most=MOST_BATCH)
     folder = _folder(staging) / "penstock-sink"
-    return SinkOptions(Client(url, token), writer, epoch, options.get("stream", ""), folder)
+    return SinkOptions(PipelineClient(url, token), writer, epoch, options.get("stream", ""), folder)
 
 
 class _Sink:

@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import InputInvalid, PenstockError
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.offsets import (
     Cut,
     cuts_between,
@@ -110,7 +110,7 @@ class _Reader:
         self._read = read_options(options)
         if schema.names != list(self._read.columns):
             raise InputInvalid("schema", "is fixed; choose columns with the option columns")
-        self._client = Client(self._read.url, self._read.token)
+        self._client = PipelineClient(self._read.url, self._read.token)
         self._streams = self._read.streams
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -198,7 +198,7 @@ class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
 
 
 def read_slice(
-    client: Client, part: Part, columns: Sequence[str] = NAMES, streams: str = ""
+    client: PipelineClient, part: Part, columns: Sequence[str] = NAMES, streams: str = ""
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one cut. Fails rather than giving fewer: see `CutOff`."""
     asked: dict[str, object] = {"after": part.lo, "upto": part.hi, "columns": ",".join(columns)}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.errors import PenstockError
-from penstock.pipeline.client import Client, StoredRecord
+from penstock.pipeline.client import PipelineClient, StoredRecord
 
 LEASE_SECONDS: Final = 60.0
 BEAT_SECONDS: Final = 10.0
@@ -61,7 +61,7 @@ def _started(process: int) -> str:
         return ""
 
 
-def wait_for(client: Client, key: str, patience: Patience | None = None) -> StoredRecord:
+def wait_for(client: PipelineClient, key: str, patience: Patience | None = None) -> StoredRecord:
     """Wait until the record may be taken, and return it."""
     clock, own = patience or Patience(), own_name()
     seen, since = -1, clock.now()

@@ -94,7 +94,7 @@ class AnswerReader:
         return data[end - before :]
 
     def _read_head(self, raw: bytes) -> None:
-        found = _HeadFields()
+        found = _AnswerFields()
         parser = httptools.HttpResponseParser(found)
         try:
             parser.feed_data(raw)
@@ -157,7 +157,7 @@ class AnswerReader:
             raise PeerError(502, f"the answer has more than {self._limit_bytes:,} bytes")
 
 
-class _HeadFields:
+class _AnswerFields:
     """The fields of one head; the last of a name counts. Names are lower case."""
 
     def __init__(self) -> None:

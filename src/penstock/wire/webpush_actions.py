@@ -13,7 +13,7 @@ import msgspec
 from penstock.wire.webpush import Close, PushMessage
 
 
-class SessionRules(msgspec.Struct, frozen=True):
+class PushSessionRules(msgspec.Struct, frozen=True):
     """What the settings say. Times are seconds, and 0 stands for never."""
 
     window: int

@@ -39,10 +39,10 @@ from penstock.wire.webpush_actions import (
     DropAgent,
     Job,
     MoveMonth,
+    PushSessionRules,
     ReadPage,
     RecordState,
     SendFrame,
-    SessionRules,
     Settle,
     Signal,
     Unacked,
@@ -84,7 +84,7 @@ class DeliveringSession:
     reads_previous = True
     """Look into the month before, too. Only a test that shows what this is for says no."""
 
-    def __init__(self, rules: SessionRules) -> None:
+    def __init__(self, rules: PushSessionRules) -> None:
         self._rules = rules
         self.phase, self.storage = SILENT, READ
         self.uaid = self.month = ""

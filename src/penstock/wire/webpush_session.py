@@ -37,10 +37,10 @@ from penstock.wire.webpush_actions import (
     Greet,
     Job,
     Leave,
+    PushSessionRules,
     RemoveChannel,
     SaveChannel,
     SendFrame,
-    SessionRules,
     Signal,
     SubscribeBroadcasts,
 )
@@ -66,7 +66,7 @@ class PushSession(DeliveringSession):
         "pinged",
     )  # fmt: skip
 
-    def __init__(self, rules: SessionRules, now: float) -> None:
+    def __init__(self, rules: PushSessionRules, now: float) -> None:
         super().__init__(rules)
         self.connected_at = 0
         self._command_bytes = 0  # of the commands that came since none waited

@@ -62,7 +62,7 @@ class AppendRequest(msgspec.Struct, rename="pascal"):
         return Expect(self.stream, chunk=cursor.chunk, offset=cursor.offset)
 
 
-class SubscribeRequest(msgspec.Struct, rename="pascal"):
+class SubscriptionRequest(msgspec.Struct, rename="pascal"):
     """A stream, and the subscription that shall hear of it, or no longer."""
 
     stream: str = ""

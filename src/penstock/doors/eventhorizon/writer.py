@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.api.context import Context
 from penstock.core.names import check_name
-from penstock.doors.eventhorizon.requests import AppendRequest, CreateStreamRequest, SubscribeRequest
+from penstock.doors.eventhorizon.requests import AppendRequest, CreateStreamRequest, SubscriptionRequest
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request
@@ -96,10 +96,10 @@ class WriterCalls:
                     await self._subscriptions.drop(record)
         return Response(200, b"OK\n", _TEXT)
 
-    def _asked_subscription(self, request: Request) -> SubscribeRequest:
+    def _asked_subscription(self, request: Request) -> SubscriptionRequest:
         caller = self._context.caller(request)
         caller.check_subscribes()
-        asked = decode(request.body, SubscribeRequest)
+        asked = decode(request.body, SubscriptionRequest)
         asked.check()
         caller.check_subscribe(asked.stream)
         # The subscription's stream will be written to, and whoever reads it learns of this one.

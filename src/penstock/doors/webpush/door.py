@@ -30,7 +30,7 @@ from penstock.settings import Settings
 from penstock.wire.frames import offered_subprotocols
 from penstock.wire.vapid import parse_origin
 from penstock.wire.webpush import SUBPROTOCOL
-from penstock.wire.webpush_actions import SessionRules
+from penstock.wire.webpush_actions import PushSessionRules
 from penstock.wire.webpush_tokens import KEYS_RECORD, EndpointTokens
 
 DOOR = "webpush"
@@ -61,7 +61,7 @@ class WebPush:
         roles, chosen = settings.server.roles, settings.webpush
         self._takes_messages = "all" in roles or "endpoint" in roles
         self._takes_agents = "all" in roles or "connection" in roles
-        self._rules = SessionRules(
+        self._rules = PushSessionRules(
             chosen.window, chosen.msg_limit, chosen.hello_timeout, chosen.ping_interval, chosen.ping_timeout,
             chosen.ping_least,
         )  # fmt: skip

@@ -30,12 +30,12 @@ from penstock.wire.webpush_actions import (
     Job,
     Leave,
     MoveMonth,
+    PushSessionRules,
     ReadPage,
     RecordState,
     RemoveChannel,
     SaveChannel,
     SendFrame,
-    SessionRules,
     Settle,
     Signal,
     SubscribeBroadcasts,
@@ -55,7 +55,7 @@ class AgentSession(Timed):
     socket: WebSocket
     who: Recipient
 
-    def __init__(self, home: Agents, rules: SessionRules, origin: str) -> None:
+    def __init__(self, home: Agents, rules: PushSessionRules, origin: str) -> None:
         super().__init__()
         self.home, self._origin = home, origin
         self.state = self.machine(rules, home.time())

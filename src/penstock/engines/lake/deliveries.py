@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.ledger import Event
+from penstock.core.ledger import LedgerEvent
 from penstock.core.registry import Registry
 from penstock.core.trimming import Watermark
 from penstock.engines.lake.files import Files
@@ -41,17 +41,17 @@ class Deliveries:
         record = await self._registry.get("lake/ledger")
         return msgspec.json.decode(record.value, type=Watermark).done if record else 0
 
-    async def of_entry(self, stream: str, id: int, recipient: str) -> list[Event]:
+    async def of_entry(self, stream: str, id: int, recipient: str) -> list[LedgerEvent]:
         upto = await self.folded_upto()
         return await self._lake.run(lambda: self._find_all(stream, id, recipient, upto))
 
-    async def of_item(self, key: str, recipient: str) -> list[Event]:
+    async def of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
         upto = await self.folded_upto()
         return await self._lake.run(lambda: list(self._find_item(key, recipient, upto)))
 
     # ── in the lake's threads ─────────────────────────────────────────────────────────────────
 
-    def _find_all(self, stream: str, id: int, recipient: str, upto: int) -> list[Event]:
+    def _find_all(self, stream: str, id: int, recipient: str, upto: int) -> list[LedgerEvent]:
         found = list(self._find_entry(stream, id, recipient, upto))
         doors = {event.door for event in found if event.state in COVERED}  # that a position would say something about
         if doors or not found:
@@ -62,13 +62,13 @@ class Deliveries:
                     break
         return found
 
-    def _find_positions(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[Event]:
+    def _find_positions(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[LedgerEvent]:
         """Where the recipient said that it had come to this entry, or beyond it; of each file in order."""
         for footer in self._footers(self._positions, id, upto):
             rows = [row for row in self._positions_in(footer, id, recipient) if row["stream"] in ("", stream)]
             for row in sorted(rows, key=lambda row: row["time"]):
                 at = _ms(row["time"]) or 0
-                yield Event(at, CONFIRMED, "", row["door"], recipient, row["stream"], 0, row["upto"])
+                yield LedgerEvent(at, CONFIRMED, "", row["door"], recipient, row["stream"], 0, row["upto"])
 
     def _positions_in(self, footer: Any, id: int, recipient: str) -> Iterator[dict[str, Any]]:
         import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -81,7 +81,7 @@ class Deliveries:
                 mine = pc.equal(table.column("recipient"), recipient)
                 yield from table.filter(pc.and_(mine, pc.greater_equal(table.column("upto"), id))).to_pylist()
 
-    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[Event]:
+    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
@@ -96,7 +96,7 @@ class Deliveries:
                 if (first is None or first[0] <= id) and (last is None or last[1] >= id):
                     yield from self._events(footer, group, chosen)
 
-    def _find_item(self, key: str, recipient: str, upto: int) -> Iterator[Event]:
+    def _find_item(self, key: str, recipient: str, upto: int) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
@@ -125,7 +125,7 @@ class Deliveries:
             self._rows = ParquetRows(footers=8192)
         return self._rows
 
-    def _events(self, footer: Any, group: int, chosen: Callable[[Any], Any]) -> Iterator[Event]:
+    def _events(self, footer: Any, group: int, chosen: Callable[[Any], Any]) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
         reader = self._reader()
@@ -135,13 +135,13 @@ class Deliveries:
                 yield from _told(row)
 
 
-def _told(row: dict[str, Any]) -> Iterator[Event]:
+def _told(row: dict[str, Any]) -> Iterator[LedgerEvent]:
     """What one row says happened, in order."""
     what = (row["stream"] or "", row["first"] or 0, row["last"] or 0, row["key"] or "", row["month"] or "")
     expires = _ms(row["expires_at"])
 
-    def event(state: str, reason: str, ms: int) -> Event:
-        return Event(ms, state, reason, row["door"], row["recipient"], *what, row["number"] or 0, expires)
+    def event(state: str, reason: str, ms: int) -> LedgerEvent:
+        return LedgerEvent(ms, state, reason, row["door"], row["recipient"], *what, row["number"] or 0, expires)
 
     sent, acked = _ms(row["sent_time"]), _ms(row["acked_time"])
     state, reason, last = row["state"], row["reason"] or "", _ms(row["last_time"]) or 0

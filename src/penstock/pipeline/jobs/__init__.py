@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, cast
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import InputInvalid, NotFound
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn
 from penstock.pipeline.tables import SCHEMAS, Lake
 from penstock.wire.lake import LakeFile
@@ -27,7 +27,7 @@ class Workplace:
     """What a job works with."""
 
     spark: SparkSession
-    client: Client
+    client: PipelineClient
     lake: Lake
     faults: Faults = field(default_factory=Faults)
 

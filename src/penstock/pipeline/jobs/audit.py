@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline import audit_checks, skipped_entries
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
 from penstock.wire.lake import LakeFile
@@ -132,7 +132,7 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
 # ── the cut ────────────────────────────────────────────────────────────────────────────────────
 
 
-def take_cut(client: Client) -> AuditCut:
+def take_cut(client: PipelineClient) -> AuditCut:
     """Mailboxes first, then the ledger's flush: an item that is not pending any more has its record in the ledger.
 
     Heads come last, and so include the flushed batches. What comes after that does no harm: the lake then holds more
@@ -145,17 +145,17 @@ def take_cut(client: Client) -> AuditCut:
     return AuditCut(max([flushed, *(head[4] for head in heads)]), heads, mailboxes, pushers)
 
 
-def _months(client: Client) -> list[str]:
+def _months(client: PipelineClient) -> list[str]:
     return [one["month"] for one in client.call("GET", "/v1/retention/months", timeout=600)["months"]]
 
 
-def _mailboxes(client: Client, month: str) -> Iterator[tuple[str, str, int, list[int], int]]:
+def _mailboxes(client: PipelineClient, month: str) -> Iterator[tuple[str, str, int, list[int], int]]:
     for box in _pages(client, "/v1/audit/mailboxes", "mailboxes", month=month):
         name = box["recipient"].removeprefix(f"{audit_checks.FOLLOWING}/")  # as the ledger has it
         yield name, month, box["next"], box["pending"], box["expired"]
 
 
-def _pages(client: Client, path: str, name: str, **parameters: str) -> Iterator[Any]:
+def _pages(client: PipelineClient, path: str, name: str, **parameters: str) -> Iterator[Any]:
     after: str | None = ""
     while after is not None:
         page = client.call("GET", path, {**parameters, "after": after})
@@ -235,7 +235,7 @@ def _check_events(place: Workplace, summary: DataFrame, cut: AuditCut, begin: in
         yield AuditFinding("missing", "heads", _cut_end(row) + more)
 
 
-def _heads_of(client: Client, streams: list[str], upto: int) -> list[list[Any]]:
+def _heads_of(client: PipelineClient, streams: list[str], upto: int) -> list[list[Any]]:
     """Heads of streams that no pattern covers. Those that moved on since the archive are left out."""
     found: list[list[Any]] = []
     for begin in range(0, len(streams), 500):

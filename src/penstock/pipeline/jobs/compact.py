@@ -38,7 +38,7 @@ Merge = Callable[[DataFrame], DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CompactionKind:
     """How the files of a table are put together."""
 
     record: str  # whose watermark it lies under
@@ -47,13 +47,13 @@ class Kind:
 
 
 KINDS: Final = {
-    "events": Kind("events", lambda frame: frame.sortWithinPartitions("id"), True),
-    "ledger": Kind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
-    "deliveries": Kind("ledger", lambda frame: _sorted(fold_deliveries(frame)), False),
-    "positions": Kind("ledger", first_positions, False),
-    "rollup_hourly": Kind("rollup", add_up, False),
-    "activity": Kind("rollup", merge_activity, False),
-    "unreadable": Kind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
+    "events": CompactionKind("events", lambda frame: frame.sortWithinPartitions("id"), True),
+    "ledger": CompactionKind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
+    "deliveries": CompactionKind("ledger", lambda frame: _sorted(fold_deliveries(frame)), False),
+    "positions": CompactionKind("ledger", first_positions, False),
+    "rollup_hourly": CompactionKind("rollup", add_up, False),
+    "activity": CompactionKind("rollup", merge_activity, False),
+    "unreadable": CompactionKind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
 }
 
 
@@ -111,14 +111,14 @@ def _hour(lake: Lake, file: LakeFile) -> int:
 # ── putting together ───────────────────────────────────────────────────────────────────────────
 
 
-def _compact_day(place: Workplace, table: str, kind: Kind, groups: Sequence[Sequence[LakeFile]]) -> None:
+def _compact_day(place: Workplace, table: str, kind: CompactionKind, groups: Sequence[Sequence[LakeFile]]) -> None:
     with workshop(place.lake) as work:
         made = [_merge(place, table, kind, group, work / str(group[0].lo)) for group in groups]
         with place.lake.locked():
             exchange_files(place.lake, [file for group in groups for file in group], made, work, place.faults)
 
 
-def _merge(place: Workplace, table: str, kind: Kind, group: Sequence[LakeFile], folder: Path) -> Staged:
+def _merge(place: Workplace, table: str, kind: CompactionKind, group: Sequence[LakeFile], folder: Path) -> Staged:
     """One file of several."""
     sources = [place.lake.path(file) for file in group]
     frame = place.read(table, group).coalesce(1)

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from penstock.errors import InputInvalid
-from penstock.pipeline.client import Client
+from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Intent, Staged, StagedWrong, Turn, watermark
 from penstock.pipeline.erasing import STREAM, Gone, gone, requests_in, rows_with, write_without
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive
@@ -92,7 +92,7 @@ def _requested(place: Workplace, intent: Intent) -> Gone:
     return gone(body for path in paths for body in requests_in(path, after, upto))
 
 
-def _last_request(client: Client) -> int:
+def _last_request(client: PipelineClient) -> int:
     body = json.dumps({"streams": [STREAM]}).encode()
     heads: list[list[Any]] = client.call("POST", "/v1/audit/heads", body=body)["heads"]
     return int(heads[0][4]) if heads else 0
