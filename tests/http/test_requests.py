@@ -187,7 +187,7 @@ async def test_pages_of_other_origins() -> None:
         )  # fmt: skip
         none = await peer.get("/hello")
     assert simple.headers["access-control-allow-origin"] == "*"
-    assert simple.headers["access-control-expose-headers"] == "X-Cursor"
+    assert simple.headers["access-control-expose-headers"] == "Retry-After, X-Cursor"
     assert "access-control-allow-credentials" not in simple.headers
     assert preflight.status == 204
     assert "POST" in preflight.headers["access-control-allow-methods"]

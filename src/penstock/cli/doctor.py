@@ -1,4 +1,4 @@
-"""`doctor`: looks at everything around a server that can be wrong, and says what to do about it."""
+"""`doctor`: what may be wrong around a server, and what to do about it. The checks are in `doctor_checks.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.cli.options import DATA, Config, Data, Json, Set, settings_from
 from penstock.cli.output import show
 
 if TYPE_CHECKING:
-    from penstock.cli.doctor_machine import DoctorFinding
+    from penstock.cli.doctor_checks import DoctorFinding
     from penstock.settings import Settings
 
 _MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
@@ -30,7 +30,7 @@ def doctor(data: Data = DATA, config: Config = None, set: Set = None, json: Json
 
 def examine(data: Path, settings: Settings) -> list[DoctorFinding]:
     """All findings, in the order of the checks."""
-    from penstock.cli.doctor_machine import MACHINE_CHECKS
-    from penstock.cli.doctor_webpush import WEB_PUSH_CHECKS
+    from penstock.cli.doctor_checks import MACHINE_CHECKS
+    from penstock.cli.doctor_checks_webpush import WEB_PUSH_CHECKS
 
     return [finding for check in (*MACHINE_CHECKS, *WEB_PUSH_CHECKS) for finding in check(data, settings)]

@@ -7,10 +7,14 @@ any origin may ask by default. With a list of origins only those may, WebSockets
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from penstock.http.requests import Request
 from penstock.http.responses import Response
 from penstock.http.routing import Match
+
+EXPOSED: Final = ("Retry-After",)
+"""Headers of answers that a page may read, besides those that doors add."""
 
 _TOKENS = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z, ]{1,1024}")
 
@@ -19,10 +23,10 @@ class Cors:
     """The origin rules of one listener."""
 
     def __init__(self, origins: tuple[str, ...], expose: tuple[str, ...]) -> None:
-        """Pages of these *origins* may call, and read these headers of answers."""
+        """Pages of these *origins* may call, and read the headers of answers that *expose* names."""
         self._any = "*" in origins
         self._origins = {origin.encode() for origin in origins}
-        self._expose = f"Access-Control-Expose-Headers: {', '.join(expose)}\r\n".encode() if expose else b""
+        self._expose = f"Access-Control-Expose-Headers: {', '.join((*EXPOSED, *expose))}\r\n".encode()
 
     def allows(self, origin: bytes | None) -> bool:
         """Pages of that origin may talk to us; a client that is no page names none."""

@@ -44,12 +44,9 @@ from penstock.node.months import MailboxMonths
 from penstock.node.trimming import Trimming
 from penstock.settings import AuthSettings, Settings
 from penstock.units import parse_keep
-from penstock.wire.trickle import HEADERS
+from penstock.wire.trickle import EXPOSED_HEADERS
 
 log = logging.getLogger("penstock")
-
-EXPOSED = ("Retry-After", *HEADERS)
-"""Headers that a page of another origin may read."""
 
 
 class Node:
@@ -113,7 +110,7 @@ class Node:
         await open_internally(self._stack, settings.server, self._doors)
         router = Router(self.routes)
         self._listener = await enter(
-            Listener(router, settings.server, expose=EXPOSED, clock=clock, wheel=wheel, caps=caps)
+            Listener(router, settings.server, expose=EXPOSED_HEADERS, clock=clock, wheel=wheel, caps=caps)
         )
 
     def _start_housekeeping(self, clock: Clock, trimming: Trimming) -> None:

@@ -20,12 +20,12 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Slice, StagedWrong
 from penstock.pipeline.offsets import Cut
 from penstock.pipeline.source import Part, read_slice
-from penstock.pipeline.tables import GROUP_BYTES
+from penstock.pipeline.tables import COMPRESSION, GROUP_BYTES
 from penstock.wire.columns import EVENT, NAMES
 
 _BULKY: Final = ("attributes", "body")
 _WRITING: Final[dict[str, Any]] = {
-    "compression": "zstd",
+    "compression": COMPRESSION,
     # Values that hardly ever come twice fill a dictionary for nothing, and bodies make long statistics.
     "use_dictionary": [column.name for column in EVENT if column.repeats],
     "write_statistics": [name for name in NAMES if name not in _BULKY],

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.tables import GROUP_BYTES
+from penstock.pipeline.tables import COMPRESSION, GROUP_BYTES
 
 LOCAL: Final = "local[2]"
 
@@ -20,7 +20,7 @@ _ALWAYS: Final = {
     # What is written must not depend on the machine it is written on.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.compression.codec": COMPRESSION,
     "spark.hadoop.parquet.block.size": str(GROUP_BYTES),
     "spark.sql.shuffle.partitions": "4",
     # Off by default, and a reader that takes filters then fails.

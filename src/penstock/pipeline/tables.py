@@ -66,6 +66,9 @@ SCHEMAS: Final = {
     "unreadable": UNREADABLE,
 }
 
+COMPRESSION: Final = "zstd"
+"""Of the files, by whichever way they are written."""
+
 GROUP_BYTES: Final = 8 * 1024 * 1024
 """Of a row group, in memory. It is what a cold read opens: with the usual 128 MiB it would read a whole day."""
 

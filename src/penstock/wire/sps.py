@@ -28,6 +28,9 @@ from penstock.values import Entry, Kind
 
 # ── parameters ─────────────────────────────────────────────────────────────────────────────────
 
+REPLACED: Final = "replaced"
+"""Why a wire ends when its device has a newer one. A client that hears it waits for a minute."""
+
 _OLDER: Final = {"u": "uid", "t": "hid", "r": "tid"}
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 _USER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
@@ -195,7 +198,7 @@ class EventStream(Form):
 
     def ended(self, reason: str) -> bytes:
         # A page that does not know `replaced` comes back by itself: late, so that two do not fight.
-        return b"%bevent: %b\ndata: {}\n\n" % (b"retry: 60000\n" if reason == "replaced" else b"", reason.encode())
+        return b"%bevent: %b\ndata: {}\n\n" % (b"retry: 60000\n" if reason == REPLACED else b"", reason.encode())
 
 
 def _type(entry: Entry) -> str:

@@ -30,7 +30,7 @@ SIZE: Final = "Lp-Trickle-Size"  # bytes that were there when the reader came
 TIMEOUT: Final = "Lp-Trickle-Timeout"  # seconds that were waited for in vain: the same seq may be asked for again
 EPOCH: Final = "Lp-Trickle-Epoch"  # which of the channels that had this name, one after the other
 OLDEST: Final = "Lp-Trickle-Oldest"  # in a 470: the lowest seq that can be had
-HEADERS: Final = (SEQ, LATEST, CLOSED, SIZE, TIMEOUT, EPOCH, OLDEST)  # what a page may want to read
+EXPOSED_HEADERS: Final = (SEQ, LATEST, CLOSED, SIZE, TIMEOUT, EPOCH, OLDEST)  # what a page may want to read
 OFFSET: Final = (
     b"lp-trickle-offset"  # a publisher's: which byte of the segment its first one is; what is there is skipped
 )

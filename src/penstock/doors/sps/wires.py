@@ -15,7 +15,7 @@ from penstock.doors.sps.wire import DeviceWire
 from penstock.http.requests import Request
 from penstock.settings import SpsSettings
 from penstock.wire.http_chunks import chunk
-from penstock.wire.sps import EventStream, Form, JsonLines
+from penstock.wire.sps import REPLACED, EventStream, Form, JsonLines
 
 DOOR = "sps"
 
@@ -69,7 +69,7 @@ class Wires:
         """End that wire: there is a newer one on another node."""
         wire = self.find(uid, hid)
         if wire is not None and self.number(uid, hid) == number:
-            wire.end("replaced")
+            wire.end(REPLACED)
 
     def of_user(self, uid: str) -> list[DeviceWire]:
         """The wires of all devices of a user."""
@@ -107,7 +107,7 @@ class Wires:
             self._presence.note("online", asked.uid, asked.hid, wire.began)
         if before is not None:
             wire.confirmed = before.confirmed
-            before.end("replaced")
+            before.end(REPLACED)
         self.confirm(wire, asked.after or 0)
         self._start(wire, asked.after)
         return wire

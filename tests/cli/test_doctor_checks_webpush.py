@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import doctor
-from penstock.cli.doctor_machine import DoctorFinding
+from penstock.cli.doctor_checks import DoctorFinding
 from penstock.settings_reading import load
 from penstock.testing import RunningServer, start_server
 

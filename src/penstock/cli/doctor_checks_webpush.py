@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.cli.doctor_machine import Check, DoctorFinding
+from penstock.cli.doctor_checks import Check, DoctorFinding
 from penstock.client.http import ApiError, HttpClient, ServerUnreachable
 from penstock.settings import Settings
 from penstock.units import parse_address
