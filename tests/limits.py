@@ -95,14 +95,25 @@ def show_tasks(note: TextIO | int) -> None:
 
 
 class WholeFiles(LoadFileScheduling):
-    """Deals out whole files. A process that has not said yet which tests it found gets its share when it has.
+    """Deals out whole files, also when a process has ended in the middle of one.
 
-    pytest-xdist's own fails with a KeyError there: when two processes end at once, and one of those that take their
-    places is ready first.
+    pytest-xdist's own fails with a KeyError when two processes end at once, and one of those that take their places is
+    ready first: that one gets its share when it has said which tests it found. A process begins a test only when it
+    knows of the next one, or that there is none. pytest-xdist gives the process that takes another's place one file,
+    perhaps of one test, and puts files back that are done, which are none: then it waits for ever.
     """
 
+    def remove_node(self, node: Any) -> str | None:
+        crashed: str | None = super().remove_node(node)
+        for scope in [scope for scope, tests in self.workqueue.items() if all(tests.values())]:
+            del self.workqueue[scope]
+        return crashed
+
     def _reschedule(self, node: Any) -> None:
-        if node in self.registered_collections:
+        if node not in self.registered_collections:
+            return
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.engines.jetstream.cells import Cells, CellsMissing, Home, api
-from penstock.engines.jetstream.connection import JetStreamRefused, status
+from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, status
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
 from penstock.engines.jetstream.tokens import key_of, path, text_of
@@ -219,6 +219,7 @@ class JetStreamChanges:
         return Cells(self._home, f"messages_{month}")
 
     async def _last(self, cells: Cells) -> int:
-        answer = await api(self._home.connection, f"STREAM.INFO.{cells.stream}")
+        """The newest sequence of these cells. Asked while a node starts, when there may be no leader yet."""
+        answer = await api(self._home.connection, f"STREAM.INFO.{cells.stream}", patience=ELECTING_SECONDS)
         last: int = answer["state"]["last_seq"]
         return last
