@@ -21,6 +21,7 @@ from penstock.http.listener import Listener
 from penstock.http.requests import Request
 from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route, Router
+from penstock.settings import ServerSettings
 from penstock.testing import require_program, wait_until_async
 from tests.http.wires import on_uvloop
 
@@ -110,7 +111,7 @@ async def penstock() -> AsyncIterator[Backend]:
         return Response(200, b"{}")
 
     routes = [Route(method, "/**", note, WHOLE(100_000)) for method in ("GET", "POST")]
-    async with Listener(Router(routes)) as listener:
+    async with Listener(Router(routes), ServerSettings(listen="127.0.0.1:0")) as listener:
         backend.port = listener.address[1]
         yield backend
 
