@@ -142,9 +142,9 @@ def _figure(name: str, figure: dict[str, Any]) -> str:
     runs = figure["runs"]
     floor = "" if runs[-1]["floor"] is None else _spread(runs, "floor")
     ratio = "" if runs[-1]["ratio"] is None else _spread(runs, "ratio")
-    marks = " / ".join("–" if figure[mark] is None else f"{figure[mark]:,g}" for mark in ("must", "aim"))
-    of = " of the floor" if figure["judged"] == "ratio" and marks != "– / –" else ""
-    met = " ".join(dict.fromkeys({"no": "**missed**", None: "reported"}.get(run["met"], run["met"]) for run in runs))
+    marks = " / ".join("–" if figure[mark] is None else _number(figure[mark]) for mark in ("must", "aim"))
+    of = " ×" if figure["judged"] == "ratio" and marks != "– / –" else ""
+    met = " ".join(dict.fromkeys({"no": "**no**", None: "–"}.get(run["met"], run["met"]) for run in runs))
     return f"| {name} | {_spread(runs, 'value')} {figure['unit']} | {floor} | {ratio} | {marks}{of} | {met} |"
 
 
@@ -161,12 +161,13 @@ def _floors(figures: dict[str, Any]) -> Iterator[str]:
 def _spread(runs: list[dict[str, Any]], name: str) -> str:
     """The median, and the lowest and highest if they differ."""
     values = [run[name] for run in runs if run[name] is not None]
-    low, middle, high = (f"{value:,.4g}" if value < 10_000 else f"{value:,.0f}" for value in _three(values))
+    low, middle, high = map(_number, (min(values), statistics.median(values), max(values)))
     return middle if low == high else f"{middle} ({low}–{high})"
 
 
-def _three(values: list[float]) -> tuple[float, float, float]:
-    return min(values), statistics.median(values), max(values)
+def _number(value: float) -> str:
+    """Three digits say all that a run can say; whole numbers stay whole."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
 def _when(figures: dict[str, Any]) -> str:

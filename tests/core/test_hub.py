@@ -334,13 +334,15 @@ async def test_who_has_caught_up_is_told_even_if_there_was_nothing_for_it() -> N
         reader, told = Reader(), list[int]()
         for _ in range(20):
             await publish(engine, "/b")
-        feed = hub.start(reader, ("/a",), after=0, tell_live=lambda: told.append(len(reader.got)))
+        feed = hub.start_watched(reader, ("/a",), after=0, on_live=lambda: told.append(len(reader.got)))
         assert told == []
         await settle(feed)
         assert told == [0]
 
         await publish(engine, "/a")
-        hub.start(other := Reader(), ("/a",), after=feed.position - 1, tell_live=lambda: told.append(len(other.got)))
+        hub.start_watched(
+            other := Reader(), ("/a",), after=feed.position - 1, on_live=lambda: told.append(len(other.got))
+        )
 
         assert told == [0, 1]
 
@@ -368,7 +370,7 @@ async def test_how_far_a_reader_is_leaves_out_what_is_still_on_its_way_to_it() -
 
 async def test_a_feed_whose_reader_is_away_is_no_consumer() -> None:
     async with MemoryEngine() as engine, Hub(engine.log) as hub:
-        feed = hub.start(reader := Reader(), ("/a",))
+        feed = hub.start_watched(reader := Reader(), ("/a",), on_live=lambda: None)
         feed.away = True
         assert hub.feeds == ()
         await publish(engine, "/a")

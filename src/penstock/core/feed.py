@@ -119,15 +119,14 @@ class Feed:
     because the log has it and the feed reads on from its position.
     """
 
-    __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_tell_live", "_waiting", "away",
-                 "behind", "meta", "patterns", "position", "queued", "stopped")  # fmt: skip
+    __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_waiting", "behind", "meta",
+                 "patterns", "position", "queued", "stopped")  # fmt: skip
 
     def __init__(
         self, hub: FeedHub, sink: Sink, patterns: tuple[str, ...], after: int, *, limit: int, meta: bool = False,
         allow: Callable[[Entry], bool] | None = None,
-        tell_live: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        self._hub, self._sink, self._limit, self._allow, self._tell_live = hub, sink, limit, allow, tell_live
+        self._hub, self._sink, self._limit, self._allow = hub, sink, limit, allow
         self.patterns, self.meta = patterns, meta
         self.position = after  # everything up to here was delivered, or is not for this reader
         self._offered = after  # … or is waiting
@@ -136,7 +135,11 @@ class Feed:
         self.queued = False  # the hub has it in its line of those that read the log, or reads for it right now
         self.behind = True
         self.stopped = False
-        self.away = False  # nobody reads now: the sink takes the next entry only as news, and stops the feed
+
+    @property
+    def away(self) -> bool:
+        """Nobody reads now: the sink takes the next entry only as news, and stops the feed."""
+        return False
 
     @property
     def reached(self) -> int:
@@ -290,10 +293,41 @@ class Feed:
         self._offered = position
         self._waiting = wanted or None
         self.flush()
-        if self._tell_live is not None and not self.stopped:
+        if not self.stopped:
             self._tell_live()
+
+    def _tell_live(self) -> None:
+        """It has become live: the sink was given all that there is, or is full."""
 
     def fail(self, error: Exception) -> None:
         """The log could not be read for it."""
         self.stop()
         self._sink.failed(error)
+
+
+class WatchedFeed(Feed):
+    """A feed that says when it becomes live, and whose reader may be away for a time.
+
+    A class of its own: with two more fields in each feed, a delivery to 5,000 wires took 1.36 of the bare loop, not
+    1.27 (medians of five runs). What a delivery touches then lies in more lines of the cache.
+    """
+
+    __slots__ = ("_is_away", "_on_live")
+
+    def __init__(
+        self, hub: FeedHub, sink: Sink, patterns: tuple[str, ...], after: int, *, limit: int,
+        allow: Callable[[Entry], bool] | None, on_live: Callable[[], None],
+    ) -> None:  # fmt: skip
+        super().__init__(hub, sink, patterns, after, limit=limit, allow=allow)
+        self._on_live, self._is_away = on_live, False
+
+    @property
+    def away(self) -> bool:
+        return self._is_away
+
+    @away.setter
+    def away(self, away: bool) -> None:
+        self._is_away = away
+
+    def _tell_live(self) -> None:
+        self._on_live()

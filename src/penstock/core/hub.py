@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import length_hint
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
-from penstock.core.feed import SLICE_BYTES, Feed, Sink
+from penstock.core.feed import SLICE_BYTES, Feed, Sink, WatchedFeed
 from penstock.core.log import Log
 from penstock.core.matching import Interest
 from penstock.core.recent import RecentEntries
@@ -39,6 +39,7 @@ RECALL_IDS = 64
 READ_AHEAD = 4
 """Pages that are read before they are asked for, of all feeds together: what they hold in memory at most."""
 DEFAULTS = HubSettings()
+F = TypeVar("F", bound=Feed)
 
 
 class Hub:
@@ -100,17 +101,24 @@ class Hub:
     def start(
         self, sink: Sink, patterns: tuple[str, ...], *, after: int | None = None, meta: bool = False,
         allow: Callable[[Entry], bool] | None = None,
-        tell_live: Callable[[], None] | None = None,
     ) -> Feed:  # fmt: skip
-        """Begin to feed *sink* with everything after id *after*; None means from now on.
+        """Begin to feed *sink* with everything after id *after*; None means from now on."""
+        return self._begin(Feed(self, sink, patterns, self._from(after), limit=self._tail, meta=meta, allow=allow))
 
-        *tell_live* is called whenever the feed becomes live, which may be before this returns: the sink was given
-        all that there is, or is full.
-        """
-        position = self.position if after is None else min(after, self.position)
-        feed = Feed(self, sink, patterns, position, limit=self._tail, meta=meta, allow=allow, tell_live=tell_live)
+    def start_watched(
+        self, sink: Sink, patterns: tuple[str, ...], *, after: int | None = None,
+        allow: Callable[[Entry], bool] | None = None, on_live: Callable[[], None],
+    ) -> WatchedFeed:  # fmt: skip
+        """As `start`. *on_live* is called whenever the feed becomes live, which may be before this returns."""
+        after = self._from(after)
+        return self._begin(WatchedFeed(self, sink, patterns, after, limit=self._tail, allow=allow, on_live=on_live))
+
+    def _from(self, after: int | None) -> int:
+        return self.position if after is None else min(after, self.position)
+
+    def _begin(self, feed: F) -> F:
         self._feeds[feed] = None
-        for pattern in patterns:
+        for pattern in feed.patterns:
             self._interest.add(pattern, feed)
         try:
             self._join(feed)

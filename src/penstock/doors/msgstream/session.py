@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.api.context import Context
-from penstock.core.feed import Feed, take_if_room
+from penstock.core.feed import WatchedFeed, take_if_room
 from penstock.core.ledger import recipient
 from penstock.core.mailbox import forward
 from penstock.core.names import is_exact
@@ -60,7 +60,7 @@ class Session:
         self.home, self.actor = home, actor
         self.who = recipient(DOOR, actor)  # as the ledger and the list of consumers name it
         self.machine = SessionMachine(home.rules, record, head, home.context.clock.now_ms())
-        self.feed: Feed | None = None
+        self.feed: WatchedFeed | None = None
         self.moving: asyncio.Future[None] | None = None  # done when its record names the month it goes on in, or not
 
     @property
@@ -204,8 +204,8 @@ class Session:
 
     def _start_feed(self, after: int) -> None:
         patterns = (BROADCAST, *self.record.follow) if self.record.follow else _BROADCAST_ONLY
-        start = self.home.context.hub.start
-        feed = start(self, patterns, after=after, allow=self._wants, tell_live=self._caught_up)
+        start = self.home.context.hub.start_watched
+        feed = start(self, patterns, after=after, allow=self._wants, on_live=self._caught_up)
         if self.machine.following is Following.STOPPED:  # by what it was told meanwhile
             feed.stop()
         else:
