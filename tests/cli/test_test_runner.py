@@ -164,6 +164,21 @@ def test_a_run_that_is_ended_clears_up_what_its_tests_have_started(tmp_path: Pat
 
 
 @pytest.mark.faults
+def test_programs_can_be_ended_by_ctrl_c_in_a_run_in_the_background(tmp_path: Path) -> None:
+    """A shell starts what runs in its background with Ctrl-C ignored, which all inherit that it starts."""
+    (tmp_path / "test_planted.py").write_text(
+        "import signal\ndef test_it(): assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = run_suite(tmp_path, "fast")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.faults
 def test_runs_go_on_until_one_fails_with_busy_processes_beside_them(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text(
         "import pathlib\n"

@@ -142,6 +142,9 @@ def _check() -> GroupOutcome:
 def run_groups(groups: Sequence[TestGroup], arguments: Sequence[str]) -> list[GroupOutcome]:
     """Run *groups*, as many at a time as there are lanes, the longest first; what became of each that has tests."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job ignores Ctrl-C, and so would all that it starts; tests end programs by it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     lanes = LANES if len(groups) > 1 else 1
     waiting = sorted(groups, key=lambda group: group.minutes, reverse=True)
     running: list[Running] = []
