@@ -15,7 +15,7 @@ from typing import Any
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import ManualClock
-from penstock.core.hub import Hub
+from penstock.core.hub import AT_ONCE, Hub
 from penstock.core.ledger import Ledger
 from penstock.doors.sps import Sps
 from penstock.engines.memory import MemoryEngine
@@ -107,10 +107,10 @@ class Place:
 
 
 @asynccontextmanager
-async def place(keys: Path, *, make: type[Sps] = Sps, **of_hub: int) -> AsyncIterator[Place]:
+async def place(keys: Path, *, make: type[Sps] = Sps, at_once: int = AT_ONCE, **of_hub: int) -> AsyncIterator[Place]:
     """A door that is open in the block. *make* may be a door that does something wrong."""
     time = ManualTime()
-    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(**of_hub)) as hub:
+    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(**of_hub), at_once=at_once) as hub:
         clock, gate = ManualClock(), Gate(open_keys(keys), "admin")
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)

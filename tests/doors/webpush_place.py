@@ -274,7 +274,10 @@ class NodePlace:
         writer.close()
         head, _, rest = raw.partition(b"\r\n\r\n")
         first, *fields = head.decode().split("\r\n")
-        named = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+        named: dict[str, str] = {}
+        for name, _, value in (field.partition(":") for field in fields):
+            before = named.get(name.lower())  # one that comes again adds to the first
+            named[name.lower()] = f"{before}, {value.strip()}" if before else value.strip()
         return Reply(int(first.split()[1]), named, rest)
 
 
