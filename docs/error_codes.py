@@ -53,7 +53,7 @@ def _of_classes(tree: ast.Module, bases: dict[str, list[str]]) -> Iterator[Error
     for node in ast.walk(tree):
         if not (isinstance(node, ast.ClassDef) and _acting(node.name, bases)):
             continue
-        if code := _constant(node, "code") or _default_code(node):
+        if code := _constant(node, "code") or _default_code(node) or _given_code(node):
             meaning = (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " ")
             remedy = _constant(node, "remedy")
             yield ErrorCode(code, _status(node.name, bases), _acting(node.name, bases), meaning, remedy)
@@ -84,6 +84,16 @@ def _default_code(node: ast.ClassDef) -> str:
             for name, default in zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True):
                 if name.arg == "code" and isinstance(default, ast.Constant):
                     return str(default.value)
+    return ""
+
+
+def _given_code(node: ast.ClassDef) -> str:
+    """The code that a class gives to the one it is derived from."""
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "__init__":
+            for given in call.keywords:
+                if given.arg == "code" and isinstance(given.value, ast.Constant):
+                    return str(given.value.value)
     return ""
 
 

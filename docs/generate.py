@@ -71,10 +71,10 @@ def _reason(statement: ast.stmt) -> str:
 
 
 def _item(*parts: str) -> str:
-    """One item of a list, in lines of at most 118 characters. What stands between backticks stays on its line."""
+    """One item of a list, in lines of at most 112 characters. What stands between backticks stays on its line."""
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), " · ".join(filter(None, parts)))
     return textwrap.fill(
-        whole, 118, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        whole, 112, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     ).replace("\0", " ")
 
 
@@ -179,13 +179,14 @@ def _when(figures: dict[str, Any]) -> str:
 
 
 def errors_page() -> str:
-    """docs/errors.md: every stable code."""
+    """docs/errors.md: the stable codes of errors."""
     page = [
         "# Error codes",
         "",
         "Made from the source by `docs/generate.py`. A code is stable: programs may rely on it. Over HTTP it comes as",
         '`{"error": {"code": …, "message": …, "remedy": …}}` with the status given here, on the command line as',
         "`penstock: CODE: message — remedy`. A door may tell an error in its protocol's own form; its page says how.",
+        "What is refused of a Trickle segment (`segment_…`, `seq_…`) is on [Trickle's page](trickle.md).",
         "Each line: *code* · *status* (– where no request can meet it) · *who must act* · *meaning* · *remedy*.",
         "",
     ]

@@ -114,6 +114,16 @@ def test_the_numbers_that_scale_is_reckoned_with_are_those_that_were_measured() 
         assert 0.5 < float(taken.replace(",", "")) / measured < 2, (bench, figure, measured)
 
 
+def test_the_page_of_errors_has_each_code_that_the_source_names() -> None:
+    """By a plain look at the text, unlike the generator, which reads the syntax."""
+    page = (DOCS / "errors.md").read_text()
+    source = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r"\bcode(?:: str)? ?= ?\"([a-z_]+)\"", source))
+
+    assert len(named) > 50
+    assert {code for code in named if f"`{code}`" not in page and not code.startswith("segment_")} == set()
+
+
 def test_a_limit_without_a_reason_is_refused() -> None:
     source = "# ── a heading ──\nA: Final = 1\nB: Final = 2\n"
 

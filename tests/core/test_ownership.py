@@ -28,6 +28,7 @@ from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
 from tests.core.owners import PREFIX, Node, Thing, comes_back, dies, nodes, owner
 from tests.faulty_bus import Blind, Faults
+from tests.late_registry import LateRegistry
 
 KEYS = ("x", "y")
 NAMES = ("a", "b", "c")
@@ -284,27 +285,11 @@ async def test_the_same_check_finds_what_hears_or_looks_wrongly(
         await check_newest_of_seeds(kind, see)
 
 
-class Gate:
-    """A registry that stores at once, and answers a put when it is told to."""
-
-    def __init__(self, inner: Registry) -> None:
-        self._inner, self.stored, self.answer = inner, asyncio.Event(), asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def put(self, key: str, value: bytes, **more: Any) -> Record:
-        record = await self._inner.put(key, value, **more)
-        self.stored.set()
-        await self.answer.wait()
-        return record
-
-
 async def check_own_change(kind: type[Ownership[Thing]]) -> None:
     """The lookout tells of a change of our own before its answer is here."""
     async with MemoryEngine() as engine, nodes(engine, "a", "b", kind=kind) as (a, _):
         await a.claim("x", 1)
-        gate = Gate(engine.registry)
+        gate = LateRegistry(engine.registry)
         a.owned._registry = gate
         writing = asyncio.create_task(a.owned.write("x", Thing("", 2)))
         await gate.stored.wait()
@@ -338,7 +323,7 @@ async def test_the_same_check_finds_one_that_does_not_wait() -> None:
 async def check_replaced_early(kind: type[Ownership[Thing]], within: float = 20) -> None:
     """Another node claims before this one knows that its own claim has come through."""
     async with MemoryEngine() as engine, nodes(engine, "a", "b", kind=kind) as (a, b):
-        gate = Gate(engine.registry)
+        gate = LateRegistry(engine.registry)
         a.owned._registry = gate
         claiming = asyncio.create_task(a.claim("x", 1))
         await gate.stored.wait()

@@ -34,6 +34,7 @@ from penstock.settings import ServerSettings, Settings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
 from tests.faulty_bus import Faults, FaultyBus
+from tests.late_registry import LateRegistry
 from tests.nodes import Network
 
 
@@ -200,26 +201,10 @@ async def test_back_and_forth_leaves_the_newest_wire_alone(tmp_path: Path) -> No
         assert (await line(newest))["data"] == "newest"
 
 
-class Slow:
-    """A registry whose answers to a put come late."""
-
-    def __init__(self, inner: Registry) -> None:
-        self._inner, self.stored, self.answer = inner, asyncio.Event(), asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def put(self, key: str, value: bytes, **more: Any) -> Record:
-        record = await self._inner.put(key, value, **more)
-        self.stored.set()
-        await self.answer.wait()
-        return record
-
-
 async def test_a_wire_that_is_replaced_before_it_knows_of_its_own_claim_ends_all_the_same(tmp_path: Path) -> None:
     async with two(tmp_path) as (a, b, _):
         assert a.door.wires.owners
-        slow = Slow(a.engine.registry)
+        slow = LateRegistry(a.engine.registry)
         a.door.wires.owners._owned._registry = cast("Any", slow)
         old = await a.subscribe("uid=7")
         await asyncio.wait_for(slow.stored.wait(), 20)

@@ -1,4 +1,4 @@
-"""Errors become answers here, and only here.
+"""Errors become answers here.
 
 An error has one meaning (`Problem`: status, code, what is wrong, what to do), whichever door it is told through. A door
 may tell it in a form of its own; the form says how a problem is written, and no more.

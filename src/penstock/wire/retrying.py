@@ -11,11 +11,10 @@ LONGEST_RETRY_AFTER: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often something is tried, and how long to wait in between: twice as long after each failure in a row."""
+    """How long to wait before something is tried again: twice as long after each failure in a row."""
 
     first: float = 1.0  # seconds before the first retry
     longest: float = 60.0  # seconds between two retries
-    attempts: int | None = None  # in all; None: until somebody stops it
 
     def delay(self, failures: int, chance: float, asked: float | None = None) -> float:
         """Seconds to wait after so many *failures* in a row.
@@ -26,10 +25,6 @@ class RetryPolicy:
         if asked:
             return min(asked, LONGEST_RETRY_AFTER)
         return min(self.longest, self.first * 2.0 ** min(failures - 1, 40)) * (0.5 + 0.5 * chance)
-
-    def gives_up(self, failures: int) -> bool:
-        """Whether so many *failures* in a row were all attempts."""
-        return self.attempts is not None and failures >= self.attempts
 
 
 def parse_retry_after(text: str) -> float | None:
