@@ -12,11 +12,11 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosedOK
+from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
@@ -27,15 +27,19 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.lookout import Changes, Lookout
 from penstock.core.members import Members
+from penstock.core.registry import Registry
 from penstock.doors.eventhorizon import cluster as pusher_cluster
 from penstock.doors.eventhorizon.cluster import Pushers
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.doors.msgstream import MessageStreamDoor
+from penstock.doors.msgstream import MessageStreamDoor, stream
+from penstock.doors.msgstream.connections import Handshake, Socket
 from penstock.engines.memory import MemoryChanges, MemoryEngine
 from penstock.http.caps import Caps
+from penstock.http.requests import Request
 from penstock.http.timers import Wheel
 from penstock.settings import EventHorizonSettings, MsgstreamSettings
 from penstock.testing import TooLate, wait_until_async
+from penstock.values import Record
 from tests.doors import test_sps_nodes as sps
 from tests.doors.msgstream_place import NodeBus, Place, Wires, slow_engine
 from tests.doors.webpush_place import place
@@ -44,6 +48,7 @@ from tests.nodes import Network
 
 See = Callable[[MemoryEngine], Changes]
 NEVER = 3600.0  # seconds: nobody looks by himself
+TURNS = 500  # of the loop, in which an answer that may be given is given
 SOON = 0.5  # seconds in which a sabotaged node must not do what it should
 CHANNEL = "deadbeef-0000-4000-8000-000000000000"
 FAILURES = (TooLate, TimeoutError, AssertionError)
@@ -130,6 +135,86 @@ async def test_a_session_hears_with_the_next_look_what_was_lost(tmp_path: Path, 
 async def test_the_same_check_finds_sessions_whose_node_sees_nothing(tmp_path: Path, check: Any) -> None:
     with pytest.raises(FAILURES):
         await check(tmp_path, blind, SOON)
+
+
+class HeldRegistry:
+    """Stores a record when it is told to."""
+
+    def __init__(self, inner: Registry) -> None:
+        self._inner, self.asked, self.go = inner, asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def put(self, key: str, value: bytes, **more: Any) -> Record:
+        self.asked.set()
+        await self.go.wait()
+        return await self._inner.put(key, value, **more)
+
+
+async def check_the_connection_that_was_opened_last_wins(keys: Path) -> None:
+    """The first node's claim takes its time. Who opens the next connection after the first has opened is the newest."""
+    async with three(keys, Faults()) as (one, two, other):
+        key = await one.login("alice")
+        slow = HeldRegistry(one.engine.registry)
+        one.door.sessions.owned._registry = cast("Any", slow)
+        opening = asyncio.ensure_future(connect(one.url(key)))
+        await slow.asked.wait()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        if opened_early := opening.done():
+            async with connect(two.url(key)) as new:
+                await connected(two)
+                slow.go.set()
+                await other.emit("alice", ["m1"])
+                assert await heard(new, SOON) == {"1": [["m1"]]}
+                assert "alice" in two.door.sessions.known, "the older connection has taken the session"
+        slow.go.set()
+        async with await opening as old, connect(two.url(key)) as new:
+            assert not opened_early, "it opened before this node served the session"
+            await other.emit("alice", ["m1"])
+            assert await heard(new, 20) == {"1": [["m1"]]}
+            with pytest.raises(ConnectionClosedOK):
+                await asyncio.wait_for(old.recv(), 20)
+
+
+async def test_the_connection_that_was_opened_last_wins_however_late_a_claim_is(tmp_path: Path) -> None:
+    await check_the_connection_that_was_opened_last_wins(tmp_path)
+
+
+class Hasty(Handshake):
+    """Answers at once, and looks for the session afterwards."""
+
+    def __init__(self, request: Request, accept: Callable[[Request], Socket]) -> None:
+        super().__init__(request, accept)
+        self._socket = accept(request)
+
+    def _open(self) -> Socket:
+        return self._socket
+
+
+async def test_the_same_check_finds_handshakes_that_are_answered_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "Handshake", Hasty)
+    with pytest.raises((*FAILURES, ConnectionClosed)):
+        await check_the_connection_that_was_opened_last_wins(tmp_path)
+
+
+async def test_a_handshake_that_is_wrong_is_refused_before_the_session_is_looked_for(tmp_path: Path) -> None:
+    async with three(tmp_path, Faults()) as (one, two, _):
+        key = await one.login("alice")
+        async with connect(one.url(key)) as socket:
+            reader, writer = await asyncio.open_connection(*two.listener.address)
+            target = two.url(key).partition("/msgstream")[2]
+            writer.write(
+                f"GET /msgstream{target} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 12\r\n\r\n".encode()
+            )
+            assert (await reader.readline()).startswith(b"HTTP/1.1 4")
+            writer.close()
+            await one.emit("alice", ["m1"])
+            assert await heard(socket, 20) == {"1": [["m1"]]}
 
 
 async def test_late_doubled_and_reordered_messages_change_nothing_for_a_session(tmp_path: Path) -> None:

@@ -251,11 +251,7 @@ class Handling(Pipe):
     def accept(
         self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
     ) -> WebSocket:
-        self._check_unanswered(request)
-        head = cast("http_requests.RequestHead", self._head)
-        if not head.upgrade or head.has_body or request.method != "GET":
-            raise PeerError(426, "a WebSocket handshake is required here")
-        answer = encoding.handshake(self._shared, request, subprotocol, headers)
+        answer = self.check_handshake(request, subprotocol, headers)
         self._take_lease(request)
         self.write(answer)
         socket = WebSocket(self, owner, self._shared.readers, watch=watch)
@@ -263,6 +259,14 @@ class Handling(Pipe):
         if self._buffer:
             self._shared.loop.call_soon(self._go_on)  # not before the handler has returned
         return socket
+
+    def check_handshake(self, request: Request, subprotocol: str | None = None, headers: Headers = ()) -> bytes:
+        """The answer to a request that asks for a WebSocket; raises if it does not."""
+        self._check_unanswered(request)
+        head = cast("http_requests.RequestHead", self._head)
+        if not head.upgrade or head.has_body or request.method != "GET":
+            raise PeerError(426, "a WebSocket handshake is required here")
+        return encoding.handshake(self._shared, request, subprotocol, headers)
 
     def interim(self, request: Request, status: int, headers: Headers) -> None:
         if self._request is request and not request.http10:

@@ -53,6 +53,7 @@ class RequestConnection(Protocol):
     def accept(
         self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
     ) -> WebSocket: ...
+    def check_handshake(self, request: Request) -> bytes: ...
     def interim(self, request: Request, status: int, headers: Headers) -> None: ...
     def answer(self, request: Request, response: Response, *, close: bool) -> None: ...
 
@@ -154,6 +155,10 @@ class Request:
         Raises what `open` raises, too.
         """
         return self._connection.accept(self, owner, subprotocol, headers, watch=watch)
+
+    def check_websocket(self) -> None:
+        """Raise what `accept_websocket` would raise for this handshake, for who accepts it later."""
+        self._connection.check_handshake(self)
 
     def interim(self, status: int = 100, headers: Headers = ()) -> None:
         """Send an interim response (1xx) at once. HTTP/1.0 clients know none: nothing is sent to them."""

@@ -1,15 +1,15 @@
-"""The connection of a session: a poll that waits for its answer, or a WebSocket.
+"""The connection of a session: a poll that waits for its answer, or a WebSocket; and the handshake that asks for one.
 
 What is sent when, and how it ends, is decided by the session (`wire/msgstream_session.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.doors.msgstream.session import Session
-from penstock.errors import Busy
+from penstock.errors import Busy, PenstockError
 from penstock.http.problems import Problem, error_response
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
@@ -123,10 +123,52 @@ class Poll(Held, Timed):
                 self.session.touch()
 
 
+class Handshake(Held):
+    """Asks for a WebSocket, and is answered when its session is served here.
+
+    A client that sees its WebSocket open may open the next one at another node. If this one's claim of the session
+    were still on its way, it could come second, and the older connection would win.
+    """
+
+    __slots__ = ("_accept", "_request")
+
+    def __init__(self, request: Request, accept: Callable[[Request], Socket]) -> None:
+        self._request: Request | None = request
+        self._accept = accept
+
+    def join(self, session: Session) -> None:
+        """Let the WebSocket belong to a session."""
+        if (socket := self._open()) is not None:
+            socket.join(session)
+
+    def end(self, reason: str, error: Exception | None = None) -> None:
+        """Say over the WebSocket what is wrong."""
+        if (socket := self._open()) is not None:
+            socket.end(reason, error)
+
+    def _open(self) -> Socket | None:
+        request, self._request = self._request, None
+        if request is None:
+            return None
+        try:
+            return self._accept(request)
+        except PenstockError as error:
+            request.answer(error_response(error), close=True)
+            return None
+
+    def lost(self) -> None:
+        """The client left."""
+        self._request = None
+
+    def draining(self) -> None:
+        """The server stops."""
+        self.end("")
+
+
 class Socket(Timed):
     """A WebSocket: packs as text frames, confirmed by frames of ids."""
 
-    __slots__ = ("_ping_seconds", "_pinged", "_untold", "confirm", "session", "tap")
+    __slots__ = ("_ping_seconds", "_pinged", "_untold", "session", "tap")
 
     transport = msgstream.WEBSOCKET
     tap: WebSocket
@@ -134,7 +176,6 @@ class Socket(Timed):
     def __init__(self, ping_seconds: float) -> None:
         super().__init__()
         self.session: Session | None = None
-        self.confirm: tuple[int, ...] = ()  # what came before the session was found
         self._ping_seconds = ping_seconds
         self._pinged = False  # and not answered yet
         self._untold: list[Numbered] | None = None  # sent, and not with the kernel yet
@@ -144,14 +185,10 @@ class Socket(Timed):
         return self.tap.full
 
     def join(self, session: Session) -> None:
-        """Belong to a session; one that is closed by now still confirms."""
+        """Belong to a session."""
         self.session = session
-        confirm, self.confirm = self.confirm, ()
-        if self.tap.open:
-            self._arm()
-            session.connect(self, confirm)
-        elif confirm:
-            session.confirm(confirm)
+        self._arm()
+        session.connect(self)
 
     def send(self, delivery: bytes, packs: Sequence[Numbered]) -> None:
         self.tap.put(text_frame(delivery))
@@ -187,11 +224,8 @@ class Socket(Timed):
             self.close(NO_TEXT, "only text is understood here")
         elif len(message) > CONFIRM_BYTES:
             self.close(TOO_LARGE, f"more than {CONFIRM_BYTES} bytes of ids")
-        elif ids := msgstream.confirmed(message):
-            if self.session is None:
-                self.confirm += ids if len(self.confirm) < CONFIRM_BYTES else ()
-            elif not self.session.confirm(ids):
-                self.close(TOO_MUCH, f"more than {CONFIRMS:,} ids at once")
+        elif self.session is not None and (ids := msgstream.confirmed(message)) and not self.session.confirm(ids):
+            self.close(TOO_MUCH, f"more than {CONFIRMS:,} ids at once")
 
     def flushed(self) -> None:
         """The kernel has taken everything."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from penstock.doors.msgstream.connections import EMPTY, HEADERS, Poll, Socket, json_answer, refusal
-from penstock.doors.msgstream.session import Session
+from penstock.doors.msgstream.connections import EMPTY, HEADERS, Handshake, Poll, Socket, json_answer, refusal
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.errors import PenstockError
 from penstock.http.requests import Request
@@ -32,7 +31,7 @@ class StreamRequests:
         self._sessions, self._context = sessions, sessions.context
         self._settings = settings.msgstream
         self._origins = settings.server.cors_origins
-        self._waiting: deque[tuple[Poll | Socket, Key]] = deque()  # those whose session is to be found
+        self._waiting: deque[tuple[Poll | Handshake, Key]] = deque()  # those whose session is to be found
         self._finders = 0
 
     def __call__(self, request: Request) -> Response | Held:
@@ -77,35 +76,41 @@ class StreamRequests:
             if asked.transport == SHORT and not asked.confirm and session.poll_without_waiting():
                 return EMPTY
         poll = Poll(request, asked.transport, self._settings.heartbeat, asked.confirm)
-        self._serve(poll, session, parts)
+        if session is not None:
+            poll.join(session)
+        else:
+            self._find_later(poll, parts)
         return poll
 
     # ── WebSockets ────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, request: Request, asked: StreamQuery) -> Response:
-        """Become a WebSocket first: what is wrong with the session is said over it."""
-        socket = Socket(self._settings.ping)
-        socket.tap = request.accept_websocket(socket, watch=self._context.ledger.enabled)
+    def _open(self, request: Request, asked: StreamQuery) -> Response | Held:
+        """Become a WebSocket: what is wrong with the session is said over it."""
         parts = split_key(asked.session_key)
         if asked.session_key == "":
-            socket.close(BAD_REQUEST, "No sessionKey given")
+            self._accept(request).close(BAD_REQUEST, "No sessionKey given")
         elif parts is None:
-            socket.end("invalidSessionKey")
+            self._accept(request).end("invalidSessionKey")
+        elif (session := self._sessions.at_hand(parts[0])) is None:
+            request.check_websocket()
+            handshake = Handshake(request, self._accept)
+            self._find_later(handshake, parts)
+            return handshake
+        elif reason := self._sessions.why_not_here(session, parts[1]):
+            self._accept(request).end(reason)
         else:
-            session = self._sessions.at_hand(parts[0])
-            if session is not None and (reason := self._sessions.why_not_here(session, parts[1])):
-                socket.end(reason)
-            else:
-                self._serve(socket, session, parts)
+            self._accept(request).join(session)
         return LIVE
+
+    def _accept(self, request: Request) -> Socket:
+        socket = Socket(self._settings.ping)
+        socket.tap = request.accept_websocket(socket, watch=self._context.ledger.enabled)
+        return socket
 
     # ── both ──────────────────────────────────────────────────────────────────────────────────
 
-    def _serve(self, connection: Poll | Socket, session: Session | None, key: Key) -> None:
-        """Connect to a session that is at hand, or else have it found, after those who asked before."""
-        if session is not None:
-            connection.join(session)
-            return
+    def _find_later(self, connection: Poll | Handshake, key: Key) -> None:
+        """Have the session found, after those who asked before."""
         self._waiting.append((connection, key))
         if self._finders < FINDERS:
             self._finders += 1
@@ -118,7 +123,7 @@ class StreamRequests:
         finally:
             self._finders -= 1
 
-    async def _find(self, connection: Poll | Socket, key: Key) -> None:
+    async def _find(self, connection: Poll | Handshake, key: Key) -> None:
         try:
             session = await self._sessions.open(*key)
         except PenstockError as error:
