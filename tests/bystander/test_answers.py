@@ -28,8 +28,9 @@ ENDLESS = {
     "a body": (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536),
 }
 DRIP = (b"HTTP/1.1 200 OK\r\nX: ", b"x")
-MOST_BYTES = 8 * 1024 * 1024  # of an answer, those in the kernel's buffers included
-GIVEN_UP_BYTES = 16 * 1024 * 1024
+KERNEL_BYTES = int(Path("/proc/sys/net/ipv4/tcp_rmem").read_text().split()[2])  # that nobody may have read yet
+MOST_BYTES = 8 * 1024 * 1024 + KERNEL_BYTES  # of an answer
+GIVEN_UP_BYTES = 2 * MOST_BYTES
 
 
 class HostileApp:
