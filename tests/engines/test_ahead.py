@@ -141,7 +141,7 @@ async def test_a_page_that_cannot_be_begun_ahead_is_read_when_it_is_asked_for(tm
         first = await read(log, 0)
         start = log._readers.start
 
-        def refuse(work: Callable[[], None]) -> None:
+        def refuse(work: Callable[[], None], *, long: bool) -> None:
             raise Busy("reads at once", 0)
 
         log._readers.start = refuse  # type: ignore[method-assign]

@@ -23,8 +23,8 @@ class Interrupted:
     def __init__(self, readers: Readers, happens: Callable[[], Awaitable[object]]) -> None:
         self._readers, self._happens, self._answers = readers, happens, 0
 
-    async def run(self, function: Callable[[Any], Any]) -> Any:
-        answer = await self._readers.run(function)
+    async def run(self, function: Callable[[Any], Any], *, long: bool = False) -> Any:
+        answer = await self._readers.run(function, long=long)
         self._answers += 1
         if self._answers == 2:
             await self._happens()

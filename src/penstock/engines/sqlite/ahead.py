@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from penstock.core.clock import Clock
 from penstock.core.promise import Promise
 from penstock.engines.sqlite.reader import SqliteReader
-from penstock.engines.sqlite.readers import Readers
+from penstock.engines.sqlite.readers import SHORT_ENTRIES, Readers
 from penstock.errors import PenstockError
 from penstock.values import Page
 
@@ -100,7 +100,7 @@ class Ahead:
                 del self._unasked[next(iter(self._unasked))]
 
     def _start(self, reading: PageReading) -> None:
-        self._readers.start(lambda: self._work(reading))
+        self._readers.start(lambda: self._work(reading), long=reading.kind.limit > SHORT_ENTRIES)
 
     def _following(self, reading: PageReading) -> PageReading | None:
         page = reading.value

@@ -17,7 +17,7 @@ from penstock.engines.sqlite.ahead import Ahead, Read, ReplayKind
 from penstock.engines.sqlite.known import KnownStream, KnownStreams, load_by_name
 from penstock.engines.sqlite.pages import Source
 from penstock.engines.sqlite.reader import SqliteReader
-from penstock.engines.sqlite.readers import Readers
+from penstock.engines.sqlite.readers import SHORT_ENTRIES, Readers
 from penstock.engines.sqlite.recent import Recent
 from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import CallerError, NotFound, Trimmed
@@ -120,7 +120,8 @@ class SqliteLog:
     ) -> Page:
         async def read() -> Page:
             source, look = await self._source(stream), self._look(limit, limit_bytes, meta)
-            return await self._readers.run(lambda reader: pages.by_index(reader, source, index, look))
+            long = limit > SHORT_ENTRIES
+            return await self._readers.run(lambda reader: pages.by_index(reader, source, index, look), long=long)
 
         return await self._steadily(read)
 
@@ -129,7 +130,10 @@ class SqliteLog:
     ) -> Page:
         async def read() -> Page:
             source, look = await self._source(stream), self._look(limit, limit_bytes, True)
-            return await self._readers.run(lambda reader: pages.by_cursor(reader, source, chunk, offset, look))
+            long = limit > SHORT_ENTRIES
+            return await self._readers.run(
+                lambda reader: pages.by_cursor(reader, source, chunk, offset, look), long=long
+            )
 
         return await self._steadily(read)
 
@@ -148,8 +152,9 @@ class SqliteLog:
                 return Page((), after, more=False)
             if not ahead:
                 page_after = await self._pages(wanted, look)
-                run = self._readers.run if _are_exact(wanted) else self._readers.scan
-                return await run(lambda reader: page_after(reader, after))
+                if not _are_exact(wanted):
+                    return await self._readers.scan(lambda reader: page_after(reader, after))
+                return await self._readers.run(lambda reader: page_after(reader, after), long=limit > SHORT_ENTRIES)
             kind = ReplayKind(wanted, look.limit, look.limit_bytes, meta)
             begun = self._ahead.take(kind, after)
             # One that says it is the last was so when its replay began, perhaps not now.
