@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.api.auth import Gate, open_admin_token, open_keys
+from penstock.api.console import console_routes
 from penstock.api.context import Context
 from penstock.api.door import Door, MonthlyDoor
 from penstock.api.v1.erasing import ErasureApi
@@ -143,6 +144,7 @@ class Node:
             *RetentionApi(context, engine.log, trimming).routes(),
             *ErasureApi(context).routes(),
             Route("GET", "/metrics", metrics),
+            *console_routes(),
         ]
 
     async def _close_ledger(self) -> None:

@@ -1,0 +1,104 @@
+// The shell: which views there are, which one the address names, and whether we may come in.
+
+import { h, notice, problem, token } from "./kit.js";
+
+/** Every view: `#/<id>` shows what `module` exports as `mount(root, {path, query, signal})`. */
+const VIEWS = [
+  { id: "now", title: "Now", module: "./now.js" },
+  { id: "streams", title: "Streams", module: "./streams.js" },
+  { id: "try", title: "Try it", module: "./tryit.js" },
+];
+
+const main = document.getElementById("main");
+const nav = document.getElementById("nav");
+let leaving = new AbortController();
+
+/** The address after `#/`: a view, the levels after it, and a query. */
+function place() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [id, ...levels] = path.split("/");
+  const view = VIEWS.find((one) => one.id === id);
+  return { view: view ?? VIEWS[0], path: view ? levels.map(decode) : [], query: new URLSearchParams(query) };
+}
+
+function decode(level) {
+  try {
+    return decodeURIComponent(level);
+  } catch {
+    return level;
+  }
+}
+
+/** Show what the address names. The view before hears by its signal that it is left. */
+async function show() {
+  leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  if (!token.get()) return askForToken();
+  const { view, path, query } = place();
+  document.title = `${view.title} · Penstock`;
+  nav.replaceChildren(...VIEWS.map((one) => h("a",
+    { href: `#/${one.id}`, "aria-current": one === view ? "page" : null }, one.title)));
+  const current = nav.querySelector("[aria-current]");
+  nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
+  const root = h("div", { class: `view ${view.id}` }, notice("loading", "Loading …"));
+  main.replaceChildren(root);
+  try {
+    const { mount } = await import(view.module);
+    if (signal.aborted) return;
+    root.replaceChildren();
+    await mount(root, { path, query, signal });
+  } catch (error) {
+    if (error.name !== "AbortError" && !signal.aborted) root.replaceChildren(problem(error, show));
+  }
+}
+
+function askForToken(why = "") {
+  document.title = "Token · Penstock";
+  nav.replaceChildren();
+  const field = h("input", { id: "token", type: "password", autocomplete: "off", required: true, "aria-describedby": "where" });
+  const enter = async (event) => {
+    event.preventDefault();
+    const answer = await fetch("/v1/consumers", { headers: { Authorization: `Bearer ${field.value.trim()}` } }).catch(() => null);
+    if (answer?.ok) {
+      token.set(field.value.trim());
+      await show();
+      main.focus();
+    } else if (!answer) askForToken("The server does not answer. Is it running?");
+    else askForToken(answer.status === 403 ? "That token is not the admin's." : "The server does not know that token.");
+  };
+  main.replaceChildren(h("form", { class: "card token", onsubmit: enter },
+    h("h1", {}, "Penstock console"),
+    h("label", { for: "token" }, "Admin token"),
+    field,
+    h("p", { id: "where", class: "quiet" }, "It is the file admin.token in the server's data directory; ./penstock up prints an address that has it. ",
+      "It is kept for this tab only."),
+    why ? h("p", { class: "state bad", role: "alert" }, why) : null,
+    h("button", { class: "primary" }, "Open the console")));
+  field.focus();
+}
+
+/** Take the token out of the address before anything else sees it. */
+function takeToken() {
+  const given = /^#token=(.+)$/.exec(location.hash);
+  if (!given) return;
+  token.set(decode(given[1]));
+  history.replaceState(null, "", "#/now");
+}
+
+addEventListener("token-refused", () => {
+  if (!token.get()) return;
+  token.forget();
+  leaving.abort();
+  askForToken("The server no longer takes the token of this tab.");
+});
+addEventListener("hashchange", () => {
+  takeToken();
+  show();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names views, not places in the page
+  main.focus();
+});
+takeToken();
+show();

@@ -1,0 +1,90 @@
+"""The console in a real browser: whatever the browser complains about, and whatever axe-core finds, fails the test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from penstock.testing import RunningServer, require_program
+
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+SCREENSHOTS = Path(__file__).parents[2] / ".screenshots"
+Scheme = Literal["light", "dark"]
+WIDE, NARROW = 1440, 390
+
+LOOKS: list[tuple[int, Scheme]] = [(WIDE, "light"), (WIDE, "dark"), (NARROW, "light"), (NARROW, "dark")]
+"""Each view is looked at in each of these."""
+every_look = pytest.mark.parametrize(("width", "scheme"), LOOKS, ids=[f"{width}-{scheme}" for width, scheme in LOOKS])
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=require_program("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def console(
+    server: RunningServer, place: str = "#/now", *, width: int = WIDE, scheme: Scheme = "light", token: str = ""
+) -> Iterator[Page]:
+    """The console, opened at *place* with the admin token in the tab, as after `up`'s address was followed."""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+        complaints = listen_for_complaints(page)
+        page.goto(f"{server.url}/console/#token={token or server.admin_token}")
+        page.evaluate("place => { location.hash = place }", place)
+        yield page
+        assert complaints == []
+
+
+def listen_for_complaints(page: Page) -> list[str]:
+    """What the browser reports while the test goes on: errors, warnings of the policy, exceptions."""
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    return complaints
+
+
+def allow(complaints: list[str], pattern: str) -> None:
+    """Take out what a test causes on purpose: Chromium writes each answer of 400 and more to its console."""
+    complaints[:] = [one for one in complaints if not re.search(pattern, one)]
+
+
+def check_accessibility(page: Page) -> None:
+    """axe-core finds nothing serious or critical."""
+    page.evaluate(AXE.read_text())
+    found: list[dict[str, Any]] = page.evaluate("async () => (await axe.run()).violations")
+    serious = [
+        (one["id"], [node["html"] for node in one["nodes"]][:5])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+def check_fits(page: Page) -> None:
+    """Nothing sticks out of the page at the side."""
+    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1]
+
+
+def keep(page: Page, name: str) -> None:
+    """Keep a picture, for people to look at."""
+    SCREENSHOTS.mkdir(exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+
+def look(page: Page, name: str, width: int, scheme: Scheme) -> None:
+    """Keep a picture of the page in this look, and check what can be checked of it."""
+    keep(page, f"{name}-{width}-{scheme}")
+    check_fits(page)
+    check_accessibility(page)
