@@ -27,7 +27,15 @@ def fits(document: dict[str, Any], schema: dict[str, Any], value: Any) -> bool:
     if ways := schema.get("oneOf") or schema.get("anyOf"):
         return any(fits(document, one, value) for one in ways)
     kinds = schema.get("type", [])
-    python = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None)}
+    python = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": float,
+        "boolean": bool,
+        "null": type(None),
+    }
     if kinds and type(value) not in [python[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds)]:
         return False
     if isinstance(value, list):
@@ -56,6 +64,7 @@ def test_answers_are_as_they_are_described(shared_server: RunningServer, documen
         assert fits(document, answer(document, "post", "/v1/publish", reply.status), reply.json), reply.json
     for path, params in (
         ("/v1/read", {"streams": "/described", "meta": "true"}), ("/v1/streams", {}), ("/v1/streams", {"limit": 1}),
+        ("/v1/streams", {"sort": "traffic"}), ("/v1/stats", {}),
         ("/v1/consumers", {}),
     ):  # fmt: skip
         shown = ask(shared_server, "GET", path, **params).json

@@ -85,6 +85,11 @@ class Hub:
         return tuple([feed for feed in self._feeds if not feed.away])
 
     @property
+    def open_feeds(self) -> int:
+        """How many there are, those whose readers are away included."""
+        return len(self._feeds)
+
+    @property
     def offered(self) -> int:
         """The id up to which each feed that is live has been offered what it wants."""
         return self.position if self._round is None else self._round.alone[0].id - 1

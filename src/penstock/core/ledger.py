@@ -352,8 +352,11 @@ class Ledger:
         rows, self._rows, self._row, self._buffered = self._rows, [], _NO_ROW, 0
         self._positions = {}
         items, self._items = self._items, []
-        if self._throughput is not None and rows:
-            self._throughput.sealed(rows)
+        if self._throughput is not None:
+            if rows:
+                self._throughput.sealed(rows)
+            for _, state, _, door, *_ in items:
+                self._throughput.sealed_item(state, door)
         if rows:
             self._seal_rows(rows)
         if items:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
 
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -30,3 +32,19 @@ class Histogram:
             running += count
             buckets.append((bound, float(running)))
         return buckets
+
+
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """The seconds that *share* of those in *counts* (as in `Histogram.counts`) took at most; None if there are none.
+
+    Within a bucket they are taken to be spread evenly; in the last, which has no end, they count as its beginning.
+    """
+    running = list(accumulate(counts))
+    if not running[-1]:
+        return None
+    wanted = max(share * running[-1], 1e-9)  # never a bucket before the first that has any
+    place = bisect_left(running, wanted)
+    if place >= len(BOUNDS):
+        return BOUNDS[-1]
+    low = BOUNDS[place - 1] if place else 0.0
+    return low + (BOUNDS[place] - low) * (wanted - (running[place] - counts[place])) / counts[place]

@@ -3,12 +3,13 @@
 Neither a publish nor a delivery is timed for this. The log's follower counts, and notes one entry after each flush of
 the ledger. The ledger's rows say when something was handed to the kernel: when they are sealed, some five times a
 second, those that cover a noted entry are compared with the time at which it was appended. A row stands for all who
-got the same in one go, and has the time of the first of them.
+got the same in one go, and has the time of the first of them. Deliveries by door are counted there, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from penstock.core.clock import Clock
@@ -20,6 +21,15 @@ WATCHED_MS: Final = 5000
 """How long deliveries of a noted entry are looked for: as long as the longest that the histogram tells apart."""
 WATCHED: Final = 32
 """Entries that are noted at once; a flush each 200 ms makes 25 of them."""
+SAMPLED: Final = 64
+"""Recipients of a row whose doors are looked at: in a longer row they stand for the others."""
+
+
+class DoorRecipient(Protocol):
+    """Somebody behind a door."""
+
+    @property
+    def door(self) -> str: ...
 
 
 class SealedRow(Protocol):
@@ -32,7 +42,7 @@ class SealedRow(Protocol):
     last: int
 
     @property
-    def who(self) -> Sized: ...
+    def who(self) -> Sequence[DoorRecipient]: ...
 
 
 class Throughput:
@@ -44,6 +54,8 @@ class Throughput:
         self._watched: dict[str, list[Entry]] = {}  # noted entries by stream
         self.appended = 0
         self.delivered = 0
+        self.by_door: defaultdict[str, float] = defaultdict(float)  # what went out: entries and items of mailboxes
+        self.states: Counter[str] = Counter()  # all that was recorded of deliveries, by state
         self.seconds = Histogram()
 
     def follow(self, entries: Sequence[Entry]) -> None:
@@ -60,11 +72,25 @@ class Throughput:
     def sealed(self, rows: Sequence[SealedRow]) -> None:
         """Hear what the ledger is about to write down."""
         for row in rows:
+            self.states[row.state] += len(row.who)
             if row.state == "sent":
                 self.delivered += len(row.who)
+                self._count_doors(row.who)
                 if row.stream in self._watched:
                     self._time(row)
         self._forget(self._clock.now_ms() - WATCHED_MS)
+
+    def sealed_item(self, state: str, door: str) -> None:
+        """Hear what the ledger is about to write down of an item of a mailbox."""
+        self.states[state] += 1
+        if state == "sent":
+            self.by_door[door] += 1
+
+    def _count_doors(self, who: Sequence[DoorRecipient]) -> None:
+        looked_at = who if len(who) <= SAMPLED else who[:: len(who) // SAMPLED]
+        weight = len(who) / len(looked_at)
+        for one in looked_at:
+            self.by_door[one.door] += weight
 
     def _time(self, row: SealedRow) -> None:
         for entry in self._watched[row.stream]:

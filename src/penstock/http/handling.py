@@ -176,7 +176,9 @@ class Handling(Pipe):
 
     def _problem(self, error: BaseException) -> Response:
         """The answer that tells *error*, in the form of the request's route."""
-        return error_response(error, cast("Route", self._route).form)
+        response = error_response(error, cast("Route", self._route).form)
+        self._shared.counters.failed += response.status >= 500
+        return response
 
     def _outcome(self, later: Later | None, future: Pending[Any]) -> Response | Coroutine[Any, Any, Response]:
         """What a future's result, or what it failed with, means for the request."""

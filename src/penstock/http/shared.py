@@ -26,13 +26,14 @@ DECRYPTED_BYTES = 65_536
 class Counters:
     """Plain numbers that the metrics page reads. They only rise, except those in `live`."""
 
-    __slots__ = ("bytes_in", "closed", "cut", "live", "opened", "refused", "requests", "timed_out")
+    __slots__ = ("bytes_in", "closed", "cut", "failed", "live", "opened", "refused", "requests", "timed_out")
 
     def __init__(self) -> None:
         self.opened = 0
         self.closed = 0
         self.refused = 0  # over a cap, closed at accept
         self.cut = 0  # took no byte for too long
+        self.failed = 0  # requests that were answered with 500 or more
         self.timed_out = 0  # head, body or answer did not come in time
         self.requests = 0
         self.bytes_in = 0

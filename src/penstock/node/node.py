@@ -21,6 +21,7 @@ from penstock.api.v1.operations import OperationsApi
 from penstock.api.v1.publish import PublishApi
 from penstock.api.v1.retention import RetentionApi
 from penstock.api.v1.routes import v1_routes
+from penstock.api.v1.stats import StatsApi
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
 from penstock.core.epoch import open_epoch
@@ -31,6 +32,7 @@ from penstock.core.lookout import Lookout
 from penstock.core.members import Alone, Members
 from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
+from penstock.core.traffic import StreamTraffic
 from penstock.engines.lake import ColdLog, Deliveries, open_lake
 from penstock.errors import PenstockError
 from penstock.http.listener import Listener, make_caps
@@ -42,6 +44,7 @@ from penstock.node.engine import Distant, check_server_name, open_engine
 from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.node.metrics import Metrics, samples
 from penstock.node.months import MailboxMonths
+from penstock.node.sampling import STEP_SECONDS, Sampler
 from penstock.node.trimming import Trimming
 from penstock.settings import AuthSettings, Settings
 from penstock.units import parse_keep
@@ -84,7 +87,9 @@ class Node:
         lake = await enter(open_lake(settings.lake.url)) if settings.lake.url else None
         source = ColdLog(engine.log, lake, clock) if lake else engine.log
         self._rates = Throughput(clock)
+        self._traffic = StreamTraffic()
         engine.log.follow(self._rates.follow)
+        engine.log.follow(self._traffic.follow)
         self._hub = await enter(Hub(source, settings.hub))
         self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
@@ -102,6 +107,7 @@ class Node:
             Alone() if engine.bus.alone else await enter(self._members()),
             self._background, lookout,
         )  # fmt: skip
+        self._stats = StatsApi(context)
         routes = self._routes(context, trimming, Deliveries(lake, engine.registry) if lake else None)
         self._doors = await open_doors(self._stack, context, settings)
         months = MailboxMonths(context, [door for door in self._doors if isinstance(door, MonthlyDoor)])
@@ -113,6 +119,7 @@ class Node:
         self._listener = await enter(
             Listener(router, settings.server, expose=EXPOSED_HEADERS, clock=clock, wheel=wheel, caps=caps)
         )
+        self._start_sampling(clock, trimming)
 
     def _start_housekeeping(self, clock: Clock, trimming: Trimming) -> None:
         engine, (keep_seconds, keep_bytes) = self._engine, parse_keep(self._settings.log.keep)
@@ -123,6 +130,21 @@ class Node:
             keep_seconds=keep_seconds, keep_bytes=keep_bytes, bound=trimming.bound,
         )  # fmt: skip
         loop = self._background.every(INTERVAL_SECONDS, "housekeeping", self._housekeeping.round, at_once=True)
+        self._stack.push_async_callback(loop.stop)
+
+    def _start_sampling(self, clock: Clock, trimming: Trimming) -> None:
+        sampler = Sampler(
+            self._stats,
+            clock,
+            self._engine,
+            self._hub,
+            self._ledger,
+            self._rates,
+            self._traffic,
+            self._listener,
+            trimming,
+        )
+        loop = self._background.every(STEP_SECONDS, "statistics", sampler.round)
         self._stack.push_async_callback(loop.stop)
 
     def _members(self) -> Members:
@@ -140,7 +162,8 @@ class Node:
         metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
         exporter, document = ExportApi(context, engine.export), OpenApiDocument(lambda: self.routes)
         return [
-            *v1_routes(context, publisher, operations, exporter, document),
+            *v1_routes(context, publisher, operations, exporter, document, self._traffic),
+            *self._stats.routes(),
             *RetentionApi(context, engine.log, trimming).routes(),
             *ErasureApi(context).routes(),
             Route("GET", "/metrics", metrics),

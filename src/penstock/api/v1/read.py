@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import msgspec
 
 from penstock.api.auth import Caller
@@ -11,6 +14,7 @@ from penstock.api.describing import (
     CURSOR,
     INTEGER,
     STRING_OR_NULL,
+    Parameter,
     a_list,
     an_object,
     number,
@@ -24,14 +28,17 @@ from penstock.api.describing import flag as flag_parameter
 from penstock.api.describing import limit as limit_parameter
 from penstock.api.v1.entries import EntryEncoder, EntryJson
 from penstock.core.feed import Feed
-from penstock.core.names import check_name, check_pattern
+from penstock.core.names import check_name, check_pattern, matches
+from penstock.core.traffic import StreamTraffic
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
 from penstock.http.responses import Response
-from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES
-from penstock.values import Page
+from penstock.limits import NAME_BYTES, PAGE_ENTRIES, SHOWN_BYTES
+from penstock.values import Head, Page
 from penstock.wire.eventhorizon import CursorInvalid, parse_cursor, timestamp
 
+SEARCHED_PAGES: Final = 20
+"""Pages of 1,000 streams that one search looks through, some 100 ms; its answer says where to go on."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -44,6 +51,7 @@ class StreamJson(msgspec.Struct):
     last_id: int
     last_time: str
     subscribers: tuple[str, ...]
+    rate: float  # entries a second, lately: it halves in 30 s of silence
 
 
 class ConsumerJson(msgspec.Struct):
@@ -60,8 +68,8 @@ class ConsumerJson(msgspec.Struct):
 class ReadApi:
     """Answers questions about the log."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, traffic: StreamTraffic) -> None:
+        self._context, self._traffic = context, traffic
         self._log = context.log
         self._shown = EntryEncoder(context.log.server)
 
@@ -124,9 +132,11 @@ class ReadApi:
         return Page(tuple(e for e in page.entries if allow(e.stream)), page.upto, page.more)
 
     @operation(
-        "List streams, in order of their names.",
+        "List streams, in order of their names or of their traffic.",
         query=(
             pattern("pattern", "Which ones; > is all."),
+            text("search", "Those whose names have this in them, in any case.", most=NAME_BYTES),
+            Parameter("sort", "traffic: the busiest first, and no further page.", {"enum": ["name", "traffic"]}),
             text("after", "Names after this one."),
             limit_parameter("Streams at most."),
         ),
@@ -135,25 +145,59 @@ class ReadApi:
     async def streams(self, request: Request) -> Response:
         """The streams that match, a page at a time."""
         caller = self._context.caller(request)
-        only(request, "pattern", "after", "limit")
+        only(request, "pattern", "search", "sort", "after", "limit")
         pattern = check_pattern(request.params.get("pattern", ">"))
-        allow = caller.check_subscribe(pattern)
+        allow, search = caller.check_subscribe(pattern), request.params.get("search", "").casefold()
         limit = integer(request, "limit", 100, least=1, most=PAGE_ENTRIES)
-        heads = await self._log.heads(pattern, after=request.params.get("after", ""), limit=limit)
-        shown = [
-            StreamJson(
-                head.stream,
-                head.next_index,
-                f"{head.stream}:{head.chunk}:{head.offset}:{self._log.server}",
-                head.last_id,
-                timestamp(head.last_ms),
-                head.subscribers,
-            )
-            for head in heads
-            if allow is None or allow(head.stream)
-        ]
-        after = heads[-1].stream if len(heads) == limit else None
-        return Response(200, _encode({"streams": shown, "after": after}))
+        sort, after = request.params.get("sort", "name"), request.params.get("after", "")
+        if sort not in ("name", "traffic"):
+            raise InputInvalid("parameter sort", f"{sort[:40]!r} is neither name nor traffic")
+
+        def wanted(stream: str) -> bool:
+            return search in stream.casefold() and (allow is None or allow(stream))
+
+        if sort == "traffic":
+            heads, last = await self._busiest(pattern, wanted, limit), None
+        else:
+            heads, last = await self._named(pattern, wanted, after, limit, PAGE_ENTRIES if search else limit)
+        return Response(200, _encode({"streams": [self._stream(head) for head in heads], "after": last}))
+
+    async def _named(
+        self, pattern: str, wanted: Callable[[str], bool], after: str, limit: int, page_size: int = PAGE_ENTRIES
+    ) -> tuple[list[Head], str | None]:
+        """Up to *limit* heads by name, and after which name to go on; it looks at a bounded number of streams."""
+        found: list[Head] = []
+        for _ in range(SEARCHED_PAGES):
+            page = await self._log.heads(pattern, after=after, limit=page_size)
+            for head in page:
+                after = head.stream
+                if wanted(after):
+                    found.append(head)
+                    if len(found) == limit:
+                        return found, after
+            if len(page) < page_size:
+                return found, None
+        return found, after
+
+    async def _busiest(self, pattern: str, wanted: Callable[[str], bool], limit: int) -> list[Head]:
+        """Up to *limit* heads: those with traffic, the busiest first, then others by name."""
+        rates = self._traffic.rates
+        busy = [name for name in sorted(rates, key=rates.__getitem__, reverse=True) if matches(pattern, name)]
+        names = [name for name in busy if wanted(name)][:limit]
+        found = [head for name in names if (head := await self._log.head(name))]
+        quiet, _ = await self._named(pattern, lambda name: name not in rates and wanted(name), "", limit)
+        return [*found, *quiet][:limit]
+
+    def _stream(self, head: Head) -> StreamJson:
+        return StreamJson(
+            head.stream,
+            head.next_index,
+            f"{head.stream}:{head.chunk}:{head.offset}:{self._log.server}",
+            head.last_id,
+            timestamp(head.last_ms),
+            head.subscribers,
+            round(self._traffic.rates.get(head.stream, 0.0), 3),
+        )
 
     @operation(
         "List those who read now, with their lag.",

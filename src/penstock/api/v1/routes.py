@@ -10,6 +10,7 @@ from penstock.api.v1.pipeline import PipelineApi
 from penstock.api.v1.publish import PublishApi
 from penstock.api.v1.read import ReadApi
 from penstock.api.v1.tail import TailApi
+from penstock.core.traffic import StreamTraffic
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES
 
@@ -20,9 +21,10 @@ def v1_routes(
     operations: OperationsApi,
     exporter: ExportApi,
     document: OpenApiDocument,
+    traffic: StreamTraffic,
 ) -> list[Route]:
     """Every path of Penstock's API, and of operations."""
-    reader, tails = ReadApi(context), TailApi(context)
+    reader, tails = ReadApi(context, traffic), TailApi(context)
     admin = context.admitting(lambda caller: caller.check_admin("backup"))
     return [
         Route("POST", "/v1/publish", publisher, body=WHOLE(context.body_limit), admit=publisher.admit, door="v1"),

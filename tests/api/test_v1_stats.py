@@ -1,0 +1,108 @@
+"""`/v1/stats` and the list of streams by traffic, through a real server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.api.auth import open_keys
+from penstock.testing import RunningServer, wait_until
+from tests.api.client import Tail, ask, publish
+
+
+def seconds(server: RunningServer, since: int = 0) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ask(server, "GET", "/v1/stats", since=since).json["seconds"]
+    return found
+
+
+@contextmanager
+def live(server: RunningServer) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("GET", "/v1/stats/live", headers={"Authorization": f"Bearer {server.admin_token}"})
+    try:
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def next_event(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    while not (line := answer.readline()).startswith(b"data: "):
+        assert line
+    found: dict[str, Any] = json.loads(line[6:])
+    return found
+
+
+def test_what_was_published_and_delivered_is_in_the_seconds(server: RunningServer) -> None:
+    with Tail(server, "/told") as tail:
+        for _ in range(20):
+            publish(server, "/told")
+        tail.lines(20)
+        wait_until(lambda: sum(one.get("delivered", {}).get("v1", 0) for one in seconds(server)) == 20, within=10)
+        shown = seconds(server)
+        assert sum(one.get("published", 0) for one in shown) == 20
+        assert any(one.get("p50_ms") is not None and one["p99_ms"] >= one["p50_ms"] for one in shown)
+        assert shown[-1]["live"] == {"v1": 1}
+        assert shown[-1]["feeds"] == 1
+        assert [one["ms"] for one in shown] == sorted(one["ms"] for one in shown)
+        assert [one for one in seconds(server, shown[-1]["ms"]) if one["ms"] <= shown[-1]["ms"]] == []
+
+
+def test_a_listener_hears_each_second_as_the_history_has_it(server: RunningServer) -> None:
+    wait_until(lambda: seconds(server), within=10)
+    with live(server) as first, live(server) as second:
+        assert first.getheader("Content-Type") == "text/event-stream"
+        heard = [next_event(first) for _ in range(3)]
+        assert [next_event(second) for _ in range(3)][-1]["ms"] >= heard[-1]["ms"]
+        assert heard == [one for one in seconds(server) if heard[0]["ms"] <= one["ms"] <= heard[-1]["ms"]]
+
+
+def test_the_server_stops_with_listeners(server: RunningServer) -> None:
+    with live(server) as answer:
+        next_event(answer)
+        assert server.stop() == 0
+        while answer.readline():
+            pass
+
+
+def test_only_the_admin_sees_them(shared_server: RunningServer) -> None:
+    token = open_keys(shared_server.data).issue("7", subscribe=(">",), ttl=60)
+    for path in ("/v1/stats", "/v1/stats/live"):
+        assert ask(shared_server, "GET", path, token=token).status == 403
+        assert ask(shared_server, "GET", path, token=None).status == 401
+        assert ask(shared_server, "GET", path, nonsense=1).status == 400
+
+
+def listed(server: RunningServer, **params: object) -> list[str]:
+    return [one["stream"] for one in ask(server, "GET", "/v1/streams", **params).json["streams"]]
+
+
+def test_streams_are_found_by_a_part_of_their_name_and_sorted_by_traffic(server: RunningServer) -> None:
+    for stream, times in (("/shop/quiet", 1), ("/shop/Busy", 40), ("/other", 5), ("/shop/<b\"&'x", 10)):
+        for _ in range(times):
+            publish(server, stream)
+    wait_until(lambda: sum(one.get("published", 0) for one in seconds(server)) == 56, within=10)
+
+    assert listed(server, search="SHOP/", sort="traffic") == ["/shop/Busy", "/shop/<b\"&'x", "/shop/quiet"]
+    assert listed(server, search="busy") == ["/shop/Busy"]
+    assert listed(server, sort="traffic", limit=2) == ["/shop/Busy", "/shop/<b\"&'x"]
+    assert set(listed(server, sort="traffic")) == set(listed(server))
+    assert listed(server, pattern="/shop/*", sort="traffic")[0] == "/shop/Busy"
+    assert ask(server, "GET", "/v1/streams", sort="size").status == 400
+    rates = {one["stream"]: one["rate"] for one in ask(server, "GET", "/v1/streams").json["streams"]}
+    assert rates["/shop/Busy"] > rates["/other"] > 0 == rates["/"]
+
+
+def test_a_search_goes_on_where_it_ended(shared_server: RunningServer) -> None:
+    for number in range(6):
+        publish(shared_server, f"/paged/{number}/match")
+    first = ask(shared_server, "GET", "/v1/streams", search="MATCH", pattern="/paged/>", limit=4).json
+    rest = ask(
+        shared_server, "GET", "/v1/streams", search="match", pattern="/paged/>", limit=4, after=first["after"]
+    ).json
+
+    names = [one["stream"] for one in (*first["streams"], *rest["streams"])]
+    assert names == [f"/paged/{number}/match" for number in range(6)]
+    assert rest["after"] is None
