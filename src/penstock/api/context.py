@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -106,6 +107,17 @@ def integer(request: Request, name: str, default: int | None, *, least: int = 0,
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
         raise InputInvalid(f"parameter {name}", f"{text[:40]!r} is not a whole number from {least} to {most}")
     return int(text)
+
+
+def milliseconds(name: str, text: str) -> int:
+    """A moment, given as ISO text (UTC if it names no zone), in milliseconds since 1970; never below 0."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputInvalid(name, f"{text[:40]!r} is not like 2026-11-15T12:00:00Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0, int(moment.timestamp() * 1000))
 
 
 def flag(request: Request, name: str) -> bool:

@@ -1,6 +1,7 @@
 // The shell: which views there are, which one the address names, and whether we may come in.
 
-import { h, notice, problem, token } from "./kit.js";
+import { h, notice, problem, state, timeOfDay, token } from "./kit.js";
+import { link, run, seconds } from "./stats.js";
 
 /** Every view: `#/<id>` shows what `module` exports as `mount(root, {path, query, signal})`. */
 const VIEWS = [
@@ -11,7 +12,9 @@ const VIEWS = [
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
+const status = document.getElementById("status");
 let leaving = new AbortController();
+let session = null; // ends when the token is no longer taken
 
 /** The address after `#/`: a view, the levels after it, and a query. */
 function place() {
@@ -35,6 +38,7 @@ async function show() {
   leaving = new AbortController();
   const { signal } = leaving;
   if (!token.get()) return askForToken();
+  begin();
   const { view, path, query } = place();
   document.title = `${view.title} · Penstock`;
   nav.replaceChildren(...VIEWS.map((one) => h("a",
@@ -51,6 +55,18 @@ async function show() {
   } catch (error) {
     if (error.name !== "AbortError" && !signal.aborted) root.replaceChildren(problem(error, show));
   }
+}
+
+/** Follow the server's seconds for as long as there is a token. */
+function begin() {
+  if (session) return;
+  session = new AbortController();
+  run(session.signal);
+}
+
+function tellState() {
+  const said = { connecting: ["wait", "connecting"], live: ["ok", "live"], offline: ["bad", `no answer since ${seconds.length ? timeOfDay(seconds.at(-1).ms) : "the start"}`] };
+  status.replaceChildren(session ? state(...said[link.state]) : "");
 }
 
 function askForToken(why = "") {
@@ -90,12 +106,16 @@ addEventListener("token-refused", () => {
   if (!token.get()) return;
   token.forget();
   leaving.abort();
+  session?.abort();
+  session = null;
+  tellState();
   askForToken("The server no longer takes the token of this tab.");
 });
 addEventListener("hashchange", () => {
   takeToken();
   show();
 });
+link.addEventListener("state", tellState);
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names views, not places in the page
   main.focus();

@@ -18,7 +18,7 @@ function build(element, properties, children) {
     else if (name === "value" || name === "checked") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -52,9 +52,13 @@ export function address(path, query = {}) {
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
 }
 
-/** Ask the server; the answer as it comes. Raises `Problem`, which is also raised when nobody answers. */
+/**
+ * Ask the server; the answer as it comes. Raises `Problem`, which is also raised when nobody answers.
+ * The tab's token goes along, or another *bearer*; an empty one is none.
+ */
 export async function ask(method, path, { query, body, headers, signal, bearer } = {}) {
-  const sent = { Authorization: `Bearer ${bearer ?? token.get()}`, ...headers };
+  const given = bearer ?? token.get();
+  const sent = given ? { Authorization: `Bearer ${given}`, ...headers } : { ...headers };
   if (body !== undefined && typeof body === "object" && body.constructor === Object) {
     body = JSON.stringify(body);
     sent["Content-Type"] ??= "application/json";
@@ -68,7 +72,7 @@ export async function ask(method, path, { query, body, headers, signal, bearer }
   }
   if (answer.ok) return answer;
   const { error = {} } = await answer.json().catch(() => ({}));
-  if (answer.status === 401 && !bearer) dispatchEvent(new CustomEvent("token-refused"));
+  if (answer.status === 401 && bearer === undefined) dispatchEvent(new CustomEvent("token-refused"));
   throw new Problem(answer.status, error.code ?? `${answer.status}`, error.message ?? answer.statusText, error.remedy ?? "");
 }
 
@@ -138,6 +142,9 @@ export async function repeat(ms, signal, work, failed = () => {}) {
 // ── numbers, moments, names ──────────────────────────────────────────────────────────────────────
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+/** 1 event, 2 events */
+export const many = (value, thing) => `${count(value)} ${thing}${value === 1 ? "" : "s"}`;
+
 const SCALES = [[1e9, "G"], [1e6, "M"], [1e4, "k"]];
 
 /** 1,234,567 */
@@ -146,6 +153,7 @@ export const count = (value) => (value === null || value === undefined ? "–" :
 /** A number for little room: 0.4, 12.3, 1,234, 56.7k. */
 export function short(value) {
   if (value === null || value === undefined) return "–";
+  if (value > 0 && value < 0.05) return "<0.1";
   for (const [least, unit] of SCALES) {
     if (Math.abs(value) >= least) return `${(value / (least === 1e4 ? 1e3 : least)).toFixed(1)}${unit}`;
   }

@@ -1,5 +1,220 @@
-import { h, notice } from "./kit.js";
+// Streams: a list to search and sort; one of them live, back through its history, and to publish into.
 
-export function mount(root) {
-  root.append(h("h1", {}, "streams"), notice("empty", "Nothing here yet"));
+import { entryView, preview } from "./entry.js";
+import { api, ask, count, cut, fill, h, isRead, linesOf, many, moment, name, notice, pause, problem, rate, repeat, say, state, table, walk } from "./kit.js";
+
+const SHOWN = 200;
+const KEPT = 500;
+const PAGE = 50;
+
+const link = (stream) => `#/streams/${encodeURIComponent(stream)}`;
+
+export async function mount(root, { path, query, signal }) {
+  await (path.length ? mountStream(root, path[0], signal) : mountList(root, query, signal));
+}
+
+// ── the list ─────────────────────────────────────────────────────────────────────────────────────
+
+async function mountList(root, query, signal) {
+  let sort = "traffic";
+  let asked = 0;
+  const found = h("p", { class: "quiet", role: "status" });
+  const place = h("div", { class: "card" });
+  const more = h("button", { type: "button", hidden: true, onclick: () => look({ further: true }) }, "More");
+  const search = h("input", { id: "search", type: "search", value: query.get("search") ?? "", placeholder: "a part of the name", oninput: () => look({ now: true }) });
+  const sorting = h("select", { id: "sort", onchange: () => { sort = sorting.value; look({ now: true }); } },
+    h("option", { value: "traffic" }, "traffic, busiest first"), h("option", { value: "name" }, "name"));
+  const list = table({
+    label: "Streams", open: (one) => { location.hash = link(one.stream); },
+    columns: [
+      { title: "Stream", class: "grow", cell: (one) => h("a", { href: link(one.stream), tabindex: -1 }, h("span", { title: one.stream }, cut(one.stream, innerWidth < 800 ? 28 : 72))) },
+      { title: "Events/s", class: "num", cell: (one) => (one.rate ? rate(one.rate) : h("span", { class: "quiet" }, "–")) },
+      { title: "Events", class: "num", cell: (one) => count(one.next_index) },
+      { title: "Last", cell: (one) => moment(one.last_time) },
+      { title: "Subscriptions", class: "num", cell: (one) => count(one.subscribers.length) },
+    ],
+  });
+  let streams = [];
+  let after = null;
+  const look = async ({ now = false, further = false } = {}) => {
+    const turn = (asked += 1);
+    const query = { search: search.value.trim(), sort, limit: SHOWN, after: further ? after : null };
+    const page = await api("GET", "/v1/streams", { query, signal });
+    if (turn !== asked) return; // something newer was asked meanwhile
+    streams = further ? [...streams, ...page.streams] : page.streams;
+    after = page.after;
+    more.hidden = after === null;
+    found.textContent = `${count(streams.length)}${after === null && streams.length < SHOWN ? "" : " or more"} streams, at ${new Date().toLocaleTimeString("en-GB")}`;
+    if (streams.length) {
+      list.show(streams, { now: now || further });
+      if (list.element.parentNode !== place) place.replaceChildren(list.element);
+    } else {
+      place.replaceChildren(query.search
+        ? notice("empty", "No stream has that in its name", "Names look like /orders/eu. The search is for a part of the name, in any case.")
+        : notice("empty", "There is no stream yet", "A stream is made by the first event that is published into it.", h("a", { href: "#/try" }, "Publish one")));
+    }
+  };
+  root.append(h("div", { class: "head" }, h("h1", {}, "Streams"), found),
+    h("div", { class: "fields" }, field("Search", search), field("Sort by", sorting)), place, h("div", {}, more));
+  const failed = (error) => { if (!streams.length) place.replaceChildren(problem(error)); };
+  await repeat(2000, signal, () => (streams.length <= SHOWN ? look() : null), failed);
+}
+
+const field = (title, control, hint) => h("div", { class: "field" }, h("label", { for: control.id }, title), control, hint ?? null);
+
+// ── one stream ───────────────────────────────────────────────────────────────────────────────────
+
+async function mountStream(root, stream, signal) {
+  const facts = h("p", { class: "quiet" });
+  const detail = h("section", { class: "card detail", "aria-label": "Entry" }, notice("loading", "Pick an entry to see it in full."));
+  const open = (entry, row) => {
+    row.closest(".rows").querySelectorAll("[aria-current]").forEach((one) => one.removeAttribute("aria-current"));
+    row.setAttribute("aria-current", "true");
+    detail.replaceChildren(entryView(entry));
+    if (innerWidth < 800) detail.scrollIntoView({ block: "start" });
+  };
+  const views = { live: liveTail(stream, open, signal), history: history(stream, open, signal) };
+  const choose = (id) => {
+    for (const [one, view] of Object.entries(views)) {
+      view.element.hidden = one !== id;
+      view.tab.setAttribute("aria-pressed", String(one === id));
+    }
+    if (id === "history") views.history.begin();
+  };
+  for (const [id, title] of [["live", "Live"], ["history", "History"]]) {
+    views[id].tab = h("button", { type: "button", onclick: () => choose(id) }, title);
+  }
+  root.append(
+    h("p", {}, h("a", { href: "#/streams" }, "Streams")),
+    h("div", { class: "head" }, h("h1", {}, name(stream, { most: 80, copies: true })), h("div", { class: "row" }, views.live.tab, views.history.tab)),
+    facts, publishForm(stream, signal),
+    h("div", { class: "split" }, h("div", { class: "card" }, views.live.element, views.history.element), detail));
+  choose("live");
+  await repeat(2000, signal, async () => {
+    const { streams: [head] } = await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal });
+    facts.replaceChildren(...(head
+      ? [`${many(head.next_index, "event")} · ${rate(head.rate)} lately · last at `, moment(head.last_time), ` · ${many(head.subscribers.length, "subscription")}`]
+      : ["There is no such stream yet: the first event that is published makes it."]));
+  }, (error) => facts.replaceChildren(state("bad", error.message)));
+}
+
+/** Entries as rows that open; `put` replaces them. */
+function rows(label, open) {
+  const list = h("div", { class: "rows", role: "list", "aria-label": label });
+  const steps = walk(list);
+  const row = (entry) => {
+    const line = h("div", { role: "listitem" }, h("button", { type: "button", class: "plain line", "data-row": "", tabindex: -1, onclick: () => open(entry, line.firstChild) },
+      h("span", { class: "quiet" }, moment(entry.time)), h("span", { class: "quiet" }, `#${entry.id}`), entry.type ? h("strong", {}, cut(entry.type, 24)) : null,
+      h("span", { class: "mono" }, preview(entry).slice(0, 300))));
+    return line;
+  };
+  return { list, row, settle: steps.settle, put: (entries) => { list.replaceChildren(...entries.map(row)); steps.settle(); } };
+}
+
+/** What comes, newest first. It holds still while somebody reads in it, and on Pause. */
+function liveTail(stream, open, signal) {
+  const { list, row, settle } = rows("Entries as they come", open);
+  const told = h("span", { class: "quiet", role: "status" });
+  const paused = h("button", { type: "button", "aria-pressed": "false", onclick: () => { flip(); } }, "Pause");
+  const filter = h("input", { type: "search", "aria-label": "Show entries with this text", placeholder: "filter: text in body or type", oninput: () => show(true) });
+  const empty = notice("empty", "Nothing has come yet", "What is published into this stream from now on is shown here; what was before is under History.");
+  const element = h("div", {}, h("div", { class: "row" }, paused, filter, told), list, empty);
+  let kept = [];
+  let waiting = [];
+  let isPaused = false;
+  const flip = () => {
+    isPaused = !isPaused;
+    paused.setAttribute("aria-pressed", String(isPaused));
+    paused.textContent = isPaused ? "Go on" : "Pause";
+    show();
+  };
+  const fits = (entry) => !filter.value || `${entry.type} ${entry.data ?? ""}`.toLowerCase().includes(filter.value.toLowerCase());
+  const show = (anew = false) => {
+    const holds = isPaused || isRead(list);
+    const fresh = holds ? [] : waiting.reverse();
+    if (!holds) waiting = [];
+    kept = [...fresh, ...kept].slice(0, KEPT);
+    if (anew) list.replaceChildren(...kept.filter(fits).map(row));
+    else if (fresh.length) list.prepend(...fresh.filter(fits).map(row));
+    while (list.children.length > KEPT) list.lastChild.remove();
+    settle();
+    empty.hidden = kept.length + waiting.length > 0;
+    told.textContent = waiting.length ? `${count(waiting.length)} new, ${isPaused ? "paused" : "held while you read"}` : `${count(kept.length)} shown`;
+  };
+  (async () => {
+    for (let after; !signal.aborted;) {
+      try {
+        const tail = await ask("GET", "/v1/tail", { query: { streams: stream, after }, signal });
+        for await (const line of linesOf(tail)) {
+          const entry = line && JSON.parse(line);
+          if (!entry || entry.gap) continue;
+          after = entry.id;
+          waiting.push(entry);
+          if (waiting.length > KEPT) waiting.shift();
+        }
+      } catch (error) {
+        if (signal.aborted) return;
+        told.replaceChildren(state("bad", error.message));
+      }
+      await pause(1000, signal).catch(() => {});
+    }
+  })();
+  repeat(250, signal, () => { if (waiting.length && !element.hidden) show(); });
+  return { element };
+}
+
+/** Pages of what was published, hot and cold alike, from any time on. */
+function history(stream, open, signal) {
+  const { list, put } = rows("Entries of the past", open);
+  const told = h("p", { class: "quiet", role: "status" });
+  const when = h("input", { type: "datetime-local", step: 1, required: true, "aria-label": "Begin at this time (of this browser's clock)" });
+  const trouble = h("div");
+  let page = [];
+  const read = async (query) => {
+    trouble.replaceChildren();
+    told.textContent = "Reading …";
+    try {
+      let found = await api("GET", "/v1/read", { query, signal });
+      while (!found.entries.length && found.more) found = await api("GET", "/v1/read", { query: { ...query, since: null, after: found.upto }, signal });
+      page = found.entries;
+      put(page.toReversed());
+      told.textContent = page.length ? `${many(page.length, "event")}, from index ${count(page[0].index)} to ${count(page.at(-1).index)}` : "No event here.";
+    } catch (error) {
+      told.textContent = "";
+      trouble.replaceChildren(problem(error));
+    }
+  };
+  const from = (index) => read({ stream, from: Math.max(0, index), limit: PAGE });
+  const end = async () => (await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal })).streams[0]?.next_index ?? 0;
+  const steps = {
+    Oldest: () => read({ streams: stream, since: "1970-01-01T00:00:00Z", limit: PAGE }),
+    Older: () => from((page[0]?.index ?? PAGE) - PAGE),
+    Newer: () => from((page.at(-1)?.index ?? -1) + 1),
+    Newest: async () => from((await end()) - PAGE),
+  };
+  const go = (event) => {
+    event.preventDefault();
+    read({ streams: stream, since: new Date(when.value).toISOString(), limit: PAGE });
+  };
+  const element = h("div", {},
+    h("div", { class: "row" }, Object.entries(steps).map(([title, step]) => h("button", { type: "button", onclick: step }, title))),
+    h("form", { class: "row", onsubmit: go }, when, h("button", {}, "Go to this time")), told, trouble, list);
+  let begun = false;
+  return { element, begin: () => { if (!begun) steps.Newest(); begun = true; } };
+}
+
+function publishForm(stream, signal) {
+  const type = h("input", { id: "type", value: "test" });
+  const body = h("textarea", { id: "body", rows: 3 }, '{"hello": "from the console"}');
+  const told = h("div", { role: "status" });
+  const publish = async (event) => {
+    event.preventDefault();
+    await fill(told, async () => {
+      const { id, index } = await api("POST", "/v1/publish", { query: { stream }, body: body.value, headers: type.value ? { "Event-Type": type.value } : {}, signal });
+      say("Published.");
+      return state("ok", `published as id ${id}, index ${index}`);
+    }, signal);
+  };
+  return h("details", { class: "card" }, h("summary", {}, "Publish a test event"),
+    h("form", { onsubmit: publish, class: "form" }, field("Type", type), field("Body", body), h("div", { class: "row" }, h("button", { class: "primary" }, "Publish"), told)));
 }

@@ -1,5 +1,5 @@
 import { h, notice } from "./kit.js";
 
 export function mount(root) {
-  root.append(h("h1", {}, "tryit"), notice("empty", "Nothing here yet"));
+  root.append(h("h1", {}, "Try it"), notice("empty", "Nothing here yet"));
 }

@@ -13,12 +13,11 @@ admin changes them; a token with `export` keeps the positions of consumers and s
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from penstock.api.context import Context, decoded, integer, only
+from penstock.api.context import Context, decoded, integer, milliseconds, only
 from penstock.api.describing import (
     INTEGER,
     LARGEST,
@@ -148,7 +147,7 @@ class PipelineApi:
         """The last id that was published before a time: everything after it is not older."""
         self._context.caller(request).check_grant("export")
         only(request, "time")
-        after = await self._log.id_before(_milliseconds(request.params.get("time", "")))
+        after = await self._log.id_before(milliseconds("time", request.params.get("time", "")))
         return Response(200, _encode({"after": max(self._log.trimmed_upto, after)}))
 
     async def _position(self, wanted: BeginRequest) -> int:
@@ -158,7 +157,7 @@ class PipelineApi:
                 raise BeyondLog(wanted.id, newest)
             return wanted.id
         if wanted.time:
-            return max(self._log.trimmed_upto, await self._log.id_before(_milliseconds(wanted.time)))
+            return max(self._log.trimmed_upto, await self._log.id_before(milliseconds("time", wanted.time)))
         return self._log.followed if wanted.position == "latest" else self._log.trimmed_upto
 
     # ── records ───────────────────────────────────────────────────────────────────────────────
@@ -301,15 +300,5 @@ def _checked(wanted: BeginRequest) -> BeginRequest:
     if given.count(True) != 1:
         raise InputInvalid("body", "must have exactly one of position, id and time")
     if wanted.time:
-        _milliseconds(wanted.time)
+        milliseconds("time", wanted.time)
     return wanted
-
-
-def _milliseconds(text: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InputInvalid("time", f"{text[:40]!r} is not like 2026-11-15T12:00:00Z") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0, int(moment.timestamp() * 1000))

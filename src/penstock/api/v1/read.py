@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.api.auth import Caller
-from penstock.api.context import Context, flag, integer, only, readable
+from penstock.api.context import Context, flag, integer, milliseconds, only, readable
 from penstock.api.describing import (
     BOOLEAN,
     CURSOR,
@@ -30,7 +30,7 @@ from penstock.api.v1.entries import EntryEncoder, EntryJson
 from penstock.core.feed import Feed
 from penstock.core.names import check_name, check_pattern, matches
 from penstock.core.traffic import StreamTraffic
-from penstock.errors import InputInvalid
+from penstock.errors import InputInvalid, Trimmed
 from penstock.http.requests import Request
 from penstock.http.responses import Response
 from penstock.limits import NAME_BYTES, PAGE_ENTRIES, SHOWN_BYTES
@@ -39,6 +39,7 @@ from penstock.wire.eventhorizon import CursorInvalid, parse_cursor, timestamp
 
 SEARCHED_PAGES: Final = 20
 """Pages of 1,000 streams that one search looks through, some 100 ms; its answer says where to go on."""
+_TIME: Final = {"type": "string", "format": "date-time"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -74,13 +75,14 @@ class ReadApi:
         self._shown = EntryEncoder(context.log.server)
 
     @operation(
-        "Read a page: by stream= and from=, by cursor=, or by streams= and after=.",
+        "Read a page: by stream= and from=, by cursor=, or by streams= and after= or since=.",
         query=(
             stream("stream", "Name of a stream; with from=."),
             number("from", "Index of the first entry."),
             text("cursor", "A cursor, as publish answers it.", pattern=CURSOR),
             patterns(),
             number("after", "Entries with greater ids only."),
+            Parameter("since", "Instead of after=: what was published from this time on, and is still there.", _TIME),
             limit_parameter(),
             flag_parameter("meta", "true also shows meta entries and tombstones."),
         ),
@@ -90,12 +92,13 @@ class ReadApi:
     async def read(self, request: Request) -> Response:
         """A page by index, by cursor, or by id over a pattern."""
         caller = self._context.caller(request)
-        only(request, "stream", "from", "cursor", "streams", "after", "limit", "meta")
+        only(request, "stream", "from", "cursor", "streams", "after", "since", "limit", "meta")
         ways = [name for name in ("stream", "cursor", "streams") if name in request.params]
         if len(ways) != 1:
             raise InputInvalid("parameters", "need exactly one of stream=, cursor= and streams=")
         limit = integer(request, "limit", 100, least=1, most=PAGE_ENTRIES)
-        integer(request, "from", 0), integer(request, "after", 0)  # nonsense is refused, also where it is not asked for
+        # Nonsense is refused, also where it is not asked for.
+        integer(request, "from", 0), integer(request, "after", 0), _since_ms(request)
         way = {"stream": self._by_index, "cursor": self._by_cursor, "streams": self._by_id}[ways[0]]
         page = await way(request, caller, limit)
         body = b'{"entries":%b,"upto":%d,"more":%b}' % (
@@ -126,10 +129,22 @@ class ReadApi:
     async def _by_id(self, request: Request, caller: Caller, limit: int) -> Page:
         patterns, allow = readable(request, caller)
         after, meta = integer(request, "after", 0), flag(request, "meta")
-        page = await self._log.read_after(patterns, after, limit=limit, limit_bytes=SHOWN_BYTES, meta=meta)
+        if "since" in request.params:
+            page = await self._since(patterns, _since_ms(request), limit, meta=meta)
+        else:
+            page = await self._log.read_after(patterns, after, limit=limit, limit_bytes=SHOWN_BYTES, meta=meta)
         if allow is None:
             return page
         return Page(tuple(e for e in page.entries if allow(e.stream)), page.upto, page.more)
+
+    async def _since(self, patterns: tuple[str, ...], ms: int, limit: int, *, meta: bool) -> Page:
+        """The first page of what was published from a time on; where that was trimmed, of what is left."""
+        after = await self._log.id_before(ms)
+        try:
+            return await self._log.read_after(patterns, after, limit=limit, limit_bytes=SHOWN_BYTES, meta=meta)
+        except Trimmed as gone:
+            after = gone.trimmed_upto
+            return await self._log.read_after(patterns, after, limit=limit, limit_bytes=SHOWN_BYTES, meta=meta)
 
     @operation(
         "List streams, in order of their names or of their traffic.",
@@ -209,6 +224,10 @@ class ReadApi:
         only(request)
         shown = [_consumer(feed) for feed in self._context.hub.feeds]
         return Response(200, _encode({"consumers": shown, "upto": self._context.hub.position}))
+
+
+def _since_ms(request: Request) -> int:
+    return milliseconds("parameter since", request.params.get("since", "1970-01-01"))
 
 
 def _consumer(feed: Feed) -> ConsumerJson:

@@ -1,0 +1,152 @@
+// Sample traffic: this page publishes and listens through every open door for a minute, by the doors' own protocols.
+
+import { api, ask, count, eventsOf, h, linesOf, pause, state } from "./kit.js";
+
+const SECONDS = 60;
+const every = async (ms, signal, work) => { for (;;) { await work(); await pause(ms, signal); } };
+const order = () => ({ item: ["boots", "hat", "rope", "tent"][Math.floor(Math.random() * 4)], price: Math.ceil(Math.random() * 9000) / 100 });
+
+/** A WebSocket of this server that ends with *signal*; *heard* gets each message as text. */
+export function socket(path, signal, heard, protocols = []) {
+  const opened = new WebSocket(`${location.origin.replace(/^http/, "ws")}${path}`, protocols);
+  signal.addEventListener("abort", () => opened.close());
+  opened.addEventListener("message", (event) => heard(event.data));
+  return new Promise((resolve, reject) => {
+    opened.addEventListener("open", () => resolve(opened));
+    opened.addEventListener("error", () => reject(new Error("The WebSocket could not be opened.")));
+  });
+}
+
+/** How each door is driven: listens first, then sends until the signal says stop. */
+const DRIVERS = {
+  async v1({ signal, sent, came }) {
+    const tail = await ask("GET", "/v1/tail", { query: { streams: "/sample/>" }, signal });
+    const listen = async () => { for await (const line of linesOf(tail)) if (line) came(); };
+    const send = () => every(200, signal, async () => {
+      await api("POST", "/v1/publish", { query: { stream: `/sample/orders/${Math.random() < 0.7 ? "eu" : "us"}` }, body: order(), headers: { "Event-Type": "order" }, signal });
+      sent();
+    });
+    await Promise.all([listen(), send()]);
+  },
+  async sps({ signal, sent, came }) {
+    const { token } = await api("POST", "/v1/tokens", { body: { uid: 4242, ttl: 2 * SECONDS }, signal });
+    const wire = await ask("GET", "/subscribe", { query: { uid: 4242, hid: "console", tid: "sample", format: "sse" }, bearer: token, signal });
+    const listen = async () => { for await (const event of eventsOf(wire)) if (event.id) came(); };
+    const send = () => every(500, signal, async () => {
+      const [path, query] = Math.random() < 0.5 ? ["/notify_to_user", { uid: 4242 }] : ["/notify_to_room", { tid: "sample" }];
+      await api("POST", path, { query, body: order(), signal });
+      sent();
+    });
+    await Promise.all([listen(), send()]);
+  },
+  async msgstream({ signal, sent, came }) {
+    const { sessionKey } = await api("POST", "/v1/sessions", { body: { actorId: "sample-player", ttl: 2 * SECONDS }, signal });
+    const opened = await socket(`/msgstream?sessionKey=${encodeURIComponent(sessionKey)}`, signal, (text) => {
+      const ids = Object.keys(JSON.parse(text));
+      ids.forEach(() => came());
+      opened.send(ids.join(","));
+    });
+    await every(700, signal, async () => {
+      await api("POST", "/v1/emit", { body: { actors: ["sample-player"], messages: [["shop.offer", order()]] }, signal });
+      sent();
+    });
+  },
+  async webpush({ signal, sent, came }) {
+    let registered;
+    const endpoint = new Promise((resolve) => { registered = resolve; });
+    const agent = await socket("/", signal, (text) => {
+      const said = JSON.parse(text);
+      if (said.messageType === "hello") agent.send(JSON.stringify({ messageType: "register", channelID: crypto.randomUUID() }));
+      if (said.messageType === "register") registered(said.pushEndpoint);
+      if (said.messageType === "notification") {
+        came();
+        agent.send(JSON.stringify({ messageType: "ack", updates: [{ channelID: said.channelID, version: said.version, code: 100 }] }));
+      }
+    }, ["push-notification"]);
+    agent.send(JSON.stringify({ messageType: "hello", use_webpush: true }));
+    const path = new URL(await endpoint).pathname;
+    await every(1500, signal, async () => {
+      await ask("POST", path, { headers: { TTL: "60" }, bearer: "", signal }); // who has the endpoint needs no token
+      sent();
+    });
+  },
+  async trickle({ signal, sent, came }) {
+    const channel = `/trickle/sample-${Date.now().toString(36)}`;
+    await ask("POST", `${channel}?record=true`, { headers: { "Expect-Content": "text/plain" }, signal });
+    const listen = async () => {
+      for (let number = 0; ; number += 1) {
+        await (await ask("GET", `${channel}/${number}`, { signal })).text();
+        came();
+      }
+    };
+    let number = 0;
+    const send = () => every(1000, signal, async () => {
+      await ask("POST", `${channel}/${number}`, { body: `segment ${number}\n`.repeat(100), signal });
+      number += 1;
+      sent();
+    });
+    await Promise.all([listen(), send()]).finally(() => ask("DELETE", channel).catch(() => {}));
+  },
+  async eventhorizon({ signal, sent, came }) {
+    const stream = "/sample/ledger";
+    const { cursor } = await api("POST", "/v1/publish", { query: { stream }, body: "first", signal });
+    let at = cursor;
+    await every(1000, signal, async () => {
+      const { Offset } = await api("POST", "/writer/append", { body: { Stream: stream, Lines: ["debit", "credit"] }, signal });
+      sent(2);
+      came((await api("POST", "/reader/read", { body: { Cursor: at }, signal })).Lines.length);
+      at = Offset;
+    });
+  },
+};
+
+/** A button that starts and stops the traffic, and a panel that shows how it goes. It goes on when the view is left. */
+export function sampleTraffic(doors) {
+  const panel = h("div", { class: "card sample" });
+  const button = h("button", { type: "button", onclick: () => (running ? running.abort() : start(doors)) });
+  const show = () => {
+    button.textContent = running ? "Stop the sample traffic" : "Send sample traffic";
+    button.className = running ? "" : "primary";
+    if (running) panel.replaceChildren(running.board);
+    panel.hidden = !panel.firstChild;
+  };
+  changed.addEventListener("change", show);
+  show();
+  return { button, panel };
+}
+
+const changed = new EventTarget();
+let running = null;
+addEventListener("token-refused", () => running?.abort());
+
+async function start(doors) {
+  const ending = new AbortController();
+  const bar = h("progress", { max: SECONDS, "aria-label": "How much of the minute is over" });
+  const left = h("span", { class: "quiet" });
+  const rows = doors.map((door) => ({ door, sent: 0, came: 0, numbers: h("span", { class: "mono" }), how: h("span", {}, state("wait", "starts")) }));
+  ending.board = h("div", {}, h("div", { class: "row" }, h("h2", {}, "Sample traffic"), bar, left),
+    h("dl", { class: "doors" }, rows.map((row) => h("div", {}, h("dt", {}, row.door.title), h("dd", {}, row.how, row.numbers)))));
+  running = ending;
+  changed.dispatchEvent(new Event("change"));
+  const drive = async (row) => {
+    const tell = () => { row.numbers.textContent = `${count(row.sent)} sent · ${count(row.came)} came`; };
+    const count1 = (name) => (more = 1) => { row[name] += more; tell(); };
+    try {
+      row.how.replaceChildren(state("ok", "runs"));
+      await DRIVERS[row.door.id]({ signal: ending.signal, sent: count1("sent"), came: count1("came") });
+    } catch (error) {
+      row.how.replaceChildren(ending.signal.aborted ? state("off", "done") : state("bad", error.message));
+    }
+  };
+  const began = Date.now();
+  const clock = every(500, ending.signal, async () => {
+    const passed = (Date.now() - began) / 1000;
+    bar.value = passed;
+    left.textContent = `${Math.max(0, Math.ceil(SECONDS - passed))} s left`;
+    if (passed >= SECONDS) ending.abort();
+  }).catch(() => {});
+  await Promise.all([clock, ...rows.map(drive)]);
+  left.textContent = "over";
+  running = null;
+  changed.dispatchEvent(new Event("change"));
+}
