@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 from penstock.api.auth import open_keys
 from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import Tail, ask, publish
+from tests.api.lake_rig import archive, server_with_lake, trim
 
 
 @pytest.fixture
@@ -82,6 +83,36 @@ def test_questions_that_mean_nothing_are_refused(shared_server: RunningServer, p
 def test_a_stream_that_is_not_there_is_not_found(shared_server: RunningServer, stream: str) -> None:
     assert ask(shared_server, "GET", "/v1/read", stream=stream).status == 404
     assert ask(shared_server, "GET", "/v1/read", cursor=f"{stream}:0:0").status == 404
+
+
+def test_a_page_begins_at_a_time(shared_server: RunningServer, stream: str) -> None:
+    lines = [publish(shared_server, stream, b"%d" % number).json["id"] for number in range(3)]
+    shown = ask(shared_server, "GET", "/v1/read", streams=stream).json["entries"]
+
+    def since(time: str) -> list[int]:
+        return [one["id"] for one in ask(shared_server, "GET", "/v1/read", streams=stream, since=time).json["entries"]]
+
+    assert since("1970-01-01T00:00:00Z") == lines
+    assert since(shown[1]["time"])[-2:] == lines[1:]
+    assert since("2100-01-01") == []
+    for time in ("yesterday", "", "2026-13-01"):
+        assert ask(shared_server, "GET", "/v1/read", streams=stream, since=time).status == 400
+
+
+def test_a_page_by_time_reaches_into_the_lake_and_over_what_is_gone(tmp_path: Path) -> None:
+    def first(server: RunningServer) -> str:
+        read = ask(server, "GET", "/v1/read", streams="/old", since="1970-01-01T00:00:00Z").json
+        return str(read["entries"][0]["data"])
+
+    with server_with_lake(tmp_path) as server:
+        publish(server, "/old", b"archived")
+        trim(server, upto=archive(server, tmp_path / "lake"), apply=True)
+        publish(server, "/old", b"new")
+        assert ask(server, "GET", "/v1/pipeline").status == 200
+        assert first(server) == "archived"
+    with start_server(tmp_path / "data") as server:  # without its lake
+        assert ask(server, "GET", "/v1/read", streams="/old", after=0).status == 410
+        assert first(server) == "new"
 
 
 def test_a_tail_brings_what_was_missed_and_then_what_comes(shared_server: RunningServer, stream: str) -> None:

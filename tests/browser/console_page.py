@@ -78,6 +78,7 @@ def check_fits(page: Page) -> None:
 def keep(page: Page, name: str) -> None:
     """Keep a picture, for people to look at."""
     SCREENSHOTS.mkdir(exist_ok=True)
+    page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 

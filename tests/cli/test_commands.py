@@ -220,8 +220,8 @@ def test_without_options_the_token_in_the_folder_is_used(tmp_path: Path) -> None
 def test_up_prints_two_curl_lines_that_work(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-system", "--no-pipeline"]
     with started(command, dict(os.environ), tmp_path) as (process, output):
-        wait_until(lambda: "-d 'hello'" in output.read_text() or process.poll() is not None, within=20)
-        listen, publish = (shlex.split(line) for line in re.findall(r"^  (curl .*)$", output.read_text(), re.MULTILINE))
+        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None, within=20)
+        listen, publish = commands(output.read_text())
 
         with (tmp_path / "heard").open("wb") as out, subprocess.Popen([*listen, "-s"], stdout=out) as listener:
             try:
@@ -236,6 +236,45 @@ def test_up_prints_two_curl_lines_that_work(tmp_path: Path) -> None:
     assert (tmp_path / "penstock-data").is_dir()
 
 
+def is_shown(output: str) -> bool:
+    """Whether `up` has printed all of its hints."""
+    return len(re.findall(r"Bearer \S+'$", output, re.MULTILINE)) == 2
+
+
+def commands(output: str) -> list[list[str]]:
+    """The commands that were printed, each over two lines, as a shell reads them."""
+    found = re.findall(r"^  (curl .*\\\n.*)$", output, re.MULTILINE)
+    return [shlex.split(command.replace("\\\n", "")) for command in found]
+
+
+def test_up_prints_the_address_of_the_console_with_its_token(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-system", "--no-pipeline"]
+    with started(command, dict(os.environ), tmp_path) as (process, output):
+        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None, within=20)
+        found = re.search(r"^  (http://\S+)/console/#token=(\S+)$", output.read_text(), re.MULTILINE)
+        assert found
+        with Client(found[1], found[2]) as client:
+            assert client.call("GET", "/v1/consumers")["consumers"] == []  # which only the admin may ask
+        others = [line for line in output.read_text().splitlines() if "Bearer" not in line and "#token" not in line]
+        assert max(map(len, others)) <= 80
+
+
+def test_serve_prints_the_address_of_the_console_on_a_terminal_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    master, slave = pty.openpty()
+    with subprocess.Popen(command, stdout=slave, stderr=subprocess.DEVNULL) as process:
+        try:
+            shown = b""
+            while b"/console/#token=" not in shown:
+                shown += os.read(master, 4096)
+        finally:
+            process.terminate()
+    os.close(master)
+    os.close(slave)
+    with start_server(tmp_path / "data") as server:
+        assert "console" not in server._output.read_text() + server.log_text()
+
+
 def _publish(command: list[str]) -> bool:
     done = subprocess.run([*command, "-s"], capture_output=True, text=True, check=True)
     return '"index":' in done.stdout
@@ -244,7 +283,7 @@ def _publish(command: list[str]) -> bool:
 def test_up_does_not_leave_a_server_behind_when_it_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-pipeline"]
     with started(command, dict(os.environ), tmp_path) as (process, output):
-        wait_until(lambda: "-d 'hello'" in output.read_text() or process.poll() is not None, within=20)
+        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None, within=20)
         found = re.search(r"ready on (\S+)", output.read_text())
         assert found
         process.kill()

@@ -27,7 +27,9 @@ def test_the_demo_shows_two_lines_that_work_and_ends_everything(tmp_path: Path) 
         processes = re.findall(r"pid (\d+)", shown)
         assert len(processes) == 6, (shown, errors.read_text())
         assert shown.count("durability=quorum+fsync") == 3
-        listen, publish = re.findall(r"^  (curl .*)$", shown, re.MULTILINE)
+        listen, publish = (
+            found.replace("\\\n", "") for found in re.findall(r"^  (curl .*\\\n.*)$", shown, re.MULTILINE)
+        )
         listen = listen.replace("streams=/demo", "streams=/demo&after=0")  # whichever of the two is quicker
         tail = subprocess.Popen(shlex.split(listen), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from penstock.http.requests import Request
 from penstock.http.responses import Response
@@ -61,6 +62,14 @@ class ConsoleFile:
         if request.header(b"if-none-match") == self._tag.encode():
             return Response(304, content_type=self._type, headers=self._headers)
         return Response(200, self._body, self._type, self._headers)
+
+
+def console_address(url: str, token: str) -> str:
+    """Where the console of the server at *url* is, with the token that it takes out of the address again.
+
+    What follows the # stays in the browser: neither the server nor a proxy gets to see it.
+    """
+    return f"{url}/console/#token={quote(token, safe='')}"
 
 
 def to_the_console(request: Request) -> Response:

@@ -40,7 +40,8 @@ def serve(
 ) -> int:
     """Run the server until SIGTERM.
 
-    Prints one line when it accepts connections, and its log on standard error.
+    Prints one line when it accepts connections, on a terminal the address of its console, and its log on standard
+    error.
 
     \b
     ./penstock serve --data ./data --listen 127.0.0.1:8800
@@ -85,8 +86,8 @@ def up(
 ) -> int:
     """Start everything on this machine, and show how to try it.
 
-    The server is ready first; two curl lines with a token of their own follow. Then the data pipeline starts
-    on a local Spark, with its lake in the data directory; its log is pipeline.log there.
+    The server is ready first; the address of its console follows, and two curl lines with a token of their own.
+    Then the data pipeline starts on a local Spark, with its lake in the data directory; its log is pipeline.log there.
 
     \b
     ./penstock up
@@ -103,11 +104,11 @@ def up(
     arguments += [f"--listen={listen}"] * bool(listen) + [f"--config={config}"] * bool(config)
     server = _start(arguments)
     if url := _wait_for_ready(server):
-        _show_how_to_try(url, data)
-        if not no_pipeline:
-            from penstock.api.auth import open_admin_token
+        from penstock.api.auth import open_admin_token
 
-            token = open_admin_token(data, settings.auth.admin_token, settings.auth.admin_token_file)
+        token = open_admin_token(data, settings.auth.admin_token, settings.auth.admin_token_file)
+        _show_how_to_try(url, data, token)
+        if not no_pipeline:
             with Supervisor(url, token, lake, data / "pipeline.log"):
                 return server.wait()
     return server.wait()
@@ -137,9 +138,15 @@ def _wait_for_ready(server: subprocess.Popen[str]) -> str:
     return ""
 
 
-def _show_how_to_try(url: str, data: Path) -> None:
+def _show_how_to_try(url: str, data: Path, token: str) -> None:
+    from penstock.api.console import console_address
+
     listen, publish = demo_lines(data, url, url)
-    print(f"\nListen, in another terminal:\n  {listen}\nPublish, in a third:\n  {publish}\n", flush=True)
+    print(
+        f"\nSee it work, in a browser:\n  {console_address(url, token)}\n"
+        f"\nListen, in another terminal:\n  {listen}\n\nPublish, in a third:\n  {publish}\n",
+        flush=True,
+    )
 
 
 def demo_lines(data: Path, listen_url: str, publish_url: str) -> tuple[str, str]:
@@ -149,6 +156,6 @@ def demo_lines(data: Path, listen_url: str, publish_url: str) -> tuple[str, str]
     token = open_keys(data).issue("demo", publish=(DEMO,), subscribe=(DEMO,), ttl=DEMO_SECONDS)
     bearer = f"-H 'Authorization: Bearer {token}'"
     return (
-        f"curl -N '{listen_url}/v1/tail?streams={DEMO}' {bearer}",
-        f"curl -X POST '{publish_url}/v1/publish?stream={DEMO}' {bearer} -d 'hello'",
+        f"curl -N '{listen_url}/v1/tail?streams={DEMO}' \\\n    {bearer}",
+        f"curl -X POST '{publish_url}/v1/publish?stream={DEMO}' -d 'hello' \\\n    {bearer}",
     )

@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+from penstock.api.auth import open_admin_token
+from penstock.api.console import console_address
 from penstock.errors import ConfigInvalid
 from penstock.http.event_loop import run_loop
 from penstock.http.tls import map_large_buffers
@@ -50,5 +52,8 @@ async def _run(settings: Settings, data: Path) -> None:
     async with Node(settings, data) as node:
         loop.add_signal_handler(signal.SIGHUP, node.reload)
         print(f"penstock ready on {node.url} durability={node.durability}", flush=True)  # noqa: T201
+        if sys.stdout.isatty():  # somebody reads it; into a log no token goes
+            token = open_admin_token(data, settings.auth.admin_token, settings.auth.admin_token_file)
+            print(f"console at {console_address(node.url, token)}", flush=True)  # noqa: T201
         await stop.wait()
         log.info("server.stopping")
