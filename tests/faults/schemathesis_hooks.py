@@ -10,7 +10,7 @@ import requests
 import schemathesis
 from requests.adapters import HTTPAdapter
 
-LIVE = "application/x-ndjson"
+LIVE = ("application/x-ndjson", "text/event-stream")
 UNKNOWN = "x-schemathesis-unknown-property"
 BACKUPS = os.environ["BACKUPS"]  # a directory: no backup is made anywhere else
 _send, _numbers = HTTPAdapter.send, count()
@@ -19,7 +19,7 @@ _send, _numbers = HTTPAdapter.send, count()
 def send_and_leave(self: HTTPAdapter, request: Any, *arguments: Any, **options: Any) -> requests.Response:
     """Take the head of an answer that never ends, and go."""
     response = _send(self, request, *arguments, **{**options, "stream": True})
-    if response.headers.get("Content-Type") == LIVE:
+    if response.headers.get("Content-Type") in LIVE:
         response.close()
         response._content = b""
     return response

@@ -66,6 +66,7 @@ function begin() {
 
 function tellState() {
   const said = { connecting: ["wait", "connecting"], live: ["ok", "live"], offline: ["bad", `no answer since ${seconds.length ? timeOfDay(seconds.at(-1).ms) : "the start"}`] };
+  document.body.classList.toggle("stale", Boolean(session) && link.state === "offline");
   status.replaceChildren(session ? state(...said[link.state]) : "");
 }
 

@@ -13,6 +13,12 @@ const cursor = uPlot.sync("seconds");
 /** A colour of the stylesheet, as it is now. */
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+/** Where a series has a value and none beside it: no line would show it. */
+function alone(plot, line) {
+  const values = plot.data[line];
+  return values.flatMap((value, at) => (value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []));
+}
+
 /**
  * A chart that follows the seconds until *signal* says stop.
  * Series: {label, value(second) → number or null}. *format* makes a value readable, with its unit.
@@ -46,7 +52,7 @@ export function chart({ title, about, series, format, signal }) {
       { ...axis, size: 24, values: (self, splits) => splits.map((at) => timeOfDay(at * 1000).slice(0, span() < 600 ? 8 : 5)), space: 72 },
       { ...axis, size: 64, values: (self, splits) => splits.map((at) => format(at)), space: 36 },
     ],
-    series: [{}, ...series.map((one, at) => ({ label: one.label, stroke: colour(`--s${at}`), width: 1.5, dash: DASHES[at], points: { show: false } }))],
+    series: [{}, ...series.map((one, at) => ({ label: one.label, stroke: colour(`--s${at}`), width: 1.5, dash: DASHES[at], points: { show: false, size: 4, filter: alone } }))],
     hooks: { setCursor: [tell] },
   }, data, place);
 
