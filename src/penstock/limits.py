@@ -59,6 +59,13 @@ SHOWN_BYTES: Final = 512 * 1024
 """Body bytes that one answer to a read shows (one entry always fits): making one holds the loop, a millisecond or two.
 More: the answer says so, and the caller reads the next page."""
 
+SEARCHED_STREAMS: Final = 20_000
+"""Streams whose names one search looks through: some 60 ms. More: the answer says after which name to go on."""
+
+STATS_SECONDS: Final = 15 * 60
+"""Seconds that `/v1/stats` keeps: some 200 KB, and as far back as one looks when something just happened. Older ones
+are forgotten; a monitoring system keeps what it scraped from `/metrics`."""
+
 KEY_SECONDS: Final = 24 * 3600
 """How long an idempotency key is remembered. After it: the same key stores a new entry."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.api.auth import open_keys
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import Tail, ask, publish
+from tests.api.lake_rig import record
 
 
 def seconds(server: RunningServer, since: int = 0) -> list[dict[str, Any]]:
@@ -65,6 +66,29 @@ def test_the_server_stops_with_listeners(server: RunningServer) -> None:
         assert server.stop() == 0
         while answer.readline():
             pass
+
+
+def test_the_slowest_reader_is_named_with_its_lag(server: RunningServer) -> None:
+    with Tail(server, "/slow", consumer="slow reader") as slow, Tail(server, "/slow") as quick:
+        for _ in range(500):
+            publish(server, "/slow", b"x" * 20_000)  # more than sockets hold
+            quick.line()
+        wait_until(lambda: seconds(server)[-1].get("slowest") == "v1 slow reader", within=10)
+        assert seconds(server)[-1]["lag"] > 0
+        slow.lines(500)
+        wait_until(lambda: "lag" not in seconds(server)[-1], within=10)
+
+
+def test_how_far_the_lake_is_comes_from_the_pipelines_records(server: RunningServer) -> None:
+    for _ in range(3):
+        publish(server, "/a")
+    wait_until(lambda: seconds(server), within=10)
+    assert "archived" not in seconds(server)[-1]
+    for table in ("events", "ledger"):
+        record(server, f"lake/{table}", {"fence": 1, "done": 5, "done_ms": 1000, "intent": None})
+    wait_until(lambda: seconds(server)[-1].get("archived") == 5, within=15)
+    assert seconds(server)[-1]["upto"] > 5
+    assert seconds(server)[-1]["pipeline_ms"] > 1000
 
 
 def test_only_the_admin_sees_them(shared_server: RunningServer) -> None:

@@ -86,8 +86,8 @@ def test_a_test_event_is_published_by_keyboard_alone(server: RunningServer) -> N
         page.get_by_label("Search").focus()
         page.keyboard.type("keys")
         expect(page.get_by_role("row")).to_have_count(2)
-        for _ in range(2):
-            page.keyboard.press("Tab")  # the sorting, then the list
+        for _ in range(3):
+            page.keyboard.press("Tab")  # two columns to sort by, then the list
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text("/keys")
         wait_until(lambda: ask(server, "GET", "/v1/consumers").json["consumers"], within=10)
@@ -139,3 +139,31 @@ def test_ten_thousand_streams_are_searched(server: RunningServer) -> None:
         expect(page.get_by_role("row")).to_have_count(2)
         page.get_by_label("Search").fill("no such name")
         expect(page.get_by_text("No stream has that in its name")).to_be_visible()
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("tbody a").all_inner_texts()
+
+
+def test_the_list_is_sorted_by_its_heads_and_holds_still_under_the_pointer(server: RunningServer) -> None:
+    for _ in range(5):
+        publish(server, "/b")
+    publish(server, "/a")
+    with console(server, "#/streams") as page:
+        wait_until(lambda: names(page)[:2] == ["/b", "/a"], within=10)
+        page.get_by_role("button", name="Stream", exact=True).click()
+        wait_until(lambda: names(page) == ["/", "/a", "/b"], within=10)
+        page.get_by_role("button", name="Events/s").click()
+        wait_until(lambda: names(page)[:2] == ["/b", "/a"], within=10)
+        # When another becomes the busiest while somebody reads, nothing moves until the pointer leaves
+        page.locator("tbody tr").nth(1).hover()
+        shown = page.get_by_role("status").filter(has_text="streams, at").inner_text()
+        for _ in range(40):
+            publish(server, "/a")
+        wait_until(lambda: ask(server, "GET", "/v1/streams", sort="traffic").json["streams"][0]["stream"] == "/a")
+        for _ in range(2):  # it has asked again since then
+            expect(page.get_by_role("status").filter(has_text="streams, at")).not_to_have_text(shown)
+            shown = page.get_by_role("status").filter(has_text="streams, at").inner_text()
+        assert names(page)[:2] == ["/b", "/a"]
+        page.mouse.move(5, 5)
+        wait_until(lambda: names(page)[:2] == ["/a", "/b"], within=10)

@@ -62,3 +62,23 @@ async def test_entries_are_counted_and_few_are_noted() -> None:
 
         assert throughput.appended >= 100
         assert throughput.seconds.cumulative()[-1] == ("+Inf", 1)  # the one that was noted at the beginning
+
+
+async def test_deliveries_are_counted_by_door_and_a_few_stand_for_many() -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        throughput = Throughput(clock)
+        ledger = Ledger(engine.log, clock, node="n1", throughput=throughput)
+        crowd = [recipient("sps" if number % 4 else "v1", str(number)) for number in range(1000)]
+        for who in crowd:
+            ledger.sent(who, "/a", 7, 7)
+        ledger.sent(people[0], "/b", 8, 9)
+        ledger.record(people[0], "retried", "/b", 8, 9)
+        ledger.record_item(recipient("webpush", "agent"), "sent", "message", "2026_11", 1)
+        ledger.record_item(recipient("webpush", "agent"), "expired", "message", "2026_11", 1)
+        await ledger.flush()
+
+        assert round(sum(throughput.by_door.values())) == 1002
+        assert throughput.by_door["webpush"] == 1
+        assert 600 < throughput.by_door["sps"] < 900
+        assert throughput.states == {"sent": 1002, "retried": 1, "expired": 1}

@@ -110,7 +110,7 @@ addEventListener("token-refused", () => {
   session?.abort();
   session = null;
   tellState();
-  askForToken("The server no longer takes the token of this tab.");
+  askForToken("The server does not take the token of this tab for the admin's.");
 });
 addEventListener("hashchange", () => {
   takeToken();

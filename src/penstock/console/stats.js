@@ -46,6 +46,7 @@ export async function run(signal) {
       }
     } catch (error) {
       if (error.name !== "AbortError") failures += 1;
+      if (error.status === 403) dispatchEvent(new CustomEvent("token-refused")); // known, and not the admin's
     } finally {
       document.removeEventListener("visibilitychange", hide);
     }

@@ -22,18 +22,17 @@ async function mountList(root, query, signal) {
   const place = h("div", { class: "card" });
   const more = h("button", { type: "button", hidden: true, onclick: () => look({ further: true }) }, "More");
   const search = h("input", { id: "search", type: "search", value: query.get("search") ?? "", placeholder: "a part of the name", oninput: () => look({ now: true }) });
-  const sorting = h("select", { id: "sort", onchange: () => { sort = sorting.value; look({ now: true }); } },
-    h("option", { value: "traffic" }, "traffic, busiest first"), h("option", { value: "name" }, "name"));
-  const list = table({
-    label: "Streams", open: (one) => { location.hash = link(one.stream); },
+  const makeList = () => table({
+    label: "Streams", sorted: sort, onsort: (by) => { sort = by; list = makeList(); look({ now: true }); }, open: (one) => { location.hash = link(one.stream); },
     columns: [
-      { title: "Stream", class: "grow", cell: (one) => h("a", { href: link(one.stream), tabindex: -1 }, h("span", { title: one.stream }, cut(one.stream, innerWidth < 800 ? 28 : 72))) },
-      { title: "Events/s", class: "num", cell: (one) => (one.rate ? rate(one.rate) : h("span", { class: "quiet" }, "–")) },
+      { title: "Stream", sort: "name", class: "grow", cell: (one) => h("a", { href: link(one.stream), tabindex: -1 }, h("span", { title: one.stream }, cut(one.stream, innerWidth < 800 ? 28 : 72))) },
+      { title: "Events/s", sort: "traffic", class: "num", cell: (one) => (one.rate ? rate(one.rate) : h("span", { class: "quiet" }, "–")) },
       { title: "Events", class: "num", cell: (one) => count(one.next_index) },
       { title: "Last", cell: (one) => moment(one.last_time) },
       { title: "Subscriptions", class: "num", cell: (one) => count(one.subscribers.length) },
     ],
   });
+  let list = makeList();
   let streams = [];
   let after = null;
   const look = async ({ now = false, further = false } = {}) => {
@@ -55,7 +54,7 @@ async function mountList(root, query, signal) {
     }
   };
   root.append(h("div", { class: "head" }, h("h1", {}, "Streams"), found),
-    h("div", { class: "fields" }, field("Search", search), field("Sort by", sorting)), place, h("div", {}, more));
+    field("Search", search), place, h("div", {}, more));
   const failed = (error) => { if (!streams.length) place.replaceChildren(problem(error)); };
   await repeat(2000, signal, () => (streams.length <= SHOWN ? look() : null), failed);
 }

@@ -33,12 +33,10 @@ from penstock.core.traffic import StreamTraffic
 from penstock.errors import InputInvalid, Trimmed
 from penstock.http.requests import Request
 from penstock.http.responses import Response
-from penstock.limits import NAME_BYTES, PAGE_ENTRIES, SHOWN_BYTES
+from penstock.limits import NAME_BYTES, PAGE_ENTRIES, SEARCHED_STREAMS, SHOWN_BYTES
 from penstock.values import Head, Page
 from penstock.wire.eventhorizon import CursorInvalid, parse_cursor, timestamp
 
-SEARCHED_PAGES: Final = 20
-"""Pages of 1,000 streams that one search looks through, some 100 ms; its answer says where to go on."""
 _TIME: Final = {"type": "string", "format": "date-time"}
 _encode = msgspec.json.Encoder().encode
 
@@ -182,7 +180,7 @@ class ReadApi:
     ) -> tuple[list[Head], str | None]:
         """Up to *limit* heads by name, and after which name to go on; it looks at a bounded number of streams."""
         found: list[Head] = []
-        for _ in range(SEARCHED_PAGES):
+        for _ in range(SEARCHED_STREAMS // page_size):
             page = await self._log.heads(pattern, after=after, limit=page_size)
             for head in page:
                 after = head.stream

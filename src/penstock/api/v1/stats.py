@@ -19,9 +19,9 @@ from penstock.http.outlet import Outlet
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
 from penstock.http.routing import Route
+from penstock.limits import STATS_SECONDS
 from penstock.wire.http_chunks import chunk
 
-KEPT_SECONDS: Final = 15 * 60
 _HEADERS: Final = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 
 
@@ -87,7 +87,7 @@ class StatsApi:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._seconds: deque[tuple[int, bytes]] = deque(maxlen=KEPT_SECONDS)
+        self._seconds: deque[tuple[int, bytes]] = deque(maxlen=STATS_SECONDS)
         self._listeners: dict[StatsListener, None] = {}
         self._encode = msgspec.json.Encoder().encode
 
