@@ -170,6 +170,7 @@ async def test_what_a_handler_raises_becomes_the_answer(caplog: pytest.LogCaptur
     async with site([Route("GET", f"/{name}", handler) for name, handler in handlers.items()]) as place:
         peer = await place.connect()
         answers = {name: await peer.get(f"/{name}") for name in handlers}
+        assert place.listener.counters.failed == 2  # "broken" and "nothing": a caller's mistake is no failure
 
     statuses = {name: answer.status for name, answer in answers.items()}
     assert statuses == {"missing": 404, "broken": 500, "failing": 404, "splitting": 500, "nothing": 500}

@@ -33,7 +33,7 @@ class Counters:
         self.closed = 0
         self.refused = 0  # over a cap, closed at accept
         self.cut = 0  # took no byte for too long
-        self.failed = 0  # requests that were answered with 500 or more
+        self.failed = 0  # requests at which a handler failed: 500 or more
         self.timed_out = 0  # head, body or answer did not come in time
         self.requests = 0
         self.bytes_in = 0
