@@ -11,7 +11,7 @@ from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import Tail, ask, publish
 from tests.browser.console_page import Scheme, console, every_look, keep, look
 
-DOORS = ("v1", "sps", "msgstream", "webpush", "trickle")
+DOORS = ("v1", "sps", "msgstream", "webpush", "trickle", "eventhorizon")
 
 
 def seconds(server: RunningServer) -> list[dict[str, object]]:

@@ -42,7 +42,7 @@ export function chart({ title, about, series, format, signal }) {
   const span = () => Math.min(MOST, Math.max(LEAST, end() - (data[0][0] ?? 0)));
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   const make = () => new uPlot({
-    width: place.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 8, 0, 0],
+    width: place.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 24, 0, 0],
     cursor: { sync: { key: cursor.key }, drag: { x: false, y: false }, points: { size: 6 } },
     scales: {
       x: { range: () => [end() - span(), end()] },

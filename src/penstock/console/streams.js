@@ -28,8 +28,8 @@ async function mountList(root, query, signal) {
       { title: "Stream", sort: "name", class: "grow", cell: (one) => h("a", { href: link(one.stream), tabindex: -1 }, h("span", { title: one.stream }, cut(one.stream, innerWidth < 800 ? 28 : 72))) },
       { title: "Events/s", sort: "traffic", class: "num", cell: (one) => (one.rate ? rate(one.rate) : h("span", { class: "quiet" }, "–")) },
       { title: "Events", class: "num", cell: (one) => count(one.next_index) },
-      { title: "Last", cell: (one) => moment(one.last_time) },
-      { title: "Subscriptions", class: "num", cell: (one) => count(one.subscribers.length) },
+      { title: "Last", class: "roomy", cell: (one) => moment(one.last_time) },
+      { title: "Subscriptions", class: "num roomy", cell: (one) => count(one.subscribers.length) },
     ],
   });
   let list = makeList();
@@ -43,7 +43,7 @@ async function mountList(root, query, signal) {
     streams = further ? [...streams, ...page.streams] : page.streams;
     after = page.after;
     more.hidden = after === null;
-    found.textContent = `${count(streams.length)}${after === null && streams.length < SHOWN ? "" : " or more"} streams, at ${new Date().toLocaleTimeString("en-GB")}`;
+    found.textContent = `${after === null && streams.length < SHOWN ? many(streams.length, "stream") : `${count(streams.length)} or more streams`}, at ${new Date().toLocaleTimeString("en-GB")}`;
     if (streams.length) {
       list.show(streams, { now: now || further });
       if (list.element.parentNode !== place) place.replaceChildren(list.element);

@@ -87,14 +87,16 @@ const DRIVERS = {
     });
     await Promise.all([listen(), send()]).finally(() => ask("DELETE", channel).catch(() => {}));
   },
-  async eventhorizon({ signal, sent, came }) {
+  async eventhorizon({ signal, sent, came }) { // as a pusher that runs elsewhere: it reads, and reports what became of it
     const stream = "/sample/ledger";
     const { cursor } = await api("POST", "/v1/publish", { query: { stream }, body: "first", signal });
     let at = cursor;
     await every(1000, signal, async () => {
       const { Offset } = await api("POST", "/writer/append", { body: { Stream: stream, Lines: ["debit", "credit"] }, signal });
       sent(2);
-      came((await api("POST", "/reader/read", { body: { Cursor: at }, signal })).Lines.length);
+      const { Ids } = await api("POST", "/reader/read", { body: { Cursor: at }, signal });
+      await api("POST", "/reader/report", { body: { SubscriptionId: "/_sub/sample", Stream: stream, Ids: [Ids[0], Ids.at(-1)], States: [["sent", ""], ["acked", ""]] }, signal });
+      came(Ids.length);
       at = Offset;
     });
   },

@@ -94,6 +94,10 @@ class Hub:
         """The id up to which each feed that is live has been offered what it wants."""
         return self.position if self._round is None else self._round.alone[0].id - 1
 
+    def index_of(self, id: int) -> int | None:
+        """The index of a recent entry in its stream; None if it is not in memory any more."""
+        return self._recent.index_of(id)
+
     def readers(self, stream: str) -> list[Feed]:
         """The feeds that want what comes into *stream*, each once."""
         return list(dict.fromkeys(self._interest.find(stream)))

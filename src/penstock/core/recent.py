@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -95,6 +95,12 @@ class RecentEntries:
             interest.add(pattern, None)
         entries = islice(self._entries, begin, None)
         return _first_of((e for e in entries if any(True for _ in interest.find(e.stream))), limit)
+
+    def index_of(self, id: int) -> int | None:
+        """The index of the entry with this id; None if it is not here, or has none."""
+        place = bisect_left(self._entries, id, key=_id)
+        entry = self._entries[place] if place < len(self._entries) else None
+        return entry.index if entry is not None and entry.id == id else None
 
     def _of_stream_after(self, name: str, after: int) -> list[Entry]:
         of_stream = self._by_stream.get(name)

@@ -3,13 +3,14 @@
 Neither a publish nor a delivery is timed for this. The log's follower counts, and notes one entry after each flush of
 the ledger. The ledger's rows say when something was handed to the kernel: when they are sealed, some five times a
 second, those that cover a noted entry are compared with the time at which it was appended. A row stands for all who
-got the same in one go, and has the time of the first of them. Deliveries by door are counted there, too.
+got the same in one go, and has the time of the first of them. Deliveries by door are counted there, too. How many
+entries a row covers follows from the indexes of its first and last, if they are still in memory; else it counts as one.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from penstock.core.clock import Clock
@@ -50,6 +51,7 @@ class Throughput:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.index_of: Callable[[int], int | None] = lambda _: None  # of an entry that is in memory
         self._wanted = True  # the next entry is to be noted
         self._watched: dict[str, list[Entry]] = {}  # noted entries by stream
         self.appended = 0
@@ -74,8 +76,9 @@ class Throughput:
         for row in rows:
             self.states[row.state] += len(row.who)
             if row.state == "sent":
-                self.delivered += len(row.who)
-                self._count_doors(row.who)
+                entries = self._entries_of(row)
+                self.delivered += entries * len(row.who)
+                self._count_doors(row.who, entries)
                 if row.stream in self._watched:
                     self._time(row)
         self._forget(self._clock.now_ms() - WATCHED_MS)
@@ -86,9 +89,15 @@ class Throughput:
         if state == "sent":
             self.by_door[door] += 1
 
-    def _count_doors(self, who: Sequence[DoorRecipient]) -> None:
+    def _entries_of(self, row: SealedRow) -> int:
+        if row.first == row.last:
+            return 1
+        first, last = self.index_of(row.first), self.index_of(row.last)
+        return 1 if first is None or last is None else last - first + 1
+
+    def _count_doors(self, who: Sequence[DoorRecipient], entries: int) -> None:
         looked_at = who if len(who) <= SAMPLED else who[:: len(who) // SAMPLED]
-        weight = len(who) / len(looked_at)
+        weight = entries * len(who) / len(looked_at)
         for one in looked_at:
             self.by_door[one.door] += weight
 

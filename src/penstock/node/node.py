@@ -91,6 +91,7 @@ class Node:
         engine.log.follow(self._rates.follow)
         engine.log.follow(self._traffic.follow)
         self._hub = await enter(Hub(source, settings.hub))
+        self._rates.index_of = self._hub.index_of
         self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
         await open_epoch(engine.registry, secrets.token_hex(8))
