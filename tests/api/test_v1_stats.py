@@ -116,6 +116,7 @@ def test_streams_are_found_by_a_part_of_their_name_and_sorted_by_traffic(server:
     assert set(listed(server, sort="traffic")) == set(listed(server))
     assert listed(server, pattern="/shop/*", sort="traffic")[0] == "/shop/Busy"
     assert ask(server, "GET", "/v1/streams", sort="size").status == 400
+    assert ask(server, "GET", "/v1/streams", search="x" * 513).status == 400
     rates = {one["stream"]: one["rate"] for one in ask(server, "GET", "/v1/streams").json["streams"]}
     assert rates["/shop/Busy"] > rates["/other"] > 0 == rates["/"]
 

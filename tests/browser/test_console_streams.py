@@ -9,7 +9,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import ask, publish
-from tests.browser.console_page import Scheme, console, every_look, look
+from tests.browser.console_page import NARROW, WIDE, Scheme, check_fits, console, every_look, look
 
 ODD = "/odd/<b\"&'\\ü%41"
 SCRIPT = (
@@ -141,6 +141,22 @@ def test_ten_thousand_streams_are_searched(server: RunningServer) -> None:
         expect(page.get_by_text("No stream has that in its name")).to_be_visible()
 
 
+def test_names_of_any_length_fit_and_are_whole_on_hover(shared_server: RunningServer) -> None:
+    long = "/" + "/".join(letter * 100 for letter in "abcd")
+    publish(shared_server, long, b"y" * 5000, Event_Type="t" * 200)
+    for width in (WIDE, NARROW):
+        with console(shared_server, "#/streams", width=width) as page:
+            page.get_by_label("Search").fill("bbbb/cccc")
+            expect(page.get_by_title(long)).to_be_visible()
+            check_fits(page)
+            page.get_by_title(long).click()
+            expect(page.get_by_role("heading", level=1).get_by_title(long)).to_contain_text("…")
+            page.get_by_role("button", name="History").click()
+            rows(page).first.click()
+            expect(page.locator(".entry")).to_be_visible()
+            check_fits(page)
+
+
 def names(page: Page) -> list[str]:
     return page.locator("tbody a").all_inner_texts()
 
@@ -157,13 +173,13 @@ def test_the_list_is_sorted_by_its_heads_and_holds_still_under_the_pointer(serve
         wait_until(lambda: names(page)[:2] == ["/b", "/a"], within=10)
         # When another becomes the busiest while somebody reads, nothing moves until the pointer leaves
         page.locator("tbody tr").nth(1).hover()
-        shown = page.get_by_role("status").filter(has_text="streams, at").inner_text()
+        shown = page.locator(".found").inner_text()
         for _ in range(40):
             publish(server, "/a")
         wait_until(lambda: ask(server, "GET", "/v1/streams", sort="traffic").json["streams"][0]["stream"] == "/a")
         for _ in range(2):  # it has asked again since then
-            expect(page.get_by_role("status").filter(has_text="streams, at")).not_to_have_text(shown)
-            shown = page.get_by_role("status").filter(has_text="streams, at").inner_text()
+            expect(page.locator(".found")).not_to_have_text(shown)
+            shown = page.locator(".found").inner_text()
         assert names(page)[:2] == ["/b", "/a"]
         page.mouse.move(5, 5)
         wait_until(lambda: names(page)[:2] == ["/a", "/b"], within=10)

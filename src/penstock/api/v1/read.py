@@ -160,7 +160,7 @@ class ReadApi:
         caller = self._context.caller(request)
         only(request, "pattern", "search", "sort", "after", "limit")
         pattern = check_pattern(request.params.get("pattern", ">"))
-        allow, search = caller.check_subscribe(pattern), request.params.get("search", "").casefold()
+        allow, search = caller.check_subscribe(pattern), _search(request)
         limit = integer(request, "limit", 100, least=1, most=PAGE_ENTRIES)
         sort, after = request.params.get("sort", "name"), request.params.get("after", "")
         if sort not in ("name", "traffic"):
@@ -222,6 +222,13 @@ class ReadApi:
         only(request)
         shown = [_consumer(feed) for feed in self._context.hub.feeds]
         return Response(200, _encode({"consumers": shown, "upto": self._context.hub.position}))
+
+
+def _search(request: Request) -> str:
+    text = request.params.get("search", "")
+    if len(text) > NAME_BYTES:
+        raise InputInvalid("parameter search", f"is longer than a name can be: {NAME_BYTES} characters")
+    return text.casefold()
 
 
 def _since_ms(request: Request) -> int:
