@@ -65,7 +65,9 @@ function begin() {
 }
 
 function tellState() {
-  const said = { connecting: ["wait", "connecting"], live: ["ok", "live"], offline: ["bad", `no answer since ${seconds.length ? timeOfDay(seconds.at(-1).ms) : "the start"}`] };
+  const since = seconds.length ? timeOfDay(seconds.at(-1).ms) : "the start";
+  const offline = ["bad", `no answer since ${since}`];
+  const said = { connecting: ["wait", "connecting"], live: ["ok", "live"], offline };
   document.body.classList.toggle("stale", Boolean(session) && link.state === "offline");
   status.replaceChildren(session ? state(...said[link.state]) : "");
 }
@@ -73,10 +75,13 @@ function tellState() {
 function askForToken(why = "") {
   document.title = "Token · Penstock";
   nav.replaceChildren();
-  const field = h("input", { id: "token", type: "password", autocomplete: "off", required: true, "aria-describedby": "where" });
+  const field = h("input", {
+    id: "token", type: "password", autocomplete: "off", required: true, "aria-describedby": "where",
+  });
   const enter = async (event) => {
     event.preventDefault();
-    const answer = await fetch("/v1/consumers", { headers: { Authorization: `Bearer ${field.value.trim()}` } }).catch(() => null);
+    const headers = { Authorization: `Bearer ${field.value.trim()}` };
+    const answer = await fetch("/v1/consumers", { headers }).catch(() => null);
     if (answer?.ok) {
       token.set(field.value.trim());
       await show();
@@ -88,8 +93,8 @@ function askForToken(why = "") {
     h("h1", {}, "Penstock console"),
     h("label", { for: "token" }, "Admin token"),
     field,
-    h("p", { id: "where", class: "quiet" }, "It is the file admin.token in the server's data directory; ./penstock up prints an address that has it. ",
-      "It is kept for this tab only."),
+    h("p", { id: "where", class: "quiet" }, "It is the file admin.token in the server's data directory; ",
+      "./penstock up prints an address that has it. It is kept for this tab only."),
     why ? h("p", { class: "state bad", role: "alert" }, why) : null,
     h("button", { class: "primary" }, "Open the console")));
   field.focus();

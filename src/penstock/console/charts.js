@@ -16,7 +16,8 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 /** Where a series has a value and none beside it: no line would show it. */
 function alone(plot, line) {
   const values = plot.data[line];
-  return values.flatMap((value, at) => (value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []));
+  const isNone = (at) => (values[at] ?? null) === null;
+  return values.flatMap((value, at) => (!isNone(at) && isNone(at - 1) && isNone(at + 1) ? [at] : []));
 }
 
 /**
@@ -40,7 +41,15 @@ export function chart({ title, about, series, format, signal }) {
   };
   const end = () => data[0].at(-1) ?? Date.now() / 1000;
   const span = () => Math.min(MOST, Math.max(LEAST, end() - (data[0][0] ?? 0)));
-  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  const axis = {
+    stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false },
+    font: "11px system-ui",
+  };
+  const timeShown = (at) => timeOfDay(at * 1000).slice(0, span() < 600 ? 8 : 5);
+  const line = (one, at) => ({
+    label: one.label, stroke: colour(`--s${at}`), width: 1.5, dash: DASHES[at],
+    points: { show: false, size: 4, filter: alone },
+  });
   const make = () => new uPlot({
     width: place.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 24, 0, 0],
     cursor: { sync: { key: cursor.key }, drag: { x: false, y: false }, points: { size: 6 } },
@@ -49,10 +58,10 @@ export function chart({ title, about, series, format, signal }) {
       y: { range: (self, low, high) => [0, Math.max(high ?? 0, 1) * 1.1] },
     },
     axes: [
-      { ...axis, size: 24, values: (self, splits) => splits.map((at) => timeOfDay(at * 1000).slice(0, span() < 600 ? 8 : 5)), space: 72 },
+      { ...axis, size: 24, values: (self, splits) => splits.map(timeShown), space: 72 },
       { ...axis, size: 64, values: (self, splits) => splits.map((at) => format(at)), space: 36 },
     ],
-    series: [{}, ...series.map((one, at) => ({ label: one.label, stroke: colour(`--s${at}`), width: 1.5, dash: DASHES[at], points: { show: false, size: 4, filter: alone } }))],
+    series: [{}, ...series.map(line)],
     hooks: { setCursor: [tell] },
   }, data, place);
 
@@ -65,7 +74,10 @@ export function chart({ title, about, series, format, signal }) {
     tell();
   };
   const again = () => { plot?.destroy(); plot = null; update(); };
-  const size = new ResizeObserver(() => { if (plot && plot.width !== place.clientWidth) plot.setSize({ width: place.clientWidth, height: HEIGHT }); else if (!plot) update(); });
+  const size = new ResizeObserver(() => {
+    if (!plot) update();
+    else if (plot.width !== place.clientWidth) plot.setSize({ width: place.clientWidth, height: HEIGHT });
+  });
   size.observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, { signal });
   signal.addEventListener("abort", () => { size.disconnect(); plot?.destroy(); });

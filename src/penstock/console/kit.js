@@ -5,7 +5,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element. Properties: `class`, attributes, `on…` listeners; null and false leave one out. Children: nodes or text. */
+/** An element. Properties: attributes, `on…` listeners; null and false leave one out. Children: nodes, text, lists. */
 export const h = (tag, properties, ...children) => build(document.createElement(tag), properties, children);
 
 /** The same for drawings. */
@@ -73,7 +73,8 @@ export async function ask(method, path, { query, body, headers, signal, bearer }
   if (answer.ok) return answer;
   const { error = {} } = await answer.json().catch(() => ({}));
   if (answer.status === 401 && bearer === undefined) dispatchEvent(new CustomEvent("token-refused"));
-  throw new Problem(answer.status, error.code ?? `${answer.status}`, error.message ?? answer.statusText, error.remedy ?? "");
+  const { code = `${answer.status}`, message = answer.statusText, remedy = "" } = error;
+  throw new Problem(answer.status, code, message, remedy);
 }
 
 /** Ask the server for JSON. */
@@ -229,7 +230,8 @@ export function copyButton(text, label = "Copy") {
 export const state = (kind, text) => h("span", { class: `state ${kind}` }, text);
 
 /** A block instead of content: nothing here yet, loading, failed. Kinds: empty, loading, bad. */
-export const notice = (kind, title, ...content) => h("div", { class: `notice ${kind}`, role: kind === "bad" ? "alert" : null },
+export const notice = (kind, title, ...content) => h("div",
+  { class: `notice ${kind}`, role: kind === "bad" ? "alert" : null },
   h("h2", {}, title), ...content.map((one) => (typeof one === "string" ? h("p", {}, one) : one)));
 
 /** What went wrong, with what to do about it. */
@@ -245,7 +247,8 @@ export async function fill(place, work, signal) {
     const content = await work();
     if (!signal?.aborted) place.replaceChildren(...[content].flat());
   } catch (error) {
-    if (error.name !== "AbortError" && !signal?.aborted) place.replaceChildren(problem(error, () => fill(place, work, signal)));
+    if (error.name === "AbortError" || signal?.aborted) return;
+    place.replaceChildren(problem(error, () => fill(place, work, signal)));
   } finally {
     clearTimeout(waiting);
   }

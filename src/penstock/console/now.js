@@ -10,7 +10,7 @@ export async function mount(root, { signal }) {
   const [open, { streams }] = await Promise.all([
     Promise.all(DOORS.map(isOpen)), api("GET", "/v1/streams", { query: { sort: "traffic", limit: 5 }, signal }),
   ]);
-  const sample = sampleTraffic(DOORS.filter((door, at) => open[at]));
+  const sample = sampleTraffic(DOORS.filter((door, at) => open[at]), signal);
   const drawing = h("div", { class: "card house" });
   const caption = h("p", { class: "quiet" });
   root.append(
@@ -29,21 +29,27 @@ export async function mount(root, { signal }) {
   };
   const update = () => {
     house.update();
-    caption.textContent = seconds.length ? `Rates are means of the last five seconds, at ${timeOfDay(seconds.at(-1).ms)}, of this node.` : "Waiting for the first second …";
+    caption.textContent = seconds.length
+      ? `Rates are means of the last five seconds, at ${timeOfDay(seconds.at(-1).ms)}, of this node.`
+      : "Waiting for the first second …";
   };
   narrow.addEventListener("change", draw, { signal });
   draw();
   follow(() => { if (!document.hidden) update(); }, signal);
   const title = root.querySelector(".notice h2");
-  if (title) follow(() => { if (sum(seconds.map((one) => one.published))) title.textContent = "The first events have come"; }, signal);
+  const hasCome = () => sum(seconds.map((one) => one.published)) > 0;
+  if (title) follow(() => { if (hasCome()) title.textContent = "The first events have come"; }, signal);
 }
 
 const ids = (value) => (value === null ? "–" : `${short(value)} ids`);
+const percent = (value) => (value === null ? "–" : `${short(value)} %`);
+const notArchived = (second) => (second.archived === undefined ? null : Math.max(0, second.upto - second.archived));
 
 const firstStart = () => notice("empty", "Nothing has been published yet",
   "Three ways to see it work:",
   h("ol", {},
-    h("li", {}, h("strong", {}, "Send sample traffic"), ", above: this page publishes and listens through every open door for a minute."),
+    h("li", {}, h("strong", {}, "Send sample traffic"),
+      ", above: this page publishes and listens through every open door for a minute."),
     h("li", {}, h("a", { href: "#/try" }, "Try it"), ": one door at a time, with the real requests to copy."),
     h("li", {}, "The two curl lines that ", h("code", {}, "./penstock up"), " printed.")));
 
@@ -54,9 +60,11 @@ const PLANS = {
   wide: {
     size: [1200, 320],
     publishers: [0, 120, 176, 72], log: [352, 96, 208, 120], pipeline: [352, 256, 208, 56],
-    publish: { path: "M176 156H344", label: [260, 148] }, archive: { path: "M456 216V248", label: [464, 238], start: true },
+    publish: { path: "M176 156H344", label: [260, 148] }, archive: { path: "M456 216V248" },
     door: (at) => [760, 4 + at * 53, 200, 44], recipients: (at) => [1048, 4 + at * 53, 152, 44],
-    deliver: (at) => ({ path: `M560 156C640 156 600 ${26 + at * 53} 680 ${26 + at * 53}H752`, label: [716, 20 + at * 53] }),
+    deliver: (at) => ({
+      path: `M560 156C640 156 600 ${26 + at * 53} 680 ${26 + at * 53}H752`, label: [716, 20 + at * 53],
+    }),
     receive: (at) => ({ path: `M960 ${26 + at * 53}H1040` }),
   },
   narrow: {
@@ -72,21 +80,24 @@ const PLANS = {
 function drawHouse(isNarrow, open) {
   const plan = isNarrow ? PLANS.narrow : PLANS.wide;
   const element = svg("svg", { viewBox: `0 0 ${plan.size.join(" ")}`, role: "img", class: "drawing" },
-    svg("defs", {}, svg("marker", { id: "tip", viewBox: "0 0 8 8", refX: 2, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" },
-      svg("path", { d: "M0 0L8 4L0 8Z" }))));
+    svg("defs", {}, svg("marker", {
+      id: "tip", viewBox: "0 0 8 8", refX: 2, refY: 4, markerWidth: 8, markerHeight: 8, orient: "auto",
+      markerUnits: "userSpaceOnUse",
+    }, svg("path", { d: "M0 0L8 4L0 8Z" }))));
   const arrow = ({ path, label, start }) => {
     const line = svg("path", { d: path, class: "arrow", "marker-end": "url(#tip)" });
     const text = label && svg("text", { x: label[0], y: label[1], class: start ? "flow start" : "flow" });
     element.append(line, text ?? "");
-    return (perSecond, shown = rate(perSecond)) => {
+    return (perSecond) => {
       line.classList.toggle("busy", perSecond > 0);
       line.setAttribute("stroke-width", (1 + 1.5 * Math.log10(1 + perSecond)).toFixed(1));
-      if (text) text.textContent = shown;
+      if (text) text.textContent = rate(perSecond);
     };
   };
   const box = ([x, y, width, height], title, lines = 1) => {
     const top = y + height / 2 - (lines * 16) / 2;
-    const texts = Array.from({ length: lines }, (_, at) => svg("text", { x: x + 12, y: top + 4 + (at + 1) * 16, class: "quiet" }));
+    const texts = Array.from({ length: lines },
+      (_, at) => svg("text", { x: x + 12, y: top + 4 + (at + 1) * 16, class: "quiet" }));
     element.append(svg("rect", { x: x + 0.5, y: y + 0.5, width: width - 1, height: height - 1, rx: 4 }),
       svg("text", { x: x + 12, y: top + 4, class: "title" }, title), ...texts);
     return (...shown) => texts.forEach((text, at) => { text.textContent = shown[at] ?? ""; });
@@ -95,7 +106,7 @@ function drawHouse(isNarrow, open) {
   const archive = arrow(plan.archive);
   const publishers = box(plan.publishers, "Publishers");
   const log = box(plan.log, "Log", 4);
-  const pipeline = box(plan.pipeline, "Pipeline", isNarrow ? 2 : 1);
+  const pipeline = box(plan.pipeline, "Pipeline");
   const doors = DOORS.map((door, at) => ({
     door, open: open[at], deliver: arrow(plan.deliver(at)), receive: arrow(plan.receive(at)),
     tell: box(plan.door(at), door.title, 0), recipients: box(plan.recipients(at), "", 0), at,
@@ -112,18 +123,19 @@ function drawHouse(isNarrow, open) {
     const published = mean((one) => one.published ?? 0);
     publish(published);
     publishers(`${rate(mean((one) => one.requests ?? 0))} requests`);
-    log(`up to id ${count(now.upto ?? 0)}`, `p50 ${duration(newest((one) => one.p50_ms))}`, `p99 ${duration(newest((one) => one.p99_ms))}`, "publish → receive");
-    const behind = now.archived === undefined ? null : Math.max(0, now.upto - now.archived);
-    archive(behind === null ? 0 : published, "");
-    pipeline(...(behind === null ? ["not running"] : [behind ? `${short(behind)} ids behind` : "all archived", behind && isNarrow ? duration(now.pipeline_ms ?? 0) : ""]));
-    for (const { door, open: isOpened, deliver, receive, told } of doors) {
+    log(`up to id ${count(now.upto ?? 0)}`, `p50 ${duration(newest((one) => one.p50_ms))}`,
+      `p99 ${duration(newest((one) => one.p99_ms))}`, "publish → receive");
+    const behind = notArchived(now);
+    archive(behind === null ? 0 : published);
+    pipeline(behind === null ? "not running" : behind ? `${short(behind)} ids behind` : "all archived");
+    const said = doors.map(({ door, open: isOpened, deliver, receive, told }) => {
       const delivered = mean((one) => one.delivered?.[door.id] ?? 0);
       deliver(delivered);
       receive(delivered);
       told.textContent = isOpened ? `${count(now.live?.[door.id] ?? 0)} connected` : "closed";
-    }
-    element.setAttribute("aria-label", `${rate(published)} published; ${doors.map(({ door, told }) =>
-      `${door.title}: ${rate(mean((one) => one.delivered?.[door.id] ?? 0))} delivered, ${told.textContent}`).join("; ")}`);
+      return `${door.title}: ${rate(delivered)} delivered, ${told.textContent}`;
+    });
+    element.setAttribute("aria-label", [`${rate(published)} published`, ...said].join("; "));
   };
   return { element, update };
 }
@@ -133,19 +145,26 @@ function drawHouse(isNarrow, open) {
 function charts(open, signal) {
   const perSecond = (value) => (second) => (1000 * value(second)) / second.span_ms;
   const opened = DOORS.filter((door, at) => open[at]);
-  const byDoor = (table, each = (value) => value) => opened.map((door) => ({ label: door.title, value: each((one) => one[table]?.[door.id] ?? 0) }));
+  const live = (door) => (one) => one.live?.[door.id] ?? 0;
+  const delivered = (door) => perSecond((one) => one.delivered?.[door.id] ?? 0);
+  const rates = (names) => Object.entries(names).map(([label, name]) =>
+    ({ label, value: perSecond((one) => one[name] ?? 0) }));
   return [
-    { title: "Published", about: "Entries that came into the log", format: rate, series: [{ label: "events", value: perSecond((one) => one.published ?? 0) }] },
-    { title: "Delivered", about: "Entries and items handed to recipients, by door", format: rate, series: byDoor("delivered", perSecond) },
-    { title: "Publish → receive", about: "From the append to the hand-over to the recipient's socket, of a sample", format: duration,
-      series: [{ label: "p50", value: (one) => one.p50_ms ?? null }, { label: "p99", value: (one) => one.p99_ms ?? null }] },
-    { title: "Connected", about: "Live answers and WebSockets that are open, by door", format: short, series: byDoor("live") },
-    { title: "Lag of the slowest", about: "Ids between the slowest reader and the log's end", format: ids, series: [{ label: "slowest", value: (one) => one.lag ?? 0 }] },
-    { title: "Errors", about: "Failed by this server; deliveries given up, expired or dead; attempts that are made again", format: rate,
-      series: [["failed", "failed"], ["not delivered", "undelivered"], ["retried", "retried"]].map(([label, name]) => ({ label, value: perSecond((one) => one[name] ?? 0) })) },
+    { title: "Published", about: "Entries that came into the log", format: rate,
+      series: rates({ events: "published" }) },
+    { title: "Delivered", about: "Entries and items handed to recipients, by door", format: rate,
+      series: opened.map((door) => ({ label: door.title, value: delivered(door) })) },
+    { title: "Publish → receive", about: "From the append to the recipient's socket, of a sample", format: duration,
+      series: ["p50", "p99"].map((label) => ({ label, value: (one) => one[`${label}_ms`] ?? null })) },
+    { title: "Connected", about: "Live answers and WebSockets that are open, by door", format: short,
+      series: opened.map((door) => ({ label: door.title, value: live(door) })) },
+    { title: "Lag of the slowest", about: "Ids between the slowest reader and the log's end", format: ids,
+      series: [{ label: "slowest", value: (one) => one.lag ?? 0 }] },
+    { title: "Errors", about: "Failed by this server; given up, expired or dead; made again", format: rate,
+      series: rates({ failed: "failed", "not delivered": "undelivered", retried: "retried" }) },
     { title: "Pipeline lag", about: "Ids that are not in the lake yet", format: ids,
-      series: [{ label: "not archived", value: (one) => (one.archived === undefined ? null : Math.max(0, one.upto - one.archived)) }] },
-    { title: "Server CPU", about: "CPU time of the server's process, of one core", format: (value) => (value === null ? "–" : `${short(value)} %`),
+      series: [{ label: "not archived", value: notArchived }] },
+    { title: "Server CPU", about: "CPU time of the server's process, of one core", format: percent,
       series: [{ label: "process", value: (one) => (100 * (one.cpu_ms ?? 0)) / one.span_ms }] },
   ].map((one) => chart({ ...one, signal }));
 }

@@ -67,4 +67,5 @@ export function mean(value, count = 5) {
 }
 
 /** The newest number that *value(second)* gives in the last *count* steps, or null. */
-export const newest = (value, count = 30) => seconds.slice(-count).map(value).findLast((one) => one !== null && one !== undefined) ?? null;
+export const newest = (value, count = 30) =>
+  seconds.slice(-count).map(value).findLast((one) => one !== null && one !== undefined) ?? null;

@@ -1,7 +1,10 @@
 // Streams: a list to search and sort; one of them live, back through its history, and to publish into.
 
 import { entryView, preview } from "./entry.js";
-import { api, ask, count, cut, fill, h, isRead, linesOf, many, moment, name, notice, pause, problem, rate, repeat, say, state, table, walk } from "./kit.js";
+import {
+  api, ask, count, cut, fill, h, isRead, linesOf, many, moment, name, notice, pause, problem, rate, repeat, say, state,
+  table, timeOfDay, walk,
+} from "./kit.js";
 
 const SHOWN = 200;
 const KEPT = 500;
@@ -21,12 +24,17 @@ async function mountList(root, query, signal) {
   const found = h("p", { class: "quiet found" }); // changes every two seconds: nothing to read out each time
   const place = h("div", { class: "card" });
   const more = h("button", { type: "button", hidden: true, onclick: () => look({ further: true }) }, "More");
-  const search = h("input", { id: "search", type: "search", value: query.get("search") ?? "", placeholder: "a part of the name", oninput: () => look({ now: true }) });
+  const search = h("input", {
+    id: "search", type: "search", value: query.get("search") ?? "", placeholder: "a part of the name",
+    oninput: () => look({ now: true }),
+  });
   const makeList = () => table({
-    label: "Streams", sorted: sort, onsort: (by) => { sort = by; list = makeList(); look({ now: true }); }, open: (one) => { location.hash = link(one.stream); },
+    label: "Streams", sorted: sort,
+    onsort: (by) => { sort = by; list = makeList(); look({ now: true }); },
+    open: (one) => { location.hash = link(one.stream); },
     columns: [
-      { title: "Stream", sort: "name", class: "grow", cell: (one) => h("a", { href: link(one.stream), tabindex: -1 }, h("span", { title: one.stream }, cut(one.stream, innerWidth < 800 ? 28 : 72))) },
-      { title: "Events/s", sort: "traffic", class: "num", cell: (one) => (one.rate ? rate(one.rate) : h("span", { class: "quiet" }, "–")) },
+      { title: "Stream", sort: "name", class: "grow", cell: linked },
+      { title: "Events/s", sort: "traffic", class: "num", cell: (one) => (one.rate ? rate(one.rate) : "–") },
       { title: "Events", class: "num", cell: (one) => count(one.next_index) },
       { title: "Last", class: "roomy", cell: (one) => moment(one.last_time) },
       { title: "Subscriptions", class: "num roomy", cell: (one) => count(one.subscribers.length) },
@@ -43,14 +51,14 @@ async function mountList(root, query, signal) {
     streams = further ? [...streams, ...page.streams] : page.streams;
     after = page.after;
     more.hidden = after === null;
-    found.textContent = `${after === null && streams.length < SHOWN ? many(streams.length, "stream") : `${count(streams.length)} or more streams`}, at ${new Date().toLocaleTimeString("en-GB")}`;
+    const all = after === null && streams.length < SHOWN;
+    const shown = all ? many(streams.length, "stream") : `${count(streams.length)} or more streams`;
+    found.textContent = `${shown}, at ${timeOfDay(Date.now())}`;
     if (streams.length) {
       list.show(streams, { now: now || further });
       if (list.element.parentNode !== place) place.replaceChildren(list.element);
     } else {
-      place.replaceChildren(query.search
-        ? notice("empty", "No stream has that in its name", "Names look like /orders/eu. The search is for a part of the name, in any case.")
-        : notice("empty", "There is no stream yet", "A stream is made by the first event that is published into it.", h("a", { href: "#/try" }, "Publish one")));
+      place.replaceChildren(query.search ? notFound() : noneYet());
     }
   };
   root.append(h("div", { class: "head" }, h("h1", {}, "Streams"), found),
@@ -59,13 +67,23 @@ async function mountList(root, query, signal) {
   await repeat(2000, signal, () => (streams.length <= SHOWN ? look() : null), failed);
 }
 
-const field = (title, control, hint) => h("div", { class: "field" }, h("label", { for: control.id }, title), control, hint ?? null);
+const linked = ({ stream }) => h("a", { href: link(stream), tabindex: -1 },
+  h("span", { title: stream }, cut(stream, innerWidth < 800 ? 28 : 72)));
+
+const notFound = () => notice("empty", "No stream has that in its name",
+  "Names look like /orders/eu. The search is for a part of the name, in any case.");
+
+const noneYet = () => notice("empty", "There is no stream yet",
+  "A stream is made by the first event that is published into it.", h("a", { href: "#/try" }, "Publish one"));
+
+const field = (title, control) => h("div", { class: "field" }, h("label", { for: control.id }, title), control);
 
 // ── one stream ───────────────────────────────────────────────────────────────────────────────────
 
 async function mountStream(root, stream, signal) {
   const facts = h("p", { class: "quiet" });
-  const detail = h("section", { class: "card detail", "aria-label": "Entry" }, notice("loading", "Pick an entry to see it in full."));
+  const detail = h("section", { class: "card detail", "aria-label": "Entry" },
+    notice("loading", "Pick an entry to see it in full."));
   const open = (entry, row) => {
     row.closest(".rows").querySelectorAll("[aria-current]").forEach((one) => one.removeAttribute("aria-current"));
     row.setAttribute("aria-current", "true");
@@ -85,14 +103,15 @@ async function mountStream(root, stream, signal) {
   }
   root.append(
     h("p", {}, h("a", { href: "#/streams" }, "Streams")),
-    h("div", { class: "head" }, h("h1", {}, name(stream, { most: 80, copies: true })), h("div", { class: "row" }, views.live.tab, views.history.tab)),
+    h("div", { class: "head" }, h("h1", {}, name(stream, { most: 80, copies: true })),
+      h("div", { class: "row" }, views.live.tab, views.history.tab)),
     facts, publishForm(stream, signal),
     h("div", { class: "split" }, h("div", { class: "card" }, views.live.element, views.history.element), detail));
   choose("live");
   await repeat(2000, signal, async () => {
     const { streams: [head] } = await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal });
-    facts.replaceChildren(...(head
-      ? [`${many(head.next_index, "event")} · ${rate(head.rate)} lately · last at `, moment(head.last_time), ` · ${many(head.subscribers.length, "subscription")}`]
+    facts.replaceChildren(...(head ? [`${many(head.next_index, "event")} · ${rate(head.rate)} lately · last at `,
+      moment(head.last_time), ` · ${many(head.subscribers.length, "subscription")}`]
       : ["There is no such stream yet: the first event that is published makes it."]));
   }, (error) => facts.replaceChildren(state("bad", error.message)));
 }
@@ -102,12 +121,15 @@ function rows(label, open) {
   const list = h("div", { class: "rows", role: "list", "aria-label": label });
   const steps = walk(list);
   const row = (entry) => {
-    const line = h("div", { role: "listitem" }, h("button", { type: "button", class: "plain line", "data-row": "", tabindex: -1, onclick: () => open(entry, line.firstChild) },
-      h("span", { class: "quiet" }, moment(entry.time)), h("span", { class: "quiet" }, `#${entry.id}`), entry.type ? h("strong", {}, cut(entry.type, 24)) : null,
-      h("span", { class: "mono" }, preview(entry).slice(0, 300))));
-    return line;
+    const button = h("button",
+      { type: "button", class: "plain line", "data-row": "", tabindex: -1, onclick: () => open(entry, button) },
+      h("span", { class: "quiet" }, moment(entry.time)), h("span", { class: "quiet" }, `#${entry.id}`),
+      entry.type ? h("strong", {}, cut(entry.type, 24)) : null,
+      h("span", { class: "mono" }, preview(entry).slice(0, 300)));
+    return h("div", { role: "listitem" }, button);
   };
-  return { list, row, settle: steps.settle, put: (entries) => { list.replaceChildren(...entries.map(row)); steps.settle(); } };
+  const put = (entries) => { list.replaceChildren(...entries.map(row)); steps.settle(); };
+  return { list, row, settle: steps.settle, put };
 }
 
 /** What comes, newest first. It holds still while somebody reads in it, and on Pause. */
@@ -115,8 +137,12 @@ function liveTail(stream, open, signal) {
   const { list, row, settle } = rows("Entries as they come", open);
   const told = h("span", { class: "quiet" });
   const paused = h("button", { type: "button", "aria-pressed": "false", onclick: () => { flip(); } }, "Pause");
-  const filter = h("input", { type: "search", "aria-label": "Show entries with this text", placeholder: "filter: text in body or type", oninput: () => show(true) });
-  const empty = notice("empty", "Nothing has come yet", "What is published into this stream from now on is shown here; what was before is under History.");
+  const filter = h("input", {
+    type: "search", "aria-label": "Show entries with this text", placeholder: "filter: text in body or type",
+    oninput: () => show(true),
+  });
+  const empty = notice("empty", "Nothing has come yet",
+    "What is published into this stream from now on is shown here; what was before is under History.");
   const element = h("div", {}, h("div", { class: "row" }, paused, filter, told), list, empty);
   let kept = [];
   let waiting = [];
@@ -127,7 +153,7 @@ function liveTail(stream, open, signal) {
     paused.textContent = isPaused ? "Go on" : "Pause";
     show();
   };
-  const fits = (entry) => !filter.value || `${entry.type} ${entry.data ?? ""}`.toLowerCase().includes(filter.value.toLowerCase());
+  const fits = ({ type, data = "" }) => `${type} ${data}`.toLowerCase().includes(filter.value.toLowerCase());
   const show = (anew = false) => {
     const holds = isPaused || isRead(list);
     const fresh = holds ? [] : waiting.reverse();
@@ -138,7 +164,8 @@ function liveTail(stream, open, signal) {
     while (list.children.length > KEPT) list.lastChild.remove();
     settle();
     empty.hidden = kept.length + waiting.length > 0;
-    told.textContent = waiting.length ? `${count(waiting.length)} new, ${isPaused ? "paused" : "held while you read"}` : `${count(kept.length)} shown`;
+    const why = isPaused ? "paused" : "held while you read";
+    told.textContent = waiting.length ? `${count(waiting.length)} new, ${why}` : `${count(kept.length)} shown`;
   };
   (async () => {
     for (let after; !signal.aborted;) {
@@ -166,7 +193,9 @@ function liveTail(stream, open, signal) {
 function history(stream, open, signal) {
   const { list, put } = rows("Entries of the past", open);
   const told = h("p", { class: "quiet", role: "status" });
-  const when = h("input", { type: "datetime-local", step: 1, required: true, "aria-label": "Begin at this time (of this browser's clock)" });
+  const when = h("input", {
+    type: "datetime-local", step: 1, required: true, "aria-label": "Begin at this time (of this browser's clock)",
+  });
   const trouble = h("div");
   let page = [];
   const read = async (query) => {
@@ -174,17 +203,24 @@ function history(stream, open, signal) {
     told.textContent = "Reading …";
     try {
       let found = await api("GET", "/v1/read", { query, signal });
-      while (!found.entries.length && found.more) found = await api("GET", "/v1/read", { query: { ...query, since: null, after: found.upto }, signal });
+      while (!found.entries.length && found.more) { // a page looks at so many entries, and may find none of the stream
+        found = await api("GET", "/v1/read", { query: { ...query, since: null, after: found.upto }, signal });
+      }
       page = found.entries;
       put(page.toReversed());
-      told.textContent = page.length ? `${many(page.length, "event")}, from index ${count(page[0].index)} to ${count(page.at(-1).index)}` : "No event here.";
+      told.textContent = page.length
+        ? `${many(page.length, "event")}, from index ${count(page[0].index)} to ${count(page.at(-1).index)}`
+        : "No event here.";
     } catch (error) {
       told.textContent = "";
       trouble.replaceChildren(problem(error));
     }
   };
   const from = (index) => read({ stream, from: Math.max(0, index), limit: PAGE });
-  const end = async () => (await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal })).streams[0]?.next_index ?? 0;
+  const end = async () => {
+    const { streams: [head] } = await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal });
+    return head?.next_index ?? 0;
+  };
   const steps = {
     Oldest: () => read({ streams: stream, since: "1970-01-01T00:00:00Z", limit: PAGE }),
     Older: () => from((page[0]?.index ?? PAGE) - PAGE),
@@ -195,8 +231,9 @@ function history(stream, open, signal) {
     event.preventDefault();
     read({ streams: stream, since: new Date(when.value).toISOString(), limit: PAGE });
   };
+  const buttons = Object.entries(steps).map(([title, step]) => h("button", { type: "button", onclick: step }, title));
   const element = h("div", {},
-    h("div", { class: "row" }, Object.entries(steps).map(([title, step]) => h("button", { type: "button", onclick: step }, title))),
+    h("div", { class: "row" }, buttons),
     h("form", { class: "row", onsubmit: go }, when, h("button", {}, "Go to this time")), told, trouble, list);
   let begun = false;
   return { element, begin: () => { if (!begun) steps.Newest(); begun = true; } };
@@ -209,11 +246,13 @@ function publishForm(stream, signal) {
   const publish = async (event) => {
     event.preventDefault();
     await fill(told, async () => {
-      const { id, index } = await api("POST", "/v1/publish", { query: { stream }, body: body.value, headers: type.value ? { "Event-Type": type.value } : {}, signal });
+      const headers = type.value ? { "Event-Type": type.value } : {};
+      const { id, index } = await api("POST", "/v1/publish", { query: { stream }, body: body.value, headers, signal });
       say("Published.");
       return state("ok", `published as id ${id}, index ${index}`);
     }, signal);
   };
   return h("details", { class: "card" }, h("summary", {}, "Publish a test event"),
-    h("form", { onsubmit: publish, class: "form" }, field("Type", type), field("Body", body), h("div", { class: "row" }, h("button", { class: "primary" }, "Publish"), told)));
+    h("form", { onsubmit: publish, class: "form" }, field("Type", type), field("Body", body),
+      h("div", { class: "row" }, h("button", { class: "primary" }, "Publish"), told)));
 }

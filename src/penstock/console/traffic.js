@@ -4,7 +4,8 @@ import { api, ask, count, eventsOf, h, linesOf, pause, state } from "./kit.js";
 
 const SECONDS = 60;
 const every = async (ms, signal, work) => { for (;;) { await work(); await pause(ms, signal); } };
-const order = () => ({ item: ["boots", "hat", "rope", "tent"][Math.floor(Math.random() * 4)], price: Math.ceil(Math.random() * 9000) / 100 });
+const oneOf = (...things) => things[Math.floor(Math.random() * things.length)];
+const order = () => ({ item: oneOf("boots", "hat", "rope", "tent"), price: Math.ceil(Math.random() * 9000) / 100 });
 
 /** A WebSocket of this server that ends with *signal*; *heard* gets each message as text. */
 export function socket(path, signal, heard, protocols = []) {
@@ -23,47 +24,50 @@ const DRIVERS = {
     const tail = await ask("GET", "/v1/tail", { query: { streams: "/sample/>" }, signal });
     const listen = async () => { for await (const line of linesOf(tail)) if (line) came(); };
     const send = () => every(200, signal, async () => {
-      await api("POST", "/v1/publish", { query: { stream: `/sample/orders/${Math.random() < 0.7 ? "eu" : "us"}` }, body: order(), headers: { "Event-Type": "order" }, signal });
+      const query = { stream: `/sample/orders/${oneOf("eu", "eu", "us")}` };
+      await api("POST", "/v1/publish", { query, body: order(), headers: { "Event-Type": "order" }, signal });
       sent();
     });
     await Promise.all([listen(), send()]);
   },
   async sps({ signal, sent, came }) {
     const { token } = await api("POST", "/v1/tokens", { body: { uid: 4242, ttl: 2 * SECONDS }, signal });
-    const wire = await ask("GET", "/subscribe", { query: { uid: 4242, hid: "console", tid: "sample", format: "sse" }, bearer: token, signal });
+    const query = { uid: 4242, hid: "console", tid: "sample", format: "sse" };
+    const wire = await ask("GET", "/subscribe", { query, bearer: token, signal });
     const listen = async () => { for await (const event of eventsOf(wire)) if (event.id) came(); };
     const send = () => every(500, signal, async () => {
-      const [path, query] = Math.random() < 0.5 ? ["/notify_to_user", { uid: 4242 }] : ["/notify_to_room", { tid: "sample" }];
-      await api("POST", path, { query, body: order(), signal });
+      await api("POST", oneOf("/notify_to_user?uid=4242", "/notify_to_room?tid=sample"), { body: order(), signal });
       sent();
     });
     await Promise.all([listen(), send()]);
   },
   async msgstream({ signal, sent, came }) {
-    const { sessionKey } = await api("POST", "/v1/sessions", { body: { actorId: "sample-player", ttl: 2 * SECONDS }, signal });
+    const actorId = "sample-player";
+    const { sessionKey } = await api("POST", "/v1/sessions", { body: { actorId, ttl: 2 * SECONDS }, signal });
     const opened = await socket(`/msgstream?sessionKey=${encodeURIComponent(sessionKey)}`, signal, (text) => {
       const ids = Object.keys(JSON.parse(text));
       ids.forEach(() => came());
       opened.send(ids.join(","));
     });
     await every(700, signal, async () => {
-      await api("POST", "/v1/emit", { body: { actors: ["sample-player"], messages: [["shop.offer", order()]] }, signal });
+      await api("POST", "/v1/emit", { body: { actors: [actorId], messages: [["shop.offer", order()]] }, signal });
       sent();
     });
   },
   async webpush({ signal, sent, came }) {
     let registered;
     const endpoint = new Promise((resolve) => { registered = resolve; });
+    const say = (value) => agent.send(JSON.stringify(value));
     const agent = await socket("/", signal, (text) => {
-      const said = JSON.parse(text);
-      if (said.messageType === "hello") agent.send(JSON.stringify({ messageType: "register", channelID: crypto.randomUUID() }));
-      if (said.messageType === "register") registered(said.pushEndpoint);
-      if (said.messageType === "notification") {
+      const { messageType, pushEndpoint, channelID, version } = JSON.parse(text);
+      if (messageType === "hello") say({ messageType: "register", channelID: crypto.randomUUID() });
+      if (messageType === "register") registered(pushEndpoint);
+      if (messageType === "notification") {
         came();
-        agent.send(JSON.stringify({ messageType: "ack", updates: [{ channelID: said.channelID, version: said.version, code: 100 }] }));
+        say({ messageType: "ack", updates: [{ channelID, version, code: 100 }] });
       }
     }, ["push-notification"]);
-    agent.send(JSON.stringify({ messageType: "hello", use_webpush: true }));
+    say({ messageType: "hello", use_webpush: true });
     const path = new URL(await endpoint).pathname;
     await every(1500, signal, async () => {
       await ask("POST", path, { headers: { TTL: "60" }, bearer: "", signal }); // who has the endpoint needs no token
@@ -87,15 +91,19 @@ const DRIVERS = {
     });
     await Promise.all([listen(), send()]).finally(() => ask("DELETE", channel).catch(() => {}));
   },
-  async eventhorizon({ signal, sent, came }) { // as a pusher that runs elsewhere: it reads, and reports what became of it
+  // As a pusher that runs elsewhere: it reads, and reports what became of it.
+  async eventhorizon({ signal, sent, came }) {
     const stream = "/sample/ledger";
     const { cursor } = await api("POST", "/v1/publish", { query: { stream }, body: "first", signal });
     let at = cursor;
     await every(1000, signal, async () => {
-      const { Offset } = await api("POST", "/writer/append", { body: { Stream: stream, Lines: ["debit", "credit"] }, signal });
+      const lines = { Stream: stream, Lines: ["debit", "credit"] };
+      const { Offset } = await api("POST", "/writer/append", { body: lines, signal });
       sent(2);
       const { Ids } = await api("POST", "/reader/read", { body: { Cursor: at }, signal });
-      await api("POST", "/reader/report", { body: { SubscriptionId: "/_sub/sample", Stream: stream, Ids: [Ids[0], Ids.at(-1)], States: [["sent", ""], ["acked", ""]] }, signal });
+      const States = [["sent", ""], ["acked", ""]];
+      const report = { SubscriptionId: "/_sub/sample", Stream: stream, Ids: [Ids[0], Ids.at(-1)], States };
+      await api("POST", "/reader/report", { body: report, signal });
       came(Ids.length);
       at = Offset;
     });
@@ -103,7 +111,7 @@ const DRIVERS = {
 };
 
 /** A button that starts and stops the traffic, and a panel that shows how it goes. It goes on when the view is left. */
-export function sampleTraffic(doors) {
+export function sampleTraffic(doors, signal) {
   const panel = h("div", { class: "card sample" });
   const button = h("button", { type: "button", onclick: () => (running ? running.abort() : start(doors)) });
   const show = () => {
@@ -112,7 +120,7 @@ export function sampleTraffic(doors) {
     if (running) panel.replaceChildren(running.board);
     panel.hidden = !panel.firstChild;
   };
-  changed.addEventListener("change", show);
+  changed.addEventListener("change", show, { signal });
   show();
   return { button, panel };
 }
@@ -125,17 +133,20 @@ async function start(doors) {
   const ending = new AbortController();
   const bar = h("progress", { max: SECONDS, "aria-label": "How much of the minute is over" });
   const left = h("span", { class: "quiet" });
-  const rows = doors.map((door) => ({ door, sent: 0, came: 0, numbers: h("span", { class: "mono" }), how: h("span", {}, state("wait", "starts")) }));
+  const rows = doors.map((door) => ({
+    door, sent: 0, came: 0, numbers: h("span", { class: "mono" }), how: h("span", {}, state("wait", "starts")),
+  }));
+  const told = rows.map((row) => h("div", {}, h("dt", {}, row.door.title), h("dd", {}, row.how, row.numbers)));
   ending.board = h("div", {}, h("div", { class: "row" }, h("h2", {}, "Sample traffic"), bar, left),
-    h("dl", { class: "doors" }, rows.map((row) => h("div", {}, h("dt", {}, row.door.title), h("dd", {}, row.how, row.numbers)))));
+    h("dl", { class: "doors" }, told));
   running = ending;
   changed.dispatchEvent(new Event("change"));
   const drive = async (row) => {
     const tell = () => { row.numbers.textContent = `${count(row.sent)} sent · ${count(row.came)} came`; };
-    const count1 = (name) => (more = 1) => { row[name] += more; tell(); };
+    const add = (name) => (more = 1) => { row[name] += more; tell(); };
     try {
       row.how.replaceChildren(state("ok", "runs"));
-      await DRIVERS[row.door.id]({ signal: ending.signal, sent: count1("sent"), came: count1("came") });
+      await DRIVERS[row.door.id]({ signal: ending.signal, sent: add("sent"), came: add("came") });
     } catch (error) {
       row.how.replaceChildren(ending.signal.aborted ? state("off", "done") : state("bad", error.message));
     }
