@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import append, fanout, idle, latency, msgstream, push, replay, sps, start, streams, trickle, webpush
+from bench import append, console, fanout, idle, latency, msgstream, push, replay, sps, start, streams, trickle, webpush
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
 from bench.rig.load import Load, undisturbed
@@ -24,6 +24,7 @@ from penstock.testing import wait_until
 KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "machine", "date"}
 EVERY = {
     "append": (append, [], 6),
+    "console": (console, [], 3),
     "fanout": (fanout, [], 1),
     "fanout with a linger": (fanout, ["--linger"], 2),
     "idle": (idle, [], 4),
