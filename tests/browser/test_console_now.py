@@ -91,6 +91,15 @@ def test_sample_traffic_goes_through_every_door_and_stops(server: RunningServer)
         assert json.dumps(sessions).count('"connected"') <= 1
 
 
+def test_the_slowest_reader_is_named_beside_its_lag(server: RunningServer) -> None:
+    with Tail(server, "/slow", consumer="<b>slow</b>"), console(server) as page:
+        for _ in range(500):
+            publish(server, "/slow", b"x" * 20_000)  # more than sockets hold
+        chart = page.locator(".chart", has_text="Lag of the slowest")
+        expect(chart.locator(".noted")).to_have_text("v1 <b>slow</b>", timeout=10_000)
+        expect(chart.locator(".value")).not_to_have_text("0 ids")
+
+
 def test_a_door_that_is_closed_is_shown_as_closed(tmp_path: Path) -> None:
     with start_server(tmp_path / "data", server_doors="sps") as server, console(server) as page:
         wait_until(lambda: flow(page).count("closed") == 4, within=10)

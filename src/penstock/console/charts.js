@@ -22,20 +22,23 @@ function alone(plot, line) {
 
 /**
  * A chart that follows the seconds until *signal* says stop.
- * Series: {label, value(second) → number or null}. *format* makes a value readable, with its unit.
+ * Series: {label, value(second) → number or null}. *format* makes a value readable, with its unit; *note(second)* may
+ * add a word of what stands behind it.
  */
-export function chart({ title, about, series, format, signal }) {
+export function chart({ title, about, series, format, note, signal }) {
   const place = h("div", { class: "plot", "aria-hidden": "true" });
   const values = series.map(() => h("span", { class: "value" }, "–"));
   const when = h("span", { class: "quiet" });
+  const noted = h("span", { class: "quiet noted" });
   const legend = series.map((one, at) => h("span", { class: `key s${at}` }, one.label, values[at]));
   const figure = h("figure", { class: "card chart" },
-    h("figcaption", {}, h("h2", { title: about }, title), when, h("p", { class: "keys" }, legend)), place);
+    h("figcaption", {}, h("h2", { title: about }, title), when, h("p", { class: "keys" }, legend, noted)), place);
   let plot = null;
   let data = [[]];
 
   const tell = () => {
     const at = plot?.cursor.idx ?? data[0].length - 1;
+    noted.textContent = (at >= 0 && note?.(seconds[at])) || "";
     when.textContent = at >= 0 ? timeOfDay(data[0][at] * 1000) : "";
     values.forEach((node, line) => { node.textContent = format(data[line + 1]?.[at] ?? null); });
   };
