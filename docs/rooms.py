@@ -18,6 +18,7 @@ ROOMS = {
     "engines/memory": "the contracts in their simplest form",
     "engines/sqlite": "the embedded engine",
     "engines/jetstream": "the engine of a cluster, on NATS",
+    "engines/local": "several processes on one machine",
     "engines/lake": "cold reads",
     "http": "the connection layer",
     "api": "whose request it is, and live answers",

@@ -35,6 +35,11 @@ class ServerSettings:
     listen: str = setting("127.0.0.1:8800", "Address and port of the one listener; port 0 takes a free one.")
     doors: tuple[str, ...] = setting(("all",), "Doors to open: all, or names with commas.")
     node: str = setting("", "This node's name in a cluster, different on each. Empty: the host's, and a random number.")
+    workers: str = setting(
+        "1",
+        "Processes of this machine that have connections; auto: one for each core. With more than one, another keeps "
+        "the log for all of them. Limits on connections and requests are those of each worker.",
+    )
     roles: tuple[str, ...] = setting(
         ("all",), "What this node does, of the doors that can be split: all, or endpoint, connection with commas."
     )
@@ -116,7 +121,9 @@ class LogSettings:
     """The durable log."""
 
     engine: str = setting(
-        "sqlite", "Storage engine: sqlite, memory, or a cluster's NATS servers as nats://a:4222,b:4222."
+        "sqlite",
+        "Storage engine: sqlite, memory, or a cluster's NATS servers as nats://a:4222,b:4222. A worker has "
+        "unix:PATH, the socket of its log process.",
     )
     prefix: str = setting("penstock", "Of a cluster: what its streams in NATS begin with. Letters, digits, - and _.")
     replicas: int = setting(3, "Of a cluster: NATS servers that keep each event.", least=1, most=5)

@@ -96,8 +96,8 @@ def _check_together(settings: Settings) -> None:
 
 
 def _check_engine(log: LogSettings) -> None:
-    if log.engine not in ("sqlite", "memory") and not log.engine.startswith("nats://"):
-        raise ConfigInvalid("log.engine", f"{log.engine!r} is none of sqlite, memory, nats://…")
+    if log.engine not in ("sqlite", "memory") and not log.engine.startswith(("nats://", "unix:/")):
+        raise ConfigInvalid("log.engine", f"{log.engine!r} is none of sqlite, memory, nats://…, unix:/…")
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", log.prefix):
         raise ConfigInvalid("log.prefix", f"{log.prefix!r} is not 1 to 64 letters, digits, - and _")
 

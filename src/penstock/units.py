@@ -5,6 +5,7 @@ Units are case-sensitive: `5m` is five minutes, and `5M` is refused rather than 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
         "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
     },
 }  # fmt: skip
+MOST_WORKERS = 256
+"""Workers of one machine: the log process has one core, and 256 is more than it can feed."""
 _KEEP = "Write 30d or 50GiB."
 _MEASURE = re.compile(r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
@@ -39,6 +42,16 @@ def parse_address(listen: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ConfigInvalid("server.listen", f"{listen!r} is not HOST:PORT", remedy="Write it like 127.0.0.1:8800.")
     return host.strip("[]"), int(port)
+
+
+def parse_workers(workers: str) -> int:
+    """How many processes have connections: a number, or `auto` for as many as there are cores."""
+    if workers == "auto":
+        return len(os.sched_getaffinity(0))
+    if not workers.isascii() or not workers.isdigit() or not 1 <= int(workers) <= MOST_WORKERS:
+        why = f"{workers!r} is neither auto nor a number from 1 to {MOST_WORKERS}"
+        raise ConfigInvalid("server.workers", why, remedy="Write --workers 4, or --workers auto for one on each core.")
+    return int(workers)
 
 
 def parse_keep(keep: str) -> tuple[float | None, int | None]:

@@ -3,6 +3,9 @@
 They are `msgspec.Struct`s rather than frozen dataclasses: an `Entry` is made once per publish
 and once per row read, and a frozen dataclass of this size costs ten times as much to make
 (docs/decisions/0002-values.md has the figures).
+
+`array_like` is how they travel between the processes of one machine (`engines/local`): without the names of their
+fields. `Place` and `Appended` keep the names: the file of the embedded engine has answers in that form.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ class Kind(IntEnum):
     ERASED = 4  # was DATA; somebody asked for the body to go
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One published event, as the log holds it."""
 
     id: int  # order within the whole log; only ever compared, it may skip numbers
@@ -44,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return self.offset + self.size
 
 
-class Draft(msgspec.Struct, frozen=True, gc=False):
+class Draft(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An event before it has coordinates."""
 
     stream: str
@@ -65,7 +68,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     end: int  # the byte after its line
 
 
-class Expect(msgspec.Struct, frozen=True, gc=False):
+class Expect(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The position the caller believes the stream to be at: an index, or a byte position."""
 
     stream: str
@@ -74,7 +77,7 @@ class Expect(msgspec.Struct, frozen=True, gc=False):
     offset: int | None = None
 
 
-class Key(msgspec.Struct, frozen=True, gc=False):
+class Key(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An idempotency key: a second batch under it stores nothing and gets the first answer."""
 
     subject: str
@@ -83,7 +86,7 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     digest: bytes  # of everything the caller sent; another digest under the same key is refused
 
 
-class Producer(msgspec.Struct, frozen=True, gc=False):
+class Producer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A writer that numbers its batches for ever; a number not above its last is a repeat."""
 
     subject: str  # whose it is: a name of another subject is another producer
@@ -91,7 +94,7 @@ class Producer(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one append stores: all of it, or nothing."""
 
     drafts: tuple[Draft, ...] = ()
@@ -111,7 +114,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     repeated: bool = False  # nothing was stored now: this is the answer of the first time
 
 
-class Head(msgspec.Struct, frozen=True, gc=False):
+class Head(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Where a stream goes on. Heads outlive trimming."""
 
     stream: str
@@ -123,7 +126,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     last_ms: int = 0
 
 
-class Page(msgspec.Struct, frozen=True, gc=False):
+class Page(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a read found, and how far it looked: nothing that matches lies between the two."""
 
     entries: tuple[Entry, ...]
@@ -131,7 +134,7 @@ class Page(msgspec.Struct, frozen=True, gc=False):
     more: bool  # False when the reader has reached this node's end of the log
 
 
-class NewItem(msgspec.Struct, frozen=True, gc=False):
+class NewItem(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Something a mailbox is asked to keep: a reference to an entry, or a body of its own."""
 
     message_id: str
@@ -143,7 +146,7 @@ class NewItem(msgspec.Struct, frozen=True, gc=False):
     expires_ms: int | None = None
 
 
-class Item(msgspec.Struct, frozen=True, gc=False):
+class Item(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Something a recipient still has to confirm."""
 
     number: int  # 1, 2, 3 … per recipient and month, without a gap
@@ -157,14 +160,14 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     expires_ms: int | None
 
 
-class Room(msgspec.Struct, frozen=True, gc=False):
+class Room(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """How much may wait for one recipient in one month. Bytes are those of bodies and attributes."""
 
     items: int
     bytes: int
 
 
-class MailboxHead(msgspec.Struct, frozen=True, gc=False):
+class MailboxHead(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a mailbox knows about one recipient in one month."""
 
     recipient: str
@@ -176,7 +179,7 @@ class MailboxHead(msgspec.Struct, frozen=True, gc=False):
     pending_bytes: int = 0
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class Record(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A registry record. Versions are opaque, rise, and are never used twice."""
 
     key: str

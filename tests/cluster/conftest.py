@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing import NatsCluster, RunningServer, start_nats, start_nodes
+from penstock.testing import NatsCluster, RunningServer, start_log_process, start_nats, start_nodes
 from tests.cluster.homes import new_prefix
 
 
@@ -26,11 +26,19 @@ def nats_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster
         yield cluster
 
 
-@pytest.fixture(scope="session")
-def nodes(nats_three: NatsCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
-    """Three nodes on three servers, for all tests: use names of your own, and start again what you kill."""
+@pytest.fixture(scope="session", params=["nats", "workers"])
+def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningServer]]:
+    """Three nodes on three servers, and three workers of one log process, each with a port of its own.
+
+    They are for all tests: use names of your own, and start again what you kill.
+    """
+    folder = tmp_path_factory.mktemp(request.param)
     with ExitStack() as stack:
-        yield start_nodes(stack, tmp_path_factory.mktemp("nodes"), nats_three.url, log_prefix=new_prefix())
+        if request.param == "nats":
+            engine = request.getfixturevalue("nats_three").url
+        else:
+            engine = stack.enter_context(start_log_process(folder / "log"))
+        yield start_nodes(stack, folder, engine, log_prefix=new_prefix())
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ its own; `tests/cluster/` runs some of the suite again on three servers with thr
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 from penstock.core.clock import Clock, ManualClock
 from penstock.engines.jetstream import open_jetstream
+from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.settings import LogSettings
@@ -33,9 +34,21 @@ def sqlite(directory: Path, clock: Clock) -> Opened:
     return open_sqlite(directory, node="here", clock=clock)
 
 
-FACTORIES: dict[str, Factory] = {"memory": memory, "sqlite": sqlite}
+@asynccontextmanager
+async def local(directory: Path, clock: Clock) -> AsyncIterator[WorkerEngine]:
+    """A worker and its log process, here in one loop with a real socket between them."""
+    path = directory / "log.sock"
+    async with (
+        open_sqlite(directory, node="log", clock=clock) as kept,
+        LogServer(kept, path),
+        open_worker_engine(path, node="here", settings=LogSettings(), selective=False) as engine,
+    ):
+        yield engine
+
+
+FACTORIES: dict[str, Factory] = {"memory": memory, "sqlite": sqlite, "local": local}
 JETSTREAM = pytest.param("jetstream", marks=pytest.mark.cluster)
-DURABLE = ("sqlite", JETSTREAM)
+DURABLE = ("sqlite", "local", JETSTREAM)
 """These can be opened again on what they stored."""
 
 

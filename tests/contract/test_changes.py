@@ -16,7 +16,7 @@ from tests.contract.conftest import JETSTREAM, opener
 MONTH = "2026_11"
 
 
-@pytest.fixture(params=["memory", JETSTREAM])
+@pytest.fixture(params=["memory", "local", JETSTREAM])
 def open_shared(request, tmp_path, clock):
     """Opens an engine that several nodes may share."""
     return opener(request, tmp_path, clock)

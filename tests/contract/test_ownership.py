@@ -15,7 +15,7 @@ from tests.core.owners import FORM, PREFIX, Thing, comes_back, dies, nodes, owne
 from tests.faulty_bus import Faults
 
 
-@pytest.fixture(params=["memory", JETSTREAM])
+@pytest.fixture(params=["memory", "local", JETSTREAM])
 def open_shared(request, tmp_path, clock):
     """Opens an engine that several nodes may share."""
     return opener(request, tmp_path, clock)

@@ -22,10 +22,10 @@ _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _TRIES, _PAUSE_SECONDS = 200, 0.02  # a killed process is gone soon, and one that it has just started is found then
 
 
-def end_with_parent() -> None:
-    """In a child before it becomes its program (`preexec_fn`): it gets SIGTERM when the thread that made it ends."""
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """In a child before it becomes its program (`preexec_fn`): it gets the signal when the thread that made it ends."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, number)
 
 
 def end_group(leader: subprocess.Popen[bytes], within: float) -> None:

@@ -18,6 +18,7 @@ from penstock import logs
 from penstock.cli.options import DATA, Config, Data, Set, settings_from
 from penstock.cli.processes import end_with_parent
 from penstock.cli.supervisor import Supervisor
+from penstock.units import parse_workers
 
 log = logging.getLogger("penstock")
 
@@ -33,6 +34,7 @@ def serve(
     engine: Annotated[str, typer.Option(help="Where the log is kept: sqlite, memory, or nats://a,b,c.")] = "",
     doors: Annotated[str, typer.Option(metavar="NAMES", help="Doors to open, with commas; all by default.")] = "",
     roles: Annotated[str, typer.Option(metavar="NAMES", help="What this node does: endpoint, connection; all.")] = "",
+    workers: Annotated[str, typer.Option(metavar="N|auto", help="Processes that have connections; auto: cores.")] = "",
     admin_token: Annotated[str, typer.Option(metavar="TOKEN", help="Better in PENSTOCK_AUTH_ADMIN_TOKEN.")] = "",
     config: Config = None,
     set: Set = None,
@@ -46,6 +48,7 @@ def serve(
     \b
     ./penstock serve --data ./data --listen 127.0.0.1:8800
     ./penstock serve --data ./data --config penstock.toml --set log.keep=30d
+    ./penstock serve --data ./data --workers auto
     """
     settings = settings_from(
         config,
@@ -54,11 +57,16 @@ def serve(
         log_engine=engine,
         server_doors=doors,
         server_roles=roles,
+        server_workers=workers,
         auth_admin_token=admin_token,
         server_insecure=insecure,
     )
     logs.set_up(settings.logs.format, settings.logs.level)
     _allow_open_files(settings.server.connections)
+    if parse_workers(settings.server.workers) > 1:
+        from penstock.cli.machine import run_machine
+
+        return run_machine(settings, data)
     from penstock.node.process import run
 
     return run(settings, data)

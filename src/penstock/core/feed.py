@@ -261,6 +261,13 @@ class Feed:
         if not self._sink.full:
             self._hub.enqueue(self)
 
+    def wait_for_page(self) -> None:
+        """Read the log from here on, until all that is wanted comes by itself."""
+        if not self.behind:
+            self.position = self._offered = self.reached
+            self._waiting, self.behind = None, True
+            self._hub.enqueue(self)
+
     # ── called by the hub while the feed is behind ────────────────────────────────────────────
 
     @property

@@ -20,6 +20,7 @@ from penstock.core.feed import SLICE_BYTES, Feed, Sink, WatchedFeed
 from penstock.core.log import Log
 from penstock.core.matching import Interest
 from penstock.core.recent import RecentEntries
+from penstock.core.wishes import Wishes
 from penstock.errors import PenstockError, Trimmed
 from penstock.settings import HubSettings
 from penstock.values import Entry, Page
@@ -46,9 +47,12 @@ class Hub:
     """Between one log and its live readers. Lives in `async with`."""
 
     def __init__(
-        self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE
-    ) -> None:
+        self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE,
+        selective: bool = False,
+    ) -> None:  # fmt: skip
+        """*selective*: the log need not tell of entries that no feed wants."""
         self._log = source
+        self._wishes = Wishes(moved=self._moved) if selective else None
         self._interest: Interest[Feed] = Interest()
         self._feeds: dict[Feed, None] = {}
         self._limits = settings.recent, settings.recent_bytes
@@ -59,7 +63,7 @@ class Hub:
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead: dict[Feed, _Ahead] = {}
-        self._recalled = False
+        self._recalled = selective  # what is in memory is not all there is
         self.woken: list[Feed] = []
         self.position = source.followed
         self.forgotten = source.followed  # entries up to here are not in memory any more
@@ -67,7 +71,7 @@ class Hub:
         self.failed = 0  # feeds that ended by an exception
 
     async def __aenter__(self) -> Self:
-        self._log.follow(self._follow)
+        self._log.follow(self._follow, self._wishes)
         self._tasks = [asyncio.create_task(self._serve_line()) for _ in range(self._readers)]
         return self
 
@@ -129,6 +133,8 @@ class Hub:
         self._feeds[feed] = None
         for pattern in feed.patterns:
             self._interest.add(pattern, feed)
+        if self._wishes is not None:
+            self._wishes.add(*set(feed.patterns))
         try:
             self._join(feed)
         except Exception as error:  # noqa: BLE001
@@ -146,6 +152,11 @@ class Hub:
             self._interest.remove(pattern, feed)
         for pattern in patterns:
             self._interest.add(pattern, feed)
+        if self._wishes is not None:
+            self._wishes.add(*set(patterns))
+            self._wishes.remove(*set(feed.patterns))
+            if self._wishes.since(patterns) > self.position:
+                feed.wait_for_page()
 
     def forget_recent(self) -> None:
         """Serve whoever comes from the log again: bodies in memory may have been erased there."""
@@ -160,6 +171,8 @@ class Hub:
         self._feeds.pop(feed, None)
         for pattern in feed.patterns:
             self._interest.remove(pattern, feed)
+        if self._wishes is not None:
+            self._wishes.remove(*set(feed.patterns))
 
     def enqueue(self, feed: Feed) -> None:
         """Put a feed that is behind into the line, once."""
@@ -193,6 +206,10 @@ class Hub:
                 self._round = _Round((last,), iter(wanting))
                 self._go_round()
         self._flush_woken()
+
+    def _moved(self, position: int) -> None:
+        """The log has moved on; what feeds want of it was offered."""
+        self.position = position
 
     def _go_round(self) -> None:
         """Give the newest entry to the next of those who want it; the rest wait for the loop's other business."""
@@ -245,6 +262,8 @@ class Hub:
     def _join(self, feed: Feed) -> int | None:
         """Serve a feed from the recent entries if they reach back to its position; how many bytes. Never awaits."""
         if not self._recent.reaches(feed) or not feed.can_step:
+            return None
+        if self._wishes is not None and self._wishes.since(feed.patterns) > feed.position:
             return None
         selected = self._recent.select(feed.patterns, feed.position, self._tail)
         feed.join(selected, self.position)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Pending
+from penstock.core.wishes import Wishes
 from penstock.errors import StreamExists
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page
@@ -54,8 +55,10 @@ class Log(Protocol):
         """
         ...
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
         """Call *follower* on the event loop with every entry from now on, in order of id.
+
+        With *wishes* it needs no others than those, and an engine may leave the others out.
 
         A follower must be quick. It sees meta entries and parts, too. One that raises misses those entries, which
         is logged and counted; the others, and whoever waits for the append, are told all the same.

@@ -19,7 +19,7 @@ from penstock.http.shared import Counters, Shared
 from penstock.http.timers import Wheel
 from penstock.http.tls import Certificates
 from penstock.settings import ServerSettings
-from penstock.units import parse_address
+from penstock.units import parse_address, parse_workers
 from penstock.wire.proxy import Trusted
 
 log = logging.getLogger("penstock.http")
@@ -66,7 +66,8 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._socket = _bind(*parse_address(self.settings.listen))
+        shared = parse_workers(self.settings.workers) > 1
+        self._socket = bind(*parse_address(self.settings.listen), shared=shared)
         await self._group.__aenter__()
         wheel = self._wheel or Wheel(loop)
         self._shared = Shared(
@@ -191,7 +192,8 @@ def make_caps(settings: ServerSettings) -> Caps:
     )
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket with that address. A *shared* one is one of several: the kernel deals connections out to them."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -201,6 +203,8 @@ def _bind(host: str, port: int) -> socket.socket:
         raise _cannot_listen(host, port, error) from None
     try:
         _prepare(listening)
+        if shared:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind(address)
     except OSError as error:
         listening.close()

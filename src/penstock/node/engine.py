@@ -15,6 +15,7 @@ from penstock.core.export import Export
 from penstock.core.log import Log
 from penstock.core.lookout import Changes
 from penstock.core.mailbox import Mailbox
+from penstock.core.members import Membership
 from penstock.core.registry import Registry, made_once
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.engine import SqliteOptions
@@ -68,6 +69,20 @@ class Distant(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsMembers(Protocol):
+    """An engine that knows by itself which nodes are alive: the workers of one machine."""
+
+    @property
+    def members(self) -> Membership: ...
+
+
+def log_socket(settings: Settings) -> Path | None:
+    """The socket of the log process, if this node is a worker of one."""
+    scheme, _, path = settings.log.engine.partition(":")
+    return Path(path) if scheme == "unix" else None
+
+
 def open_engine(
     settings: Settings, data: Path, clock: Clock, background: Background
 ) -> AbstractAsyncContextManager[Engine]:
@@ -84,6 +99,11 @@ def open_engine(
         return open_jetstream(
             given.engine, node=node, server=server, clock=clock, settings=given, background=background
         )
+    if (socket_path := log_socket(settings)) is not None:
+        from penstock.engines.local import open_worker_engine
+
+        node = settings.server.node or f"worker-{secrets.token_hex(4)}"
+        return open_worker_engine(socket_path, node=node, settings=given, background=background)
     limits = Limits(
         queue_jobs=given.queue, queue_bytes=given.queue_bytes, fold_entries=given.fold, gather_ms=given.gather_ms
     )

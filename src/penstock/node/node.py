@@ -29,10 +29,11 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import prepare
 from penstock.core.lookout import Lookout
-from penstock.core.members import Alone, Members
+from penstock.core.members import Alone, Members, Membership
 from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
 from penstock.core.traffic import StreamTraffic
+from penstock.core.wishes import Wishes
 from penstock.engines.lake import ColdLog, Deliveries, open_lake
 from penstock.errors import PenstockError
 from penstock.http.listener import Listener, make_caps
@@ -40,7 +41,7 @@ from penstock.http.routing import Route, Router
 from penstock.http.timers import Wheel
 from penstock.limits import ADMIN_TOKEN_CHARACTERS
 from penstock.node.doors import open_doors, open_internally
-from penstock.node.engine import Distant, check_server_name, open_engine
+from penstock.node.engine import Distant, KnowsMembers, check_server_name, log_socket, open_engine
 from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.node.metrics import Metrics, samples
 from penstock.node.months import MailboxMonths
@@ -88,9 +89,9 @@ class Node:
         source = ColdLog(engine.log, lake, clock) if lake else engine.log
         self._rates = Throughput(clock)
         self._traffic = StreamTraffic()
-        engine.log.follow(self._rates.follow)
-        engine.log.follow(self._traffic.follow)
-        self._hub = await enter(Hub(source, settings.hub))
+        engine.log.follow(self._rates.follow, Wishes())
+        engine.log.follow(self._traffic.follow, Wishes())
+        self._hub = await enter(Hub(source, settings.hub, selective=log_socket(settings) is not None))
         self._rates.index_of = self._hub.index_of
         self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
@@ -105,7 +106,7 @@ class Node:
             wheel := Wheel(asyncio.get_running_loop()),
             settings.server.body_limit,
             caps := make_caps(settings.server),
-            Alone() if engine.bus.alone else await enter(self._members()),
+            await self._membership(),
             self._background, lookout,
         )  # fmt: skip
         self._stats = StatsApi(context)
@@ -130,7 +131,7 @@ class Node:
             engine.log, engine.mailbox, engine.registry, clock, self._data,
             keep_seconds=keep_seconds, keep_bytes=keep_bytes, bound=trimming.bound,
         )  # fmt: skip
-        loop = self._background.every(INTERVAL_SECONDS, "housekeeping", self._housekeeping.round, at_once=True)
+        loop = self._background.every(INTERVAL_SECONDS, "housekeeping", self._keep_house, at_once=True)
         self._stack.push_async_callback(loop.stop)
 
     def _start_sampling(self, clock: Clock, trimming: Trimming) -> None:
@@ -148,8 +149,34 @@ class Node:
         loop = self._background.every(STEP_SECONDS, "statistics", sampler.round)
         self._stack.push_async_callback(loop.stop)
 
-    def _members(self) -> Members:
-        return Members(self._engine.registry, self._engine.bus, background=self._background)
+    async def _membership(self) -> Membership:
+        engine = self._engine
+        if isinstance(engine, KnowsMembers):
+            return engine.members
+        if engine.bus.alone:
+            return Alone()
+        members = Members(engine.registry, engine.bus, background=self._background)
+        return await self._stack.enter_async_context(members)
+
+    async def _keep_house(self) -> None:
+        """One round. Of the workers of one machine the first keeps house for all."""
+        members = self._engine.members if isinstance(self._engine, KnowsMembers) else None
+        if members is None or members.living()[0] == members.me:
+            await self._housekeeping.round()
+    async def _membership(self) -> Membership:
+        engine = self._engine
+        if isinstance(engine, KnowsMembers):
+            return engine.members
+        if engine.bus.alone:
+            return Alone()
+        members = Members(engine.registry, engine.bus, background=self._background)
+        return await self._stack.enter_async_context(members)
+
+    async def _keep_house(self) -> None:
+        """One round. Of the workers of one machine the first keeps house for all."""
+        members = self._engine.members if isinstance(self._engine, KnowsMembers) else None
+        if members is None or members.living()[0] == members.me:
+            await self._housekeeping.round()
 
     def _routes(self, context: Context, trimming: Trimming, folded: Deliveries | None) -> list[Route]:
         """What every node answers, whichever doors are open."""

@@ -29,19 +29,31 @@ times for each commit: with Python's 5 ms a loop that is busy with one peer dela
 def run(settings: Settings, data: Path) -> int:
     """Run a node until it is told to stop; returns the exit code."""
     check_doors(settings.server.doors)
-    try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigInvalid("--data", f"{data} cannot be made: {error.strerror}") from error
-    # Hardly anything here is part of a cycle, and looking for some among thousands of connections takes longer
-    # than a publish. What was made up to now stays for good.
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-    sys.setswitchinterval(SWITCH_SECONDS)
+    make_directory(data)
+    tune_interpreter()
     if settings.server.tls_certificate:
         map_large_buffers()
     run_loop(_run(settings, data))
     return 0
+
+
+def make_directory(data: Path) -> None:
+    """See to the data directory; `ConfigInvalid` if it cannot be made."""
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigInvalid("--data", f"{data} cannot be made: {error.strerror}") from error
+
+
+def tune_interpreter() -> None:
+    """Set what Python does beside our work.
+
+    Hardly anything here is part of a cycle, and looking for some among thousands of connections takes longer
+    than a publish. What was made up to now stays for good.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 async def _run(settings: Settings, data: Path) -> None:

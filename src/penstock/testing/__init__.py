@@ -8,7 +8,7 @@ Nothing here is imported by the server.
 
 from penstock.testing.nats import NatsCluster, NatsServer, start_nats
 from penstock.testing.programs import require_program
-from penstock.testing.servers import RunningServer, ServerFailed, start_nodes, start_server
+from penstock.testing.servers import RunningServer, ServerFailed, start_log_process, start_nodes, start_server
 from penstock.testing.waiting import TooLate, wait_until, wait_until_async
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ServerFailed",
     "TooLate",
     "require_program",
+    "start_log_process",
     "start_nats",
     "start_nodes",
     "start_server",

@@ -14,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
+
+from penstock.settings import Settings
 from penstock.testing.waiting import TooLate, wait_until
 
 READY_SECONDS = 60
@@ -111,6 +114,31 @@ def start_server(
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def start_log_process(data: Path) -> Iterator[str]:
+    """Run the process that keeps the log of a machine; the engine for nodes that are its workers."""
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path, log = data / "log.sock", data.with_name(data.name + ".log")
+    role = {"settings": Settings(), "data": str(data), "socket": str(path)}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.node.children"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=output,
+        )  # fmt: skip
+    try:
+        if process.stdin is not None:
+            process.stdin.write(msgspec.json.encode(role))
+            process.stdin.close()
+        if process.stdout is None or not process.stdout.readline():
+            raise ServerFailed(f"ended before it was ready\n{log.read_text()}")
+        yield f"unix:{path}"
+    finally:
+        process.terminate()
+        process.wait(15)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def start_nodes(stack: ExitStack, folder: Path, engine: str, count: int = 3, **settings: object) -> list[RunningServer]:

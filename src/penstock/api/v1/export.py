@@ -25,6 +25,7 @@ from penstock.core.export import (
     check_not_trimmed,
     make_plan,
 )
+from penstock.core.wishes import Wishes
 from penstock.errors import Busy, InputInvalid
 from penstock.http.requests import Request
 from penstock.http.responses import Headers, Response
@@ -50,7 +51,7 @@ class ExportApi:
         self._limit, self._patience = limit, patience
         self._running = 0
         self._waiting: dict[asyncio.Future[None], int] = {}
-        context.log.follow(self._followed)
+        context.log.follow(self._followed, Wishes(moved=self._moved))
 
     @operation(
         "Cut a range of the log into slices for a parallel export.",
@@ -147,8 +148,11 @@ class ExportApi:
             del self._waiting[followed]
 
     def _followed(self, entries: Sequence[Entry]) -> None:
+        self._moved(entries[-1].id)
+
+    def _moved(self, newest: int) -> None:
         for future, upto in self._waiting.items():
-            if upto <= entries[-1].id and not future.done():
+            if upto <= newest and not future.done():
                 future.set_result(None)
 
     @contextmanager

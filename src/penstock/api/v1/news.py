@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.log import Log
+from penstock.core.wishes import Wishes
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
 from penstock.http.timers import Timed, Wheel
@@ -21,7 +22,7 @@ class NewsPolls:
     def __init__(self, log: Log, wheel: Wheel) -> None:
         self.log, self.wheel = log, wheel
         self.waiting: dict[NewsPoll, int] = {}  # each with the id that it knows
-        log.follow(self._followed)
+        log.follow(self._followed, Wishes(moved=self._moved))
 
     def ask(self, request: Request, after: int, seconds: float) -> Response | Held:
         """The newest id, as soon as it is above *after*; after so many seconds whatever it is then."""
@@ -38,7 +39,9 @@ class NewsPolls:
             waiting.end(self.log.followed)
 
     def _followed(self, entries: Sequence[Entry]) -> None:
-        newest = entries[-1].id
+        self._moved(entries[-1].id)
+
+    def _moved(self, newest: int) -> None:
         for waiting in [one for one, after in self.waiting.items() if newest > after]:
             waiting.end(newest)
 

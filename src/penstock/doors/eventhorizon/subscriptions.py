@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.core.log import Log
 from penstock.core.registry import Registry, delete_if
+from penstock.core.wishes import Wishes
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry, Kind, Record
 from penstock.wire.eventhorizon import Cursor, parse_cursor
@@ -54,17 +55,21 @@ class Subscriptions:
         self._waiting: dict[str, list[Wake]] = {}  # by id
         self._touched: set[tuple[str, str]] | None = set()  # while loading: the log has said something newer
         self.moved: dict[str, set[str]] = {}  # by id: streams to announce
+        self._wishes = Wishes(types=("Subscribed", "Unsubscribed", "SubscriptionActivity"))
 
     async def load(self) -> None:
         """Read the records, and follow the log from now on."""
-        self._log.follow(self._follow)
+        self._log.follow(self._follow, self._wishes)
         announced = await self._registry.get(_ANNOUNCED)
         position = int(announced.value) if announced else 0
         after = ""
         while records := await self._registry.list(_RECORDS, after=after, limit=PAGE_ENTRIES):
             after = records[-1].key
             for record in records:
-                await self._load_one(msgspec.json.decode(record.value, type=SubscriptionRecord), position)
+                found = msgspec.json.decode(record.value, type=SubscriptionRecord)
+                self._wishes.add(found.stream)  # before its head is read: nothing comes in between
+                await self._load_one(found, position)
+                self._wishes.remove(found.stream)
         self._touched = None
 
     async def _load_one(self, found: SubscriptionRecord, announced: int) -> None:
@@ -94,12 +99,14 @@ class Subscriptions:
         At once for those that moved and are not announced yet: of all others the subscription's stream tells.
         """
         self._waiting.setdefault(id, []).append(wake)
+        self._wishes.add(id)
         for stream in self.moved.get(id, ()):
             wake(self._newest[stream])
 
     def unwatch(self, id: str, wake: Wake) -> None:
         """Call it no more."""
         self._waiting[id].remove(wake)
+        self._wishes.remove(id)
         if not self._waiting[id]:
             del self._waiting[id]
 
@@ -173,14 +180,18 @@ class Subscriptions:
             wake(cursor)
 
     def _add(self, stream: str, id: str) -> None:
+        if stream not in self._ids:
+            self._wishes.add(stream)
         self._ids.setdefault(stream, set()).add(id)
         self._streams.setdefault(id, set()).add(stream)
 
     def _remove(self, stream: str, id: str) -> None:
+        had_some = stream in self._ids
         for table, key, value in ((self._ids, stream, id), (self._streams, id, stream), (self.moved, id, stream)):
             if key in table:
                 table[key].discard(value)
                 if not table[key]:
                     del table[key]
-        if stream not in self._ids:
+        if had_some and stream not in self._ids:
             self._newest.pop(stream, None)
+            self._wishes.remove(stream)

@@ -15,6 +15,7 @@ from penstock.core.followers import Follower as Callee
 from penstock.core.followers import Followers
 from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch
+from penstock.core.wishes import Wishes
 from penstock.engines.jetstream import tombstones
 from penstock.engines.jetstream.appending import Appender
 from penstock.engines.jetstream.cells import PATIENCE_SECONDS
@@ -123,7 +124,7 @@ class JetStreamLog:
             return future
         return self._appender.submit(batch, size)
 
-    def follow(self, follower: Callee) -> None:
+    def follow(self, follower: Callee, wishes: Wishes | None = None) -> None:
         self.followers.add(follower)
 
     def _take(self, messages: list[Message]) -> None:

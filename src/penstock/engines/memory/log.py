@@ -12,6 +12,7 @@ from penstock.core.clock import Clock
 from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, matches
 from penstock.core.stamp import check_batch, stamp
+from penstock.core.wishes import Wishes
 from penstock.engines.pages import fitting, is_over, page_of_stream, shown, tombstone
 from penstock.engines.repeats import Address, addresses, first_answer, key_address, owner_of, sequence_address
 from penstock.errors import InputInvalid, KeyReused, NotFound, PenstockError, Trimmed
@@ -64,7 +65,7 @@ class MemoryLog:
             loop.call_soon(self._acknowledge, entries, appended, future)
         return future
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
         self.followers.add(follower)
 
     def _store(self, batch: Batch) -> tuple[list[Entry], Appended]:

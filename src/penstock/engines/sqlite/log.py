@@ -11,6 +11,7 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, is_exact
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
+from penstock.core.wishes import Wishes
 from penstock.engines.pages import Look, look_within
 from penstock.engines.sqlite import pages, retention
 from penstock.engines.sqlite.ahead import Ahead, Read, ReplayKind
@@ -62,7 +63,7 @@ class SqliteLog:
     def followers(self) -> Followers:
         return self._writer.followers
 
-    def follow(self, follower: Follower) -> None:
+    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
         self.followers.add(follower)
 
     # ── heads ──────────────────────────────────────────────────────────────────────────────────

@@ -52,7 +52,8 @@ class SqliteRegistry:
         def write(connection: sqlite3.Connection) -> bool:
             found = _get(connection, key, now_ms)
             check_version(key, found, expect)
-            connection.execute("DELETE FROM records WHERE key = ?", (key,))
+            if connection.execute("DELETE FROM records WHERE key = ?", (key,)).rowcount:
+                set_fact(connection, "version", fact(connection, "version") + 1)  # whoever hears of it has a number
             return found is not None
 
         return await self._writer.run(write)

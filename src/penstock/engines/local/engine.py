@@ -1,0 +1,201 @@
+"""The engine of a worker: the contracts of `core/`, kept by the log process of the same machine.
+
+    log process        SQLite (or memory): log, mailboxes, registry         `engines/local/server.py`
+        │ Unix socket
+    worker             connections, doors, hub, a ledger of its own         this package
+
+Workers are members as the nodes of a cluster are. The log process knows who lives: a worker is a member from its hello
+until its socket is closed, and a process whose socket is closed has ended or is being ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Self, cast
+
+from penstock.core.background import Background, Loop
+from penstock.core.bus import Receivers
+from penstock.core.export import Block, ExportRange
+from penstock.core.lookout import MailboxChange, RecordChange
+from penstock.core.mailbox import Mailbox
+from penstock.core.registry import Registry
+from penstock.engines.local.calling import GONE, LogLink, Remote, connect
+from penstock.engines.local.frames import LogFrame, Welcome
+from penstock.engines.local.link import SocketPath
+from penstock.engines.local.log import WorkerLog
+from penstock.engines.local.server import BEAT_SECONDS
+from penstock.errors import PenstockError
+from penstock.settings import LogSettings
+
+ANSWER_SECONDS: Final = 1.0
+
+
+class WorkerEngine:
+    """Log, mailbox, registry and bus of one worker. `async with` connects it."""
+
+    log: WorkerLog
+    mailbox: Mailbox
+    registry: Registry
+    bus: WorkerBus
+    export: WorkerExport
+    changes: WorkerChanges
+    members: WorkerMembers
+
+    def __init__(
+        self, path: Path, *, node: str, settings: LogSettings, background: Background | None, selective: bool
+    ) -> None:
+        self._path, self._node, self._settings, self._selective = path, node, settings, selective
+        self._background = background or Background()
+        self._beat: Loop | None = None
+        self.trouble = ""
+        self.on_lost: Callable[[], None] = lambda: None
+
+    async def __aenter__(self) -> Self:
+        socket = SocketPath(self._path)
+        try:
+            link = self._link = await connect(socket.short)
+        finally:
+            socket.close()
+        member = f"{self._node}:{secrets.token_hex(4)}"
+        link.on_lost = self._lost
+        welcome: Welcome = await link.call("hello", Welcome, self._node, member, not self._selective)
+        settings = self._settings
+        self.log = WorkerLog(
+            link, welcome, selective=self._selective, queue=settings.queue, queue_bytes=settings.queue_bytes
+        )
+        self.mailbox = cast("Mailbox", Remote(link, "mailbox"))
+        self.registry = cast("Registry", Remote(link, "registry"))
+        self.bus, self.export, self.changes = WorkerBus(link, self._node), WorkerExport(link), WorkerChanges(link)
+        self.members = WorkerMembers(link, member, welcome.members)
+        link.hear, link.on_letter = self._hear, self.bus.give
+        self._beat = self._background.every(BEAT_SECONDS, "link", self._show_life)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._beat is not None:
+            await self._beat.stop()
+        self._link.on_lost = lambda: None
+        self._link.close()
+
+    @property
+    def queued(self) -> int:
+        """Batches that wait to be stored."""
+        return self._link.queued
+
+    async def backup(self, directory: Path) -> object:
+        """Have the log process copy everything into an empty directory."""
+        return await self._link.call("backup", Any, str(directory))
+
+    def _hear(self, frame: LogFrame) -> None:
+        self.trouble = frame.trouble
+        self.log.hear(frame)
+        if frame.members is not None:
+            self.members.hear(frame.members)
+
+    async def _show_life(self) -> None:
+        self._link.book()
+
+    def _lost(self) -> None:
+        self.trouble = GONE
+        self.on_lost()
+
+
+class WorkerBus(Receivers):
+    """`core.bus.Bus` among the workers of one machine: the log process passes messages on."""
+
+    alone = False
+
+    def __init__(self, link: LogLink, node: str) -> None:
+        super().__init__()
+        self.node, self._link = node, link
+
+    async def send(self, node: str, topic: str, message: bytes) -> bool:
+        if node == self.node:
+            return self.give(topic, message)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                given: bool = await self._link.call("send", bool, node, topic, message)
+        except (PenstockError, TimeoutError):
+            return False
+        return given
+
+    async def hint(self, topic: str, message: bytes) -> None:
+        self.give(topic, message)
+        self._link.hint(topic, message)
+
+
+class WorkerMembers:
+    """`core.members.Membership` of a worker: the log process says who lives."""
+
+    alone = False
+
+    def __init__(self, link: LogLink, me: str, members: Sequence[str]) -> None:
+        self._link, self.me, self._living = link, me, tuple(members)
+        self.on_change: list[Callable[[], None]] = []
+
+    @property
+    def holds(self) -> bool:
+        return self._link.is_open
+
+    def living(self) -> tuple[str, ...]:
+        return self._living
+
+    async def is_dead(self, member: str) -> bool:
+        return member not in self._living and not await self._link.call("is_member", bool, member)
+
+    def hear(self, members: Sequence[str]) -> None:
+        """The log process says who is connected."""
+        self._living = tuple(sorted({self.me, *members}))
+        for change in self.on_change:
+            change()
+
+
+class WorkerChanges:
+    """`core.lookout.Changes` of a worker."""
+
+    def __init__(self, link: LogLink) -> None:
+        self._link = link
+
+    async def look(self, prefixes: Sequence[str]) -> tuple[list[RecordChange], list[MailboxChange]]:
+        found: tuple[list[RecordChange], list[MailboxChange]] = await self._link.call(
+            "look", tuple[list[RecordChange], list[MailboxChange]], prefixes
+        )
+        return found
+
+
+class WorkerExport:
+    """`core.export.Export` of a worker: the pieces come one by one, each when it is asked for."""
+
+    def __init__(self, link: LogLink) -> None:
+        self._link, self._numbers = link, count(1)
+
+    async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
+        found: list[Block] = await self._link.call("blocks", list[Block], after, upto, step)
+        return found
+
+    async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
+        number, call = next(self._numbers), self._link.call
+        await call("export_open", None, number, wanted)
+        try:
+            while (piece := await call("export_next", bytes | None, number)) is not None:
+                yield piece
+        finally:
+            if self._link.is_open:
+                call("export_close", None, number)
+
+    async def close(self) -> None:
+        return None
+
+
+def open_worker_engine(
+    path: Path, *, node: str, settings: LogSettings, background: Background | None = None, selective: bool = True
+) -> WorkerEngine:
+    """The engine of a worker of the log process that listens at *path*; `async with` connects it.
+
+    A worker that is *selective* is given only what its followers wish for; else every entry.
+    """
+    return WorkerEngine(path, node=node, settings=settings, background=background, selective=selective)

@@ -1,0 +1,121 @@
+"""The log as a worker sees it: appends and reads go to the log process, entries come from there as they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from penstock.core.followers import Follower, Followers
+from penstock.core.promise import Promise, failed
+from penstock.core.stamp import check_batch
+from penstock.core.wishes import UNKNOWN, Wishes
+from penstock.engines.local.calling import LogLink, Remote
+from penstock.engines.local.frames import LogFrame, Welcome
+from penstock.errors import Busy, CallerError
+from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
+from penstock.values import Appended, Batch, Page
+
+
+class WorkerLog(Remote):
+    """`core.log.Log` over the link to the log process."""
+
+    def __init__(self, link: LogLink, welcome: Welcome, *, selective: bool, queue: int, queue_bytes: int) -> None:
+        super().__init__(link, "log")
+        self.durability, self.server = welcome.durability, welcome.server
+        self._followed, self._trimmed_upto = welcome.followed, welcome.trimmed_upto
+        self._selective, self._limits = selective, (queue, queue_bytes)
+        self.followers = Followers()
+        self._wishes: list[Wishes] = []
+        self._wanted: dict[str, int] = {}  # how many want it
+        self._since: dict[str, int] = {}
+        self._asked: dict[int, str] = {}  # wishes that are not answered yet, by number
+        self._asked_of: dict[str, int] = {}  # their newest number
+        self._reading: dict[tuple[Any, ...], Promise[Page]] = {}
+
+    @property
+    def followed(self) -> int:
+        return self._followed
+
+    @property
+    def trimmed_upto(self) -> int:
+        return self._trimmed_upto
+
+    # ── append ─────────────────────────────────────────────────────────────────────────────────
+
+    def append(self, batch: Batch) -> Promise[Appended]:
+        try:
+            weight = check_batch(batch)
+        except CallerError as error:
+            return failed(error)
+        most, most_bytes = self._limits
+        if self._link.queued >= most:
+            return failed(Busy("log.queue", most))
+        if self._link.queued_bytes + weight > most_bytes and self._link.queued:
+            return failed(Busy("log.queue_bytes", most_bytes))
+        return self._link.append(batch, weight)
+
+    # ── follow ─────────────────────────────────────────────────────────────────────────────────
+
+    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
+        if self._selective:
+            if wishes is None:
+                raise TypeError("a worker's follower says what it wants")
+            self._wishes.append(wishes)
+            wishes.bring_to(self)
+            if wishes.types:
+                self._link.want_types(wishes.types)
+        self.followers.add(follower)
+
+    def wish(self, pattern: str) -> None:
+        count = self._wanted[pattern] = self._wanted.get(pattern, 0) + 1
+        if count == 1:
+            self._since[pattern] = UNKNOWN
+            number = self._asked_of[pattern] = self._link.wish(pattern)
+            self._asked[number] = pattern
+
+    def unwish(self, pattern: str) -> None:
+        count = self._wanted.pop(pattern)
+        if count > 1:
+            self._wanted[pattern] = count - 1
+        else:
+            self._since.pop(pattern, None)
+            self._asked_of.pop(pattern, None)
+            self._link.unwish(pattern)
+
+    def since(self, pattern: str) -> int:
+        return self._since.get(pattern, UNKNOWN)
+
+    def hear(self, frame: LogFrame) -> None:
+        """Take what the log process tells of the log."""
+        for number, since in frame.covered:
+            pattern = self._asked.pop(number)
+            if self._asked_of.get(pattern) == number:  # else it was taken back, and perhaps wished again
+                del self._asked_of[pattern]
+                self._since[pattern] = since
+        self._trimmed_upto = frame.trimmed_upto
+        if frame.entries:
+            self.followers.tell(frame.entries)
+        if frame.followed > self._followed:
+            self._followed = frame.followed
+            for wishes in self._wishes:
+                if wishes.moved is not None:
+                    wishes.moved(frame.followed)
+
+    # ── reads ──────────────────────────────────────────────────────────────────────────────────
+
+    async def read_after(
+        self, patterns: Sequence[str], after: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES,
+        meta: bool = False, ahead: bool = False,
+    ) -> Page:  # fmt: skip
+        """Wires that come back together mostly ask for the same page: it is read once."""
+        named = {"limit": limit, "limit_bytes": limit_bytes, "meta": meta, "ahead": ahead}
+        asked = (tuple(patterns), after, *named.values())
+        reading = self._reading.get(asked)
+        if reading is None:
+            reading = self._reading[asked] = self._link.contract("log.read_after", (patterns, after), named)
+            reading.add_done_callback(partial(self._read, asked))
+        return await reading
+
+    def _read(self, asked: tuple[Any, ...], _: object) -> None:
+        del self._reading[asked]

@@ -1,0 +1,498 @@
+"""The log process's side: gives the contracts to its workers, and each entry to those that want it.
+
+    worker ── wishes, appends, calls ──▶ WorkerLink ──▶ the engine that keeps the log
+    worker ◀── entries, answers ──────── WorkerLink ◀── one frame for each turn of the loop
+
+A worker that takes nothing costs the others nothing: what waits for it is bounded, and then it is cut. To be cut is to
+be killed: so nobody who was cut goes on doing what only a member may do. `serve` starts it again, and its wires come
+back to the other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import struct
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol, Self, cast
+
+import msgspec
+
+from penstock.core.background import Background, Loop
+from penstock.core.export import Export, ExportRange
+from penstock.core.log import Log
+from penstock.core.lookout import MailboxChange, RecordChange
+from penstock.core.mailbox import Mailbox
+from penstock.core.matching import Interest
+from penstock.core.names import is_exact
+from penstock.core.promise import Promise
+from penstock.core.registry import Registry
+from penstock.engines.local.contracts import METHODS
+from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
+from penstock.engines.local.link import Link, SocketPath
+from penstock.errors import PenstockError
+from penstock.values import Appended, Entry, Kind
+
+log = logging.getLogger("penstock.workers")
+
+WAITING_BYTES: Final = 256 * 1024 * 1024
+"""Bytes that wait for one worker. Over it the worker is cut: it has stopped, or cannot keep up with what it wants."""
+UNHURRIED_BYTES: Final = 8 * 1024 * 1024
+"""While so many bytes wait for a worker, its next calls are not begun: pages are what is largest."""
+CALLS_AT_ONCE: Final = 64
+"""Calls of one worker, appends aside, that are under way. Further ones wait for their turn."""
+CHANGES: Final = 200_000
+"""Records and mailboxes that changed since a worker last looked, which it does twice a second. Over it: it is cut."""
+SILENT_SECONDS: Final = 10.0
+"""A worker says something each second. One that was silent for so long has stopped: it is cut."""
+BEAT_SECONDS: Final = 1.0
+POSITION_SECONDS: Final = 0.005
+"""After which a worker hears that the log has moved on without an entry for it."""
+REMEMBERED: Final = 8_192
+"""Streams whose newest id is known without a read; twice as many just before the older half is forgotten."""
+
+_META = Kind.META
+_STARTED: Final = "workers/started"  # put and deleted at each start, to learn the registry's newest version
+_PEER: Final = struct.Struct("3i")  # process, user, group
+
+
+class SharedEngine(Protocol):
+    """The engine that keeps the log."""
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def mailbox(self) -> Mailbox: ...
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def export(self) -> Export: ...
+    @property
+    def trouble(self) -> str: ...
+
+    async def backup(self, directory: Path) -> object: ...
+
+
+class NewestIds:
+    """The newest id of the streams that had an entry lately."""
+
+    def __init__(self, followed: int) -> None:
+        self._newer: dict[str, int] = {}
+        self._older: dict[str, int] = {}
+        self._newer_after = self._older_after = followed
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        self._newer.update([(entry.stream, entry.id) for entry in entries])
+        if len(self._newer) >= REMEMBERED:
+            self._older, self._older_after = self._newer, self._newer_after
+            self._newer, self._newer_after = {}, entries[-1].id
+
+    def of(self, stream: str) -> int:
+        """An id above which the stream has nothing."""
+        return self._newer.get(stream) or self._older.get(stream) or self._older_after
+
+
+class LogServer:
+    """Gives one engine to all workers of this machine. Lives in `async with`."""
+
+    def __init__(self, engine: SharedEngine, path: Path, background: Background | None = None) -> None:
+        self.engine, self._path = engine, path
+        self._background = background or Background()
+        self.interest: Interest[WorkerLink] = Interest()
+        self.links: dict[WorkerLink, None] = {}  # all who have said who they are
+        self.followed = engine.log.followed
+        self.newest = NewestIds(self.followed)
+        self._version = 0  # no record is at a higher one
+        self._listening: asyncio.Server | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._beat: Loop | None = None
+        self.cut = 0  # workers that were cut
+
+    async def __aenter__(self) -> Self:
+        self._version = (await self.engine.registry.put(_STARTED, b"")).version
+        await self.engine.registry.delete(_STARTED)
+        self.engine.log.follow(self._follow)
+        self._socket = SocketPath(self._path)
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+        self._listening = await asyncio.get_running_loop().create_unix_server(
+            partial(WorkerLink, self), self._socket.short
+        )
+        self._path.chmod(0o600)
+        self._beat = self._background.every(BEAT_SECONDS, "workers", self._look_after)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._beat is not None:
+            await self._beat.stop()
+        if self._later is not None:
+            self._later.cancel()
+        if self._listening is not None:
+            self._listening.close()
+        for link in list(self.links):
+            link.close()
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+        self._socket.close()
+
+    # ── members ────────────────────────────────────────────────────────────────────────────────
+
+    def joined(self, link: WorkerLink) -> None:
+        """A worker has said who it is. One of the same name is an older life of it."""
+        for other in [one for one in self.links if one.node == link.node]:
+            other.cut("another one of its name has come")
+            self.gone(other)
+        self.links[link] = None
+        self._members_changed()
+
+    def gone(self, link: WorkerLink) -> None:
+        """A worker has no connection any more: it is no member from now on."""
+        if link in self.links:
+            del self.links[link]
+            self._members_changed()
+
+    def members(self) -> list[str]:
+        """Everybody who is connected."""
+        return sorted(link.member for link in self.links)
+
+    def _members_changed(self) -> None:
+        for link in self.links:
+            link.members_changed = True
+            link.book()
+
+    def link_of(self, node: str) -> WorkerLink | None:
+        """The worker of that name."""
+        return next((link for link in self.links if link.node == node), None)
+
+    async def _look_after(self) -> None:
+        now, trouble = asyncio.get_running_loop().time(), self.engine.trouble
+        for link in list(self.links):
+            if now - link.heard > SILENT_SECONDS:
+                link.cut(f"it was silent for {SILENT_SECONDS:g} s")
+            elif link.told_trouble != trouble:
+                link.book()
+
+    # ── entries ────────────────────────────────────────────────────────────────────────────────
+
+    def _follow(self, entries: Sequence[Entry]) -> None:
+        """Give each entry once to every worker that has somebody for it."""
+        find = self.interest.find
+        everything = [link for link in self.links if link.everything]
+        for entry in entries:
+            encoded: msgspec.Raw | None = None
+            typed = self._want_type(entry) if entry.kind is _META else ()
+            for link in (*find(entry.stream), *typed, *everything):
+                if link.given != entry.id:
+                    if encoded is None:
+                        encoded = msgspec.Raw(encode(entry))
+                    link.given = entry.id
+                    link.give(encoded)
+        self.newest.add(entries)
+        self.followed = entries[-1].id
+        if self._later is None and self.links:
+            self._later = asyncio.get_running_loop().call_later(POSITION_SECONDS, self._tell_position)
+
+    def _want_type(self, entry: Entry) -> list[WorkerLink]:
+        """Who wants a meta entry wherever it comes: from now on it also wants what comes after it there."""
+        wanting = [link for link in self.links if entry.type in link.types]
+        for link in wanting:
+            link.want(entry.stream)
+        return wanting
+
+    def _tell_position(self) -> None:
+        self._later = None
+        for link in self.links:
+            if link.told < self.followed:
+                link.book()
+
+    # ── changes ────────────────────────────────────────────────────────────────────────────────
+
+    def record_changed(self, key: str, version: int | None) -> None:
+        """A record was put, or deleted (None)."""
+        told = self._version = max(self._version, version) if version is not None else self._version + 1
+        for link in self.links:
+            link.note_record(key, version or told)
+
+    async def mailbox_changed(self, recipient: str, month: str, next_number: int | None = None) -> None:
+        """Something was put into a mailbox, or its head has changed."""
+        if next_number is None:
+            next_number = (await self.engine.mailbox.head(recipient, month)).next_number
+        for link in self.links:
+            link.note_mailbox(MailboxChange(recipient, month, next_number))
+
+
+class WorkerLink(Link):
+    """One worker, as the log process sees it."""
+
+    def __init__(self, server: LogServer) -> None:
+        super().__init__()
+        self._server, self._engine = server, server.engine
+        self.node = self.member = ""
+        self.everything = False
+        self.types: set[str] = set()
+        self.given = self.told = 0  # the newest entry in `_entries`; the position that was told
+        self.told_trouble = ""
+        self.members_changed = False
+        self.heard = self._loop.time()
+        self._process = 0
+        self._wished: dict[str, None] = {}
+        self._forget()
+        self._queue: deque[tuple[int, str, msgspec.Raw]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._records: dict[str, int] = {}
+        self._mailboxes: dict[tuple[str, str], MailboxChange] = {}
+        self._prefixes: tuple[str, ...] | None = None
+        self._exports: dict[int, AsyncGenerator[bytes, None]] = {}
+        self._letters_sent: dict[int, Promise[bool]] = {}
+        self._letter = 0
+
+    def _forget(self) -> None:
+        self._covered: list[tuple[int, int]] = []
+        self._entries: list[msgspec.Raw] = []
+        self._appended: list[AppendAnswer] = []
+        self._answers: list[tuple[int, msgspec.Raw]] = []
+        self._failures: list[Failure] = []
+        self._letters: list[tuple[int, str, bytes]] = []
+
+    # ── the socket ─────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        self._process = _PEER.unpack(peer)[0]
+        # uvloop tells `resume_writing` when less waits than this.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(UNHURRIED_BYTES)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.gone(self)
+        for pattern in self._wished:
+            self._server.interest.remove(pattern, self)
+        for promise in self._letters_sent.values():
+            promise.value = False
+            promise.settle()
+        self._queue.clear()
+        for task in self._running:
+            task.cancel()
+        self._forget()
+        log.info("worker.gone", extra={"worker": self.node, "pid": self._process})
+
+    def resume_writing(self) -> None:
+        self._begin_calls()
+
+    def cut(self, why: str) -> None:
+        """End this worker: it may not go on as a member."""
+        self._server.cut += 1
+        log.error("worker.cut", extra={"worker": self.node, "pid": self._process, "why": why})
+        if self._process not in (0, os.getpid()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self._process, signal.SIGKILL)
+        self.abort()
+
+    def make(self) -> object:
+        server = self._server
+        members = server.members() if self.members_changed else None
+        self.told, self.members_changed, self.told_trouble = server.followed, False, self._engine.trouble
+        parts = (
+            server.followed, self._engine.log.trimmed_upto, self.told_trouble, members, self._covered, self._entries,
+            self._appended, self._answers, self._failures, self._letters,
+        )  # fmt: skip
+        self._forget()
+        return parts
+
+    def flush(self) -> None:
+        super().flush()
+        if self.waiting_bytes > WAITING_BYTES:
+            self.cut(f"{WAITING_BYTES:,} bytes wait for it")
+
+    def give(self, entry: msgspec.Raw) -> None:
+        """Send it an entry."""
+        self._entries.append(entry)
+        self.book()
+
+    # ── what it says ───────────────────────────────────────────────────────────────────────────
+
+    def take(self, frame: memoryview) -> None:
+        said = _frames.decode(frame)
+        self.heard = self._loop.time()
+        for number, pattern in said.wishes:
+            self._wish(number, pattern)
+        self.types.update(said.types)
+        append = self._engine.log.append
+        for number, batch in said.appends:
+            append(batch).add_done_callback(partial(self._append_done, number))
+        for topic, message in said.hints:
+            for other in self._server.links:
+                if other is not self:
+                    other.deliver(0, topic, message)
+        for number, given in said.taken:
+            if promise := self._letters_sent.pop(number, None):
+                promise.value = given
+                promise.settle()
+        self._queue.extend(said.calls)
+        self._begin_calls()
+
+    def want(self, pattern: str) -> None:
+        """Send it what *pattern* covers from now on."""
+        self._wished[pattern] = None
+        self._server.interest.add(pattern, self)
+
+    def _wish(self, number: int, pattern: str) -> None:
+        server = self._server
+        if number:
+            self.want(pattern)
+            since = server.newest.of(pattern) if is_exact(pattern) else server.followed
+            self._covered.append((number, since))
+            self.book()
+        else:
+            self._wished.pop(pattern, None)
+            server.interest.remove(pattern, self)
+
+    def deliver(self, number: int, topic: str, message: bytes) -> None:
+        """Give it a message of another worker."""
+        self._letters.append((number, topic, message))
+        self.book()
+
+    def _append_done(self, number: int, done: Any) -> None:
+        try:
+            answer: Appended = done.result()
+        except Exception as error:  # noqa: BLE001 - it is told to who made the call
+            self._failures.append(failure(number, error))
+        else:
+            place = answer.last
+            whole = None if answer.first is place and not answer.repeated else answer
+            self._appended.append((number, place.id, place.index, place.chunk, place.end, whole))
+        self.book()
+
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────
+
+    def _begin_calls(self) -> None:
+        queue, running = self._queue, self._running
+        while queue and len(running) < CALLS_AT_ONCE and self.waiting_bytes < UNHURRIED_BYTES:
+            task = self._loop.create_task(self._answer(*queue.popleft()))
+            running.add(task)
+            task.add_done_callback(self._call_done)
+
+    def _call_done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._begin_calls()
+
+    async def _answer(self, number: int, name: str, arguments: msgspec.Raw) -> None:
+        try:
+            answer = msgspec.Raw(encode(await self._perform(name, arguments)))
+        except Exception as error:  # whatever it is, who called hears of it
+            if not isinstance(error, PenstockError | ValueError):
+                log.exception("call.failed", extra={"call": name})
+            self._failures.append(failure(number, error))
+        else:
+            self._answers.append((number, answer))
+        self.book()
+
+    async def _perform(self, name: str, arguments: msgspec.Raw) -> object:
+        if (method := METHODS.get(name)) is None:
+            kind, call = OTHER_CALLS[name]
+            return await call(self, *msgspec.msgpack.decode(arguments, type=kind))
+        part = getattr(self._engine, name.partition(".")[0])
+        values = method.read(arguments)
+        answer = await method.call(part, values)
+        await self._note(name, values, answer)
+        return answer
+
+    async def _note(self, name: str, values: tuple[Any, ...], answer: Any) -> None:
+        """Tell all workers what a call has changed."""
+        if name == "registry.put":
+            self._server.record_changed(values[0], answer.version)
+        elif name == "registry.delete" and answer:
+            self._server.record_changed(values[0], None)
+        elif name in CHANGING_MAILBOXES:
+            next_number = answer[-1].number + 1 if name == "mailbox.put" and answer else None
+            await self._server.mailbox_changed(values[0], values[1], next_number)
+
+    async def hello(self, node: str, member: str, everything: bool) -> Welcome:
+        self.node, self.member, self.everything = node, member, everything
+        self._server.joined(self)
+        source = self._engine.log
+        return Welcome(
+            source.durability, source.server, self._server.followed, source.trimmed_upto, self._server.members()
+        )
+
+    async def send(self, node: str, topic: str, message: bytes) -> bool:
+        """Give a message to the worker of that name; whether somebody there has listened."""
+        other = self._server.link_of(node)
+        if other is None:
+            return False
+        other._letter += 1
+        promise = other._letters_sent[other._letter] = Promise()
+        other.deliver(other._letter, topic, message)
+        return await promise
+
+    async def is_member(self, member: str) -> bool:
+        return member in self._server.members()
+
+    async def backup(self, directory: str) -> object:
+        return await self._engine.backup(Path(directory))
+
+    # ── what has changed ───────────────────────────────────────────────────────────────────────
+
+    def note_record(self, key: str, version: int) -> None:
+        if self._prefixes is None or key.startswith(self._prefixes):
+            self._records[key] = version
+            self._check_changes()
+
+    def note_mailbox(self, change: MailboxChange) -> None:
+        self._mailboxes[change.recipient, change.month] = change
+        self._check_changes()
+
+    def _check_changes(self) -> None:
+        if len(self._records) + len(self._mailboxes) > CHANGES:
+            self._records, self._mailboxes = {}, {}
+            self.cut(f"it has not looked at {CHANGES:,} changes")
+
+    async def look(self, prefixes: tuple[str, ...]) -> tuple[list[RecordChange], list[MailboxChange]]:
+        """What has changed since it looked the last time."""
+        self._prefixes = prefixes
+        records, self._records = self._records, {}
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        found = [RecordChange(*pair) for pair in records.items() if pair[0].startswith(prefixes)]
+        return found, list(mailboxes.values())
+
+    # ── exports ────────────────────────────────────────────────────────────────────────────────
+
+    async def blocks(self, after: int, upto: int, step: int) -> object:
+        return await self._engine.export.blocks(after, upto, step)
+
+    async def export_open(self, number: int, wanted: ExportRange) -> None:
+        self._exports[number] = self._engine.export.stream(wanted)
+
+    async def export_next(self, number: int) -> bytes | None:
+        """The next piece, when the worker asks for it: so no more than one waits here."""
+        return await anext(self._exports[number], None)
+
+    async def export_close(self, number: int) -> None:
+        if (stream := self._exports.pop(number, None)) is not None:
+            await stream.aclose()
+
+
+CHANGING_MAILBOXES: Final = frozenset(
+    f"mailbox.{name}" for name in ("put", "set_channels", "add_channel", "remove_channel", "forget")
+)
+OTHER_CALLS: Final[dict[str, tuple[Any, Callable[..., Awaitable[object]]]]] = {
+    "hello": (tuple[str, str, bool], WorkerLink.hello),
+    "send": (tuple[str, str, bytes], WorkerLink.send),
+    "is_member": (tuple[str], WorkerLink.is_member),
+    "look": (tuple[tuple[str, ...]], WorkerLink.look),
+    "backup": (tuple[str], WorkerLink.backup),
+    "blocks": (tuple[int, int, int], WorkerLink.blocks),
+    "export_open": (tuple[int, ExportRange], WorkerLink.export_open),
+    "export_next": (tuple[int], WorkerLink.export_next),
+    "export_close": (tuple[int], WorkerLink.export_close),
+}
+"""Calls that belong to no contract of `core/`, or not in its words: what they are given, and who answers."""
+
+_frames: Final = msgspec.msgpack.Decoder(WorkerFrame)
