@@ -1,0 +1,362 @@
+"""Workers of one log process: who is given what, nothing missed, and one that is slow, silent or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.core.feed import take_if_room
+from penstock.core.hub import Hub
+from penstock.core.ledger import recipient
+from penstock.doors.eventhorizon.subscriptions import Subscriptions
+from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, server
+from penstock.engines.local.frames import framed
+from penstock.engines.local.log import WorkerLog
+from penstock.engines.local.server import WorkerLink
+from penstock.engines.memory import MemoryEngine
+from penstock.engines.sqlite import open_sqlite
+from penstock.errors import EngineGone
+from penstock.settings import LogSettings
+from penstock.testing import TooLate, wait_until_async
+from penstock.values import Batch, Draft, Kind
+from penstock.wire import eventhorizon
+
+
+class Machine:
+    """A log process and its workers in one loop, with real sockets between them."""
+
+    def __init__(self, log: LogServer, path: Path, stack: AsyncExitStack) -> None:
+        self.log, self.path, self.stack = log, path, stack
+
+    async def worker(self, name: str) -> WorkerEngine:
+        engine = open_worker_engine(self.path, node=name, settings=LogSettings())
+        return await self.stack.enter_async_context(engine)
+
+    async def hub(self, worker: WorkerEngine) -> Hub:
+        return await self.stack.enter_async_context(Hub(worker.log, selective=True))
+
+
+@asynccontextmanager
+async def started(directory: Path, *, durable: bool = False) -> AsyncIterator[Machine]:
+    async with AsyncExitStack() as stack:
+        kept = open_sqlite(directory, node="log") if durable else MemoryEngine()
+        engine = await stack.enter_async_context(kept)
+        log = await stack.enter_async_context(LogServer(engine, directory / "log.sock"))
+        yield Machine(log, directory / "log.sock", stack)
+
+
+class Reader:
+    """Takes what comes."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.who = recipient("test", "reader")
+
+    def deliver(self, entries) -> None:
+        self.got += [entry.body for entry in entries]
+
+    deliver_last = take_if_room
+
+    def gap(self, after: int, upto: int) -> None:
+        raise AssertionError("nothing was trimmed")
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+
+def data_of(entries) -> list[bytes]:
+    return [entry.body for entry in entries if entry.index is not None]
+
+
+def one(stream: str, body: bytes) -> Batch:
+    return Batch((Draft(stream, body),))
+
+
+# ── who is given what ─────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_entry_goes_once_to_each_worker_that_has_somebody_for_it(tmp_path: Path) -> None:
+    async with started(tmp_path) as machine:
+        a, b, c = [await machine.worker(name) for name in "abc"]
+        given: dict[str, list[bytes]] = {"a": [], "b": [], "c": []}
+        for name, worker in zip("abc", (a, b, c), strict=True):
+            await machine.hub(worker)
+            worker.log.followers.add(lambda entries, to=given[name]: to.extend(data_of(entries)))
+        hub_b, hub_c = await machine.hub(b), await machine.hub(c)
+        readers = [Reader() for _ in range(4)]
+        for hub, reader, patterns in zip(
+            (hub_b, hub_b, hub_c, hub_c), readers, [("/s",), ("/s", "/>"), ("/t",), ("/*",)], strict=True
+        ):
+            hub.start(reader, patterns)
+        await a.log.append(one("/s", b"first"))
+        await a.log.append(one("/u/x", b"second"))
+
+        await wait_until_async(lambda: readers[1].got == [b"first", b"second"])
+        await wait_until_async(lambda: readers[3].got == [b"first"])
+        assert given == {"a": [], "b": [b"first", b"second"], "c": [b"first"]}
+        assert (readers[0].got, readers[2].got) == ([b"first"], [])
+        await wait_until_async(lambda: hub_c.position == a.log.followed)  # it has moved on all the same
+
+
+async def test_what_nobody_wants_any_more_is_not_sent_any_more(tmp_path: Path) -> None:
+    async with started(tmp_path) as machine:
+        a, b = await machine.worker("a"), await machine.worker("b")
+        hub, told = await machine.hub(b), []
+        b.log.followers.add(lambda entries: told.extend(data_of(entries)))
+        feeds = [hub.start(Reader(), ("/s",)) for _ in range(2)]
+        await a.log.append(one("/s", b"1"))
+        await wait_until_async(lambda: told == [b"1"])
+        feeds[0].stop()
+        await a.log.append(one("/s", b"2"))
+        await wait_until_async(lambda: told == [b"1", b"2"])
+        feeds[1].stop()
+        await b.registry.get("x")  # an answer comes after all that was said before
+        await a.log.append(one("/s", b"3"))
+        await wait_until_async(lambda: b.log.followed == a.log.followed)
+
+        assert told == [b"1", b"2"]
+
+
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes a wish for fulfilled as soon as it was made."""
+    monkeypatch.setattr(WorkerLog, "since", lambda self, pattern: 0)
+
+
+@pytest.mark.parametrize("sabotage", [None, trusting])
+async def test_what_comes_before_a_new_wish_is_known_is_not_missed(tmp_path, sabotage, monkeypatch) -> None:
+    async with started(tmp_path) as machine:
+        a, b = await machine.worker("a"), await machine.worker("b")
+        hub, reader = await machine.hub(b), Reader()
+        if sabotage:
+            sabotage(monkeypatch)
+        # Given a reader that begins while entries are on their way to the log
+        appends = [a.log.append(one("/s", b"%d" % number)) for number in range(5)]
+        a._link.flush()
+        hub.start(reader, ("/s",), after=0)
+        await asyncio.gather(*appends)
+        # Then it gets them, and what comes later, in order
+        await a.log.append(one("/s", b"5"))
+        if sabotage:
+            await wait_until_async(lambda: b"5" in reader.got)
+            assert len(reader.got) < 6
+            return
+        await wait_until_async(lambda: len(reader.got) >= 6)
+        assert reader.got == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("sabotage", [None, trusting])
+async def test_a_live_feed_that_wants_other_streams_misses_nothing_of_them(tmp_path, sabotage, monkeypatch) -> None:
+    async with started(tmp_path) as machine:
+        a, b = await machine.worker("a"), await machine.worker("b")
+        hub, reader = await machine.hub(b), Reader()
+        await a.log.append(one("/t", b"old"))
+        feed = hub.start(reader, ("/s",))
+        await wait_until_async(lambda: not feed.behind)
+        if sabotage:
+            sabotage(monkeypatch)
+        before = b.log.followed
+        sent = a.log.append(one("/t", b"new"))
+        a._link.flush()
+        feed.change(("/t",))
+        await sent
+        assert before < a.log.followed
+        await a.log.append(one("/t", b"newer"))
+        await wait_until_async(lambda: b"newer" in reader.got)
+
+        assert reader.got == ([b"newer"] if sabotage else [b"new", b"newer"])
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends the meta entry, and not what comes after it in the stream."""
+    monkeypatch.setattr(
+        LogServer, "_want_type", lambda self, entry: [link for link in self.links if entry.type in link.types]
+    )
+
+
+@pytest.mark.parametrize("sabotage", [None, forgetful])
+async def test_a_stream_that_was_subscribed_elsewhere_is_followed_from_there_on(
+    tmp_path, sabotage, monkeypatch
+) -> None:
+    async with started(tmp_path) as machine:
+        a, b = await machine.worker("a"), await machine.worker("b")
+        if sabotage:
+            sabotage(monkeypatch)
+        subscriptions = Subscriptions(b.log, b.registry, alone=False)
+        await subscriptions.load()
+        payload = eventhorizon.subscribed("/_sub/app", eventhorizon.timestamp(0))
+        subscribed = Draft("/s", payload, "Subscribed", kind=Kind.META)
+        await asyncio.gather(a.log.append(Batch((subscribed,))), a.log.append(one("/s", b"x")))
+
+        head = await a.log.head("/s")
+
+        def seen() -> bool:
+            newest = subscriptions.newest("/s")
+            return newest is not None and newest.offset == head.offset
+
+        if sabotage:
+            await wait_until_async(lambda: bool(subscriptions.streams("/_sub/app")))
+            with pytest.raises(TooLate):
+                await wait_until_async(seen, within=0.5)
+            return
+        await wait_until_async(seen)
+        assert subscriptions.moved == {"/_sub/app": {"/s"}}
+
+
+# ── members ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_members_are_those_who_are_connected(tmp_path: Path) -> None:
+    async with started(tmp_path) as machine:
+        a = await machine.worker("a")
+        changes: list[tuple[str, ...]] = []
+        a.members.on_change.append(lambda: changes.append(a.members.living()))
+        async with open_worker_engine(machine.path, node="b", settings=LogSettings()) as b:
+            them = b.members.me
+            await wait_until_async(lambda: them in a.members.living())
+            assert not await a.members.is_dead(them)
+            assert a.members.living() == b.members.living()
+        await wait_until_async(lambda: them not in a.members.living())
+        assert await a.members.is_dead(them)
+        assert changes
+
+
+async def test_a_worker_whose_log_process_is_gone_says_so_to_all_who_wait(tmp_path: Path) -> None:
+    engine = MemoryEngine()
+    path = tmp_path / "log.sock"
+    async with (
+        LogServer(engine, path) as log,
+        open_worker_engine(path, node="a", settings=LogSettings()) as worker,
+    ):
+        for link in list(log.links):
+            link.abort()
+        waiting = worker.log.append(one("/s", b"x"))
+        with pytest.raises(EngineGone):
+            await waiting
+        assert worker.trouble
+        assert not worker.members.holds
+        with pytest.raises(EngineGone):
+            await worker.registry.get("x")
+
+
+# ── peers that do harm ────────────────────────────────────────────────────────────────────────
+
+
+class Peer:
+    """A worker by hand: it says what it is told to, and reads nothing."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(machine.path))
+        machine.stack.callback(self._socket.close)
+
+    @classmethod
+    async def join(cls, machine: Machine, name: str) -> Peer:
+        peer = cls(machine)
+        peer.call(1, "hello", (name, f"{name}:1", True))
+        await wait_until_async(lambda: machine.log.link_of(name) is not None)
+        return peer
+
+    def call(self, number: int, name: str, arguments: object) -> None:
+        raw = msgspec.Raw(msgspec.msgpack.encode(arguments))
+        self.say(framed(([], [], [], [(number, name, raw)], [], [])))
+
+    def append(self, number: int, batch: Batch) -> None:
+        self.say(framed(([], [], [(number, batch)], [], [], [])))
+
+    def say(self, frame: bytes | bytearray) -> None:
+        self._socket.sendall(frame)
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
+def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WAITING_BYTES", 2**40)
+
+
+@pytest.mark.parametrize("sabotage", [None, unbounded])
+async def test_a_worker_that_takes_nothing_is_cut_and_no_other_notices(tmp_path, sabotage, monkeypatch) -> None:
+    async with started(tmp_path) as machine:
+        monkeypatch.setattr(server, "WAITING_BYTES", 2 * 1024 * 1024)
+        if sabotage:
+            sabotage(monkeypatch)
+        innocent = await machine.worker("innocent")
+        hub, reader = await machine.hub(innocent), Reader()
+        hub.start(reader, ("/s",))
+        await Peer.join(machine, "slow")
+        slow, most = machine.log.link_of("slow"), 0
+        for number in range(60):
+            await innocent.log.append(one("/s", b"%d " % number + bytes(200_000)))
+            most = max(most, slow.waiting_bytes)
+        await wait_until_async(lambda: len(reader.got) == 60)
+
+        assert [int(body.partition(b" ")[0]) for body in reader.got] == list(range(60))
+        assert (most > 5_000_000, machine.log.link_of("slow") is None) == (bool(sabotage), not sabotage)
+        assert innocent.members.holds
+
+
+def stalling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server for which nobody leaves: answers are made for those who are gone, and it raises."""
+
+    def flush(self: WorkerLink) -> None:
+        if not self.is_open:
+            self._loop.call_soon(self._server._listening.close)
+            for link in list(self._server.links):
+                link.abort()
+        Link_flush(self)
+
+    Link_flush = WorkerLink.flush  # noqa: N806
+    monkeypatch.setattr(WorkerLink, "flush", flush)
+
+
+@pytest.mark.parametrize("sabotage", [None, stalling])
+async def test_an_answer_to_a_worker_that_has_left_harms_nobody(tmp_path, sabotage, monkeypatch) -> None:
+    async with started(tmp_path, durable=True) as machine:
+        if sabotage:
+            sabotage(monkeypatch)
+            with pytest.raises((EngineGone, OSError)):
+                await leave_in_the_middle(machine, await machine.worker("innocent"))
+        else:
+            innocent = await machine.worker("innocent")
+            await leave_in_the_middle(machine, innocent)
+            assert innocent.members.holds
+
+
+async def leave_in_the_middle(machine: Machine, innocent: WorkerEngine) -> None:
+    for number in range(20):
+        name = f"peer-{number}"
+        peer = await Peer.join(machine, name)
+        for call in range(10):
+            peer.append(100 + call, one("/s", b"x"))
+            peer.call(200 + call, "log.read_after", ([">"], 0, 1000, 2**20, False, False))
+            peer.call(300 + call, "send", ("innocent", "nothing", b""))
+        peer.leave()
+        await wait_until_async(lambda name=name: machine.log.link_of(name) is None)
+        await innocent.log.append(one("/s", b"beside"))
+
+
+async def test_what_is_no_frame_ends_its_own_link_alone(tmp_path: Path) -> None:
+    async with started(tmp_path) as machine:
+        innocent = await machine.worker("innocent")
+        for garbage in (b"\0\0\0\3abc", b"\0\0\0\1\xc1", bytes(framed([1, 2])), bytes(framed((1, [], [], [], [], [])))):
+            peer = await Peer.join(machine, "garbled")
+            peer.say(garbage)
+            await wait_until_async(lambda: machine.log.link_of("garbled") is None)
+        await innocent.log.append(one("/s", b"x"))
+
+
+async def test_a_call_that_does_not_exist_fails_by_itself(tmp_path: Path) -> None:
+    async with started(tmp_path) as machine:
+        worker = await machine.worker("a")
+        for name, given in (("log.nothing", ()), ("nothing", ()), ("log.head", (1, 2, 3))):
+            with pytest.raises((EngineGone, ValueError)):
+                await worker._link._begin(name, given, msgspec.msgpack.Decoder())
+        assert await worker.log.head("/s") is None
