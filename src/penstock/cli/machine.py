@@ -52,6 +52,8 @@ class NotReady(Exception):
 class Child:
     """One process of this machine."""
 
+    module = "penstock.node.children"  # what Python runs; another one for processes that are broken on purpose
+
     def __init__(
         self, process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
     ) -> None:
@@ -61,7 +63,7 @@ class Child:
     async def start(cls, role: Role) -> Child:
         """Start a process, and tell it what it is."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock.node.children",
+            sys.executable, "-m", cls.module,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             preexec_fn=partial(end_with_parent, signal.SIGKILL),
             start_new_session=True,  # a terminal's Ctrl-C is for us alone: the log must outlive its workers
@@ -141,6 +143,7 @@ class Machine:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await keeper.ready()
+            log.info("log_process.started", extra={"pid": keeper.process.pid})
             ready: list[asyncio.Future[str]] = [loop.create_future() for _ in range(self._count)]
             keeping = [asyncio.create_task(self._keep_worker(n, one)) for n, one in enumerate(ready, 1)]
             lines: asyncio.Future[list[str]] = asyncio.gather(*ready)
@@ -176,6 +179,7 @@ class Machine:
             worker = self._workers[number] = await Child.start(self._role_of(number))
             try:
                 line = await worker.ready()
+                log.info("worker.started", extra={"worker": number, "pid": worker.process.pid})
                 if not ready.done():
                     ready.set_result(line)
                 code = await worker.process.wait()

@@ -1,0 +1,70 @@
+"""`serve --workers`: one address for all, signals for all, and what cannot be is refused in a line."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.testing import start_server, wait_until
+from tests.api.client import Tail, ask, publish
+
+
+def test_several_workers_are_one_server(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", "--workers", "2") as server:
+        with Tail(server, "/s") as one, Tail(server, "/>") as other:
+            for number in range(10):
+                assert publish(server, "/s", b"%d" % number).status == 201
+            assert [line["data"] for line in one.lines(10)] == [line["data"] for line in other.lines(10)]
+        assert len(ask(server, "GET", "/v1/read", stream="/s").json["entries"]) == 10
+        # SIGHUP is for all workers
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log_text().count("reload.done") == 2)
+        # Nobody else gets the address
+        again = serve(tmp_path / "other", "--workers", "2", "--listen", f"127.0.0.1:{server.port}")
+        assert (again.returncode, "config_invalid" in again.stderr, "--listen" in again.stderr) == (2, True, True)
+        # SIGTERM ends all of them, and the log is closed well
+        assert server.stop() == 0
+        assert "worker.ended" not in server.log_text()
+        assert not (tmp_path / "data" / "log.sock").exists()
+        assert not (tmp_path / "data" / "penstock.db-wal").exists()
+
+
+def test_as_many_workers_as_there_are_cores(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", server_workers="auto", log_engine="memory") as server:
+        assert server.durability == "memory"
+        assert publish(server, "/s").status == 201
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--workers", "0"), "server.workers"),
+        (("--workers", "many"), "--workers auto"),
+        (("--workers", "2", "--engine", "nats://127.0.0.1:1"), "--workers 1"),
+        (("--workers", "2", "--set", "server.tls_certificate=/nowhere"), "tls_certificate"),
+        (("--workers", "2", "--doors", "nothing"), "no door"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    refused = serve(tmp_path / "data", *arguments)
+
+    assert refused.returncode in (1, 2)
+    assert said in refused.stderr
+    assert not re.search(r"Traceback|ready on", refused.stderr + refused.stdout)
+
+
+def test_a_data_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", "--workers", "2"):
+        refused = serve(tmp_path / "data", "--workers", "2", "--listen", "127.0.0.1:0")
+    assert refused.returncode == 1
+    assert "data_locked" in refused.stderr
+
+
+def serve(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", "serve", "--data", str(data), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,0 +1,148 @@
+"""kill -9 of the processes of one machine: what was acknowledged is there, and readers get everything once."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.testing import RunningServer, TooLate, wait_until
+from tests.api.client import Tail, ask, publish
+from tests.cluster.test_nodes import Publisher, bodies
+
+WORKERS = 3
+
+
+class BrokenServer(RunningServer):
+    module = "tests.faults.broken_machine"
+
+
+@contextmanager
+def started(folder: Path, sabotage: str = "") -> Iterator[RunningServer]:
+    kind, environment = (BrokenServer, {"SABOTAGE": sabotage}) if sabotage else (RunningServer, {})
+    server = kind(folder / "data", ("--workers", str(WORKERS)), environment)
+    try:
+        yield server
+    finally:
+        server.stop(within=30)
+
+
+def pids_of(server: RunningServer, what: str) -> list[int]:
+    """Processes of that kind, in the order in which they were ready."""
+    return [int(pid) for pid in re.findall(rf"{what}.started.*pid=(\d+)", server.log_text())]
+
+
+class ResumingReader(threading.Thread):
+    """Reads a stream of its own, and goes on behind the last entry it got whenever its connection breaks."""
+
+    def __init__(self, server: RunningServer, stream: str) -> None:
+        super().__init__(daemon=True)
+        self._server, self.stream = server, stream
+        self.got: list[str] = []
+        self.breaks = 0
+        self.ending = threading.Event()
+
+    def run(self) -> None:
+        after = 0
+        while not self.ending.is_set():
+            try:
+                with Tail(self._server, self.stream, after=after) as tail:
+                    while not self.ending.is_set():
+                        entry = tail.line()
+                        self.got.append(entry["data"])
+                        after = entry["id"]
+            except (OSError, ValueError, http.client.HTTPException):
+                self.breaks += 1
+
+
+def check_killed_workers(server: RunningServer) -> None:
+    """Kill one worker after the other under load; all readers get everything, in order, each once."""
+    publishers = [Publisher([server], f"/killed/{number}") for number in range(6)]
+    readers = [ResumingReader(server, one.stream) for one in publishers]
+    for one in (*readers, *publishers):
+        one.start()
+    for kill in range(WORKERS):
+        wait_for_more(publishers)
+        os.kill(pids_of(server, "worker")[kill], signal.SIGKILL)
+        wait_until(lambda kill=kill: len(pids_of(server, "worker")) == WORKERS + kill + 1, within=60)
+    wait_for_more(publishers)
+    for one in publishers:
+        one.ending.set()
+        one.join(30)
+    try:
+        for publisher, reader in zip(publishers, readers, strict=True):
+            assert publisher.failed == []
+            assert bodies(server, publisher.stream) == publisher.acknowledged
+            wait_until(lambda p=publisher, r=reader: r.got == p.acknowledged, within=20)
+        assert sum(reader.breaks for reader in readers) >= len(readers)
+    finally:
+        for reader in readers:
+            reader.ending.set()
+
+
+def wait_for_more(publishers: list[Publisher]) -> None:
+    before = [len(one.acknowledged) for one in publishers]
+    wait_until(lambda: all(len(p.acknowledged) > b + 8 for p, b in zip(publishers, before, strict=True)), within=60)
+
+
+def test_workers_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
+    with started(tmp_path) as server:
+        check_killed_workers(server)
+
+
+def test_the_same_check_finds_workers_that_miss_what_comes_before_their_wish_is_known(tmp_path: Path) -> None:
+    with started(tmp_path, "trusting") as server, pytest.raises((TooLate, AssertionError)):
+        check_killed_workers(server)
+
+
+def check_killed_log(server: RunningServer) -> None:
+    """Kill the process that keeps the log, twice; everything starts again, and all that was acknowledged is there."""
+    publishers = [Publisher([server], f"/killed/{number}") for number in range(6)]
+    for one in publishers:
+        one.start()
+    for kill in range(2):
+        wait_for_more(publishers)
+        os.kill(pids_of(server, "log_process")[kill], signal.SIGKILL)
+        wait_until(lambda kill=kill: len(pids_of(server, "worker")) >= WORKERS * (kill + 2), within=60)
+    wait_for_more(publishers)
+    for one in publishers:
+        one.ending.set()
+        one.join(30)
+    for one in publishers:
+        assert one.failed == []
+        assert bodies(server, one.stream) == one.acknowledged
+    assert ask(server, "GET", "/ready", token=None).status == 200
+
+
+def test_a_log_process_that_is_killed_ends_all_and_all_begin_again(tmp_path: Path) -> None:
+    with started(tmp_path) as server:
+        check_killed_log(server)
+
+
+def test_the_same_check_finds_a_log_that_answers_before_it_has_stored(tmp_path: Path) -> None:
+    with started(tmp_path, "hasty") as server, pytest.raises((TooLate, AssertionError)):
+        check_killed_log(server)
+
+
+def test_nothing_is_left_of_a_machine_whose_first_process_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path) as server:
+        children = [*pids_of(server, "log_process"), *pids_of(server, "worker")]
+        assert publish(server, "/s", b"before").status == 201
+        server.kill()
+        wait_until(lambda: not any(Path(f"/proc/{pid}/fd").exists() and _runs(pid) for pid in children))
+        server.restart()
+        assert bodies(server, "/s") == ["before"]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
