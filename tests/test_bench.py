@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import append, console, fanout, idle, latency, msgstream, push, replay, sps, start, streams, trickle, webpush
+from bench import (
+    append, console, fanout, idle, latency, msgstream, push, replay, sps, start, streams, trickle, webpush, workers,
+)  # fmt: skip
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
 from bench.rig.load import Load, undisturbed
@@ -37,6 +39,8 @@ EVERY = {
     "streams": (streams, [], 1),
     "trickle": (trickle, [], 4),
     "webpush": (webpush, [], 5),
+    "workers": (workers, [], 6),
+    "workers with a crowd": (workers, ["--crowd", "120"], 7),
 }
 
 

@@ -1,10 +1,11 @@
 """Many open responses in one process, as cheap as Python can hold them: sockets and one epoll.
 
-    python -m bench.rig.wires PORT COUNT REQUESTS [STATUS] [tls]
+    python -m bench.rig.wires PORT COUNT REQUESTS [STATUS] [tls] [returns] [from=ADDRESS]
 
 Opens them one after the other, with the requests in turn, each to be answered with STATUS (200), and
 says `{"open": COUNT}`. Then `total N` is answered when N marks have arrived over all wires since the
-start, with how many of them came on the wire that got the fewest.
+start, with how many of them came on the wire that got the fewest. Wires that `returns` are opened again when they
+are closed; then `settled S` is answered when some were, and nothing of the kind has happened for S seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import select
 import socket
 import ssl
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from bench.rig.child import reply
@@ -24,14 +28,16 @@ _PATIENCE = 60  # seconds for one connection to be answered
 class Wires:
     """Counts what arrives."""
 
-    def __init__(self) -> None:
+    def __init__(self, reopen: Callable[[], None] | None = None, source: str = "") -> None:
+        self._reopen, self._source = reopen, (source, 0) if source else None
+        self._returned, self._last, self._settle = 0, 0.0, 0.0
         self._sockets: dict[int, socket.socket] = {}
         self._seen: dict[int, int] = {}
         self._total = self._wanted = self._lost = 0
 
     def open(self, port: int, request: bytes, status: str, *, tls: bool) -> None:
         """Connect, ask and read the head of the answer."""
-        wire: socket.socket = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE)
+        wire: socket.socket = socket.create_connection(("127.0.0.1", port), _PATIENCE, self._source)
         if tls:
             wire = _trusting().wrap_socket(wire)
         wire.sendall(request)
@@ -52,7 +58,7 @@ class Wires:
         for fd in (sys.stdin.fileno(), *self._sockets):
             poll.register(fd, select.EPOLLIN)
         while True:
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(self._settle or None):
                 if fd == sys.stdin.fileno():
                     self._obey(sys.stdin.readline().split())
                 elif size := self._sockets[fd].recv_into(buffer):
@@ -61,18 +67,40 @@ class Wires:
                     self._total += count
                 else:
                     poll.unregister(fd)
-                    self._lost += 1
+                    if self._reopen is None:
+                        self._lost += 1
+                    else:
+                        poll.register(self._return(fd), select.EPOLLIN)
             self._answer_if_there()
+
+    def _return(self, closed: int) -> int:
+        """Open a wire again that was closed."""
+        self._sockets.pop(closed).close()
+        seen = self._seen.pop(closed)
+        while True:
+            with suppress(OSError, SystemExit):  # the next worker to take it may be just about to end, too
+                self._reopen()  # type: ignore[misc]
+                break
+        fd = next(reversed(self._sockets))
+        self._seen[fd] = seen
+        self._returned, self._last = self._returned + 1, time.monotonic()
+        return fd
 
     def _obey(self, command: list[str]) -> None:
         if not command:
             raise SystemExit  # whoever gave the commands is gone
-        self._wanted = int(command[1])
+        if command[0] == "settled":
+            self._settle = float(command[1])
+        else:
+            self._wanted = int(command[1])
 
     def _answer_if_there(self) -> None:
         if self._wanted and (self._total >= self._wanted or self._lost):
             reply(total=self._total, fewest=min(self._seen.values()), lost=self._lost)
             self._wanted = 0
+        if self._settle and self._returned and time.monotonic() - self._last > self._settle:
+            reply(returned=self._returned, last=self._last)
+            self._settle, self._returned = 0.0, 0
 
 
 def _trusting() -> ssl.SSLContext:
@@ -84,7 +112,13 @@ def _trusting() -> ssl.SSLContext:
 
 def main(port: str, count: str, requests: str, *options: str) -> None:
     asked = load(Path(requests))
-    wires, status = Wires(), next(filter(str.isdigit, options), "200")
+    status = next(filter(str.isdigit, options), "200")
+    source = next((option.removeprefix("from=") for option in options if option.startswith("from=")), "")
+
+    def reopen() -> None:
+        wires.open(int(port), asked[0], status, tls=False)
+
+    wires = Wires(reopen if "returns" in options else None, source)
     for number in range(int(count)):
         wires.open(int(port), asked[number % len(asked)], status, tls="tls" in options)
     reply(open=int(count))

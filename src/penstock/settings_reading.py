@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 
 from penstock.errors import ConfigInvalid
 from penstock.settings import ROLES, LogSettings, ServerSettings, Settings, TrickleSettings
-from penstock.units import measure, parse_address, parse_keep
+from penstock.units import measure, parse_address, parse_keep, parse_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ def _check_together(settings: Settings) -> None:
     _check_roles(server)
     _check_engine(settings.log)
     parse_keep(settings.log.keep)
+    parse_workers(settings.server.workers)
     _check_server_name(settings.eventhorizon.server)
     _check_trickle(settings.trickle, server)
 

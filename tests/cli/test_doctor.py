@@ -50,6 +50,14 @@ def test_a_port_in_use_is_found(tmp_path: Path) -> None:
         assert status_of("port", tmp_path, settings) == {"warn"}
 
 
+def test_more_workers_than_cores_are_found(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+
+    assert status_of("workers", tmp_path, load(given=[f"server.workers={cores + 1}"])) == {"warn"}
+    assert status_of("workers", tmp_path, load(given=["server.workers=auto"])) == {"ok"}
+    assert status_of("workers", tmp_path) == {"ok"}
+
+
 def test_files_from_the_future_are_found(tmp_path: Path) -> None:
     file = tmp_path / "log.db"
     file.touch()

@@ -6,12 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from penstock.testing import start_server, wait_until
 from tests.api.client import Tail, ask, publish
+from tests.node.test_metrics import value
 
 
 def test_several_workers_are_one_server(tmp_path: Path) -> None:
@@ -32,6 +34,33 @@ def test_several_workers_are_one_server(tmp_path: Path) -> None:
         assert "worker.ended" not in server.log_text()
         assert not (tmp_path / "data" / "log.sock").exists()
         assert not (tmp_path / "data" / "penstock.db-wal").exists()
+
+
+def test_whichever_worker_is_asked_speaks_of_the_whole_machine(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", "--workers", "3") as server, ExitStack() as stack:
+        names = [f"reader-{number}" for number in range(12)]
+        tails = [stack.enter_context(Tail(server, "/s", consumer=name)) for name in names]
+        id = publish(server, "/s", b"to all").json["id"]
+        for tail in tails:
+            assert tail.line()["id"] == id
+        # Each connection may go to another worker
+        for _ in range(6):
+            consumers = ask(server, "GET", "/v1/consumers").json["consumers"]
+            assert sorted(one["recipient"] for one in consumers) == sorted(names)
+            assert (value(server, "feeds"), value(server, "workers")) == (12, 3)
+            assert value(server, "connections") >= 12
+            for name in names:
+                assert ask(server, "GET", "/v1/why", entry=id, recipient=name).json["verdict"] == "sent"
+            unheard = publish(server, "/t").json["id"]
+            told = ask(server, "GET", "/v1/why", entry=unheard, recipient=names[0]).json
+            assert told["verdict"] == "not_subscribed"
+        wait_until(lambda: value(server, "deliveries_total") == 12)
+        page = ask(server, "GET", "/metrics").body.decode()
+        shown = set(re.findall(r'penstock_process_cpu_seconds_total{process="([\w-]+)"}', page))
+        assert shown == {"log", "worker-1", "worker-2", "worker-3"}
+        # A backup is the log process's
+        copied = ask(server, "POST", "/v1/backup", b'{"directory":"%b"}' % str(tmp_path / "copy").encode())
+        assert (copied.status, (tmp_path / "copy" / "penstock.db").exists()) == (201, True)
 
 
 def test_as_many_workers_as_there_are_cores(tmp_path: Path) -> None:

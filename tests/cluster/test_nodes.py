@@ -87,12 +87,12 @@ def test_each_pusher_is_run_by_one_node_and_any_node_answers_for_it(nodes: Nodes
         append(nodes[0], f"/{name}", "one", "two")
 
         wait_until(lambda: app.decide.applied.get(f"/{name}") == ["one", "two"], within=15)
-        assert sum(_runs_here(node) for node in nodes) == 1
+        assert _running(nodes) == 1
         for node in nodes:
             wait_until(lambda node=node: pusher(node, id)["state"] == "pushing")
         assert len({pusher(node, id)["node"] for node in nodes} - {""}) == 1
         assert ask(nodes[0], "POST", f"/v1/pushers/{id}/pause").json["state"] == "paused"
-        assert sum(_runs_here(node) for node in nodes) == 0
+        assert _running(nodes) == 0
         append(nodes[1], f"/{name}", "three")
         assert ask(nodes[1], "POST", f"/v1/pushers/{id}/resume").status == 200
         wait_until(lambda: app.decide.applied.get(f"/{name}") == ["one", "two", "three"], within=15)
@@ -100,7 +100,25 @@ def test_each_pusher_is_run_by_one_node_and_any_node_answers_for_it(nodes: Nodes
         assert [ask(node, "GET", f"/v1/pushers/{id}").status for node in nodes] == [404, 404, 404]
 
 
-def _runs_here(node: RunningServer) -> int:
+def _running(nodes: Nodes) -> int:
+    """How many pushers run on these nodes. Any worker of a machine tells it of all of them."""
+    return _counted(nodes[0]) if _is_worker(nodes[0]) else sum(map(_counted, nodes))
+
+
+def _runner(nodes: Nodes, id: str) -> RunningServer:
+    """The node that runs a pusher."""
+
+    def runs(node: RunningServer) -> bool:
+        return bool(pusher(node, id)["node"] == node.data.name if _is_worker(node) else _counted(node))
+
+    return next(node for node in nodes if runs(node))
+
+
+def _is_worker(node: RunningServer) -> bool:
+    return node.arguments[1].startswith("unix:")
+
+
+def _counted(node: RunningServer) -> int:
     metrics = ask(node, "GET", "/metrics").body.decode()
     return int(float(metrics.split("\npenstock_pushers ")[1].split("\n")[0]))
 
@@ -131,13 +149,13 @@ def test_the_pusher_of_a_killed_node_goes_on_at_another(nodes: Nodes) -> None:
         id = add_pusher(nodes[0], app.url)
         append(nodes[0], f"/{name}", "before")
         wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before"], within=15)
-        running = next(node for node in nodes if _runs_here(node))
+        running = _runner(nodes, id)
         living = [node for node in nodes if node is not running]
         running.kill()
         append(living[0], f"/{name}", "after")
 
         wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "after"], within=20)
-        assert sum(_runs_here(node) for node in living) == 1
+        assert _running(living) == 1
         ask(living[0], "DELETE", f"/v1/pushers/{id}")
     running.restart()
 
@@ -153,7 +171,7 @@ def test_a_node_that_was_stopped_in_the_middle_pushes_no_more(nodes: Nodes) -> N
         id = add_pusher(nodes[0], app.url)
         append(nodes[0], f"/{name}", "before")
         wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before"], within=15)
-        stopped = next(node for node in nodes if _runs_here(node))
+        stopped = _runner(nodes, id)
         living = [node for node in nodes if node is not stopped]
         stopped.process.send_signal(signal.SIGSTOP)
         try:
@@ -161,14 +179,14 @@ def test_a_node_that_was_stopped_in_the_middle_pushes_no_more(nodes: Nodes) -> N
             wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "meanwhile"], within=20)
         finally:
             stopped.process.send_signal(signal.SIGCONT)
-        if stopped.arguments[1].startswith("unix:"):  # the log process has ended a worker that was silent for so long
+        if _is_worker(stopped):  # the log process has ended a worker that was silent for so long
             assert stopped.process.wait(20) == -signal.SIGKILL
             stopped.restart()
         wait_until(lambda: ask(stopped, "GET", "/ready", token=None).status == 200, within=20)
         append(stopped, f"/{name}", "after")
 
         wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "meanwhile", "after"], within=20)
-        wait_until(lambda: sum(_runs_here(node) for node in nodes) == 1, within=20)
+        wait_until(lambda: _running(nodes) == 1, within=20)
         ask(living[0], "DELETE", f"/v1/pushers/{id}")
 
 

@@ -14,6 +14,7 @@ from penstock.api.auth import Caller, Gate
 from penstock.core.background import Background
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock
+from penstock.core.everyone import Everyone
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import Log
@@ -49,6 +50,7 @@ class Context:
     members: Membership = field(default_factory=Alone)
     background: Background = field(default_factory=Background)
     lookout: Lookout = field(default_factory=Lookout)
+    everyone: Everyone = field(default_factory=Everyone)  # the other processes of this machine
 
     def caller(self, request: Request) -> Caller:
         """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`.

@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock.cli import java
 from penstock.cli.serve import OTHER_FILES
 from penstock.settings import Settings
-from penstock.units import parse_address
+from penstock.units import parse_address, parse_workers
 
 FREE_BYTES_FAIL, FREE_BYTES_WARN = 64 * 2**20, 2 * 2**30
 """Under 64 MiB a checkpoint of the log may not fit; 2 GiB is some minutes at full speed."""
@@ -77,6 +77,18 @@ def check_open_files(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     yield DoctorFinding("open files", status, message, "Raise 'ulimit -Hn', or lower server.connections.")
 
 
+def check_workers(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
+    """There is a core for each worker."""
+    workers, cores = parse_workers(settings.server.workers), len(os.sched_getaffinity(0))
+    if workers > cores:
+        message = f"{workers} workers on {cores} cores: more processes than can run at once"
+        yield DoctorFinding("workers", "warn", message, "Use --workers auto, unless connections need more processes.")
+    elif workers == 1:
+        yield DoctorFinding("workers", "ok", f"one process; this machine has {cores} cores (--workers auto uses them)")
+    else:
+        yield DoctorFinding("workers", "ok", f"{workers} workers and a log process on {cores} cores")
+
+
 def check_port(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     """The port is free, or a server of ours has it."""
     host, port = parse_address(settings.server.listen)
@@ -132,6 +144,7 @@ MACHINE_CHECKS: tuple[Check, ...] = (
     check_data,
     check_disk,
     check_open_files,
+    check_workers,
     check_port,
     check_keys,
     check_clock,

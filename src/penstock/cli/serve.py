@@ -87,6 +87,7 @@ def _allow_open_files(connections: int) -> None:
 def up(
     data: Data = DATA,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; 127.0.0.1:8800 by default.")] = "",
+    workers: Annotated[str, typer.Option(metavar="N|auto", help="Processes that have connections; auto: cores.")] = "",
     config: Config = None,
     set: Set = None,
     no_pipeline: Annotated[bool, typer.Option("--no-pipeline", help="The server alone.")] = False,
@@ -101,7 +102,9 @@ def up(
     ./penstock up
     ./penstock up --data /var/lib/penstock --no-pipeline
     """
-    settings = settings_from(config, set, server_listen=listen)  # a mistake is told before anything starts
+    settings = settings_from(
+        config, set, server_listen=listen, server_workers=workers
+    )  # a mistake is told before anything starts
     if no_system:
         os.environ["PENSTOCK_NO_SYSTEM"] = "1"
     lake = Path(settings.lake.url or data / "lake").absolute()
@@ -109,6 +112,7 @@ def up(
     if not no_pipeline and not settings.lake.url:
         lake.mkdir(mode=0o700, parents=True, exist_ok=True)
         arguments.append(f"--set=lake.url={lake}")
+    arguments += [f"--workers={workers}"] * bool(workers)
     arguments += [f"--listen={listen}"] * bool(listen) + [f"--config={config}"] * bool(config)
     server = _start(arguments)
     if url := _wait_for_ready(server):

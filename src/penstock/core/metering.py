@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import resource
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from pathlib import Path
 
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 Sample = tuple[str, str, str, float, dict[str, str]]
 """Kind (counter or gauge), name, what it means, value, labels."""
+
+
+def process_samples(process: str) -> Iterator[Sample]:
+    """What this process, one of several of its machine, takes of it."""
+    used, labels = resource.getrusage(resource.RUSAGE_SELF), {"process": process}
+    yield "counter", "process_cpu_seconds", "CPU time of a process.", used.ru_utime + used.ru_stime, labels
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    yield "gauge", "process_resident_bytes", "Memory of a process.", pages * resource.getpagesize(), labels
 
 
 class Histogram:

@@ -10,11 +10,13 @@ the entry, or a crash took the record of it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
 
+from penstock.core.everyone import FLUSH, Consumer, Everyone, all_consumers
 from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Ledger, LedgerEvent, decode
 from penstock.core.log import Log
@@ -79,8 +81,11 @@ class Folded(Protocol):
 class Why:
     """Looks things up."""
 
-    def __init__(self, log: Log, ledger: Ledger, hub: Hub, folded: Folded | None = None) -> None:
+    def __init__(
+        self, log: Log, ledger: Ledger, hub: Hub, folded: Folded | None = None, everyone: Everyone | None = None
+    ) -> None:
         self._log, self._ledger, self._hub, self._folded = log, ledger, hub, folded
+        self._everyone = everyone or Everyone()
 
     async def entry(self, id: int, recipient: str) -> WhyAnswer:
         """What became of an entry. `NotFound` if there is no such entry, `Trimmed` if it is too late to ask."""
@@ -94,7 +99,10 @@ class Why:
         if entry.kind is Kind.EXPIRED or entry.kind is Kind.ERASED:
             story.append(f"its body is {entry.kind.name.lower()}")
         events, position = joined(events)
-        found, reason = (_verdict(events), "") if events else _without_record(self._hub, entry, recipient)
+        if events:
+            found, reason = _verdict(events), ""
+        else:
+            found, reason = _without_record(await all_consumers(self._hub, self._everyone), entry, recipient)
         if found == "no_record" and position is not None:
             event = "it" if position.last == id else f"a later event, id {position.last},"
             reason = f"{recipient} confirmed {event} at {timestamp(position.ms)}; no record of the sending"
@@ -134,7 +142,7 @@ class Why:
 
     async def _flushed(self) -> int:
         """Have everything recorded; return the id up to which it need not be read from the log."""
-        await self._ledger.flush()
+        await asyncio.gather(self._ledger.flush(), self._everyone.ask(FLUSH, bool))
         # Asked before the table is read: what is folded in between is then read twice rather than never.
         return await self._folded.folded_upto() if self._folded else self._log.trimmed_upto
 
@@ -175,12 +183,12 @@ def joined(events: Sequence[LedgerEvent]) -> tuple[list[LedgerEvent], LedgerEven
     return sorted(told, key=_ms), positions[0] if positions else None
 
 
-def _without_record(hub: Hub, entry: Entry, recipient: str) -> tuple[str, str]:
-    feeds = [feed for feed in hub.feeds if feed.who.name == recipient]
+def _without_record(consumers: Sequence[Consumer], entry: Entry, recipient: str) -> tuple[str, str]:
+    feeds = [one for one in consumers if one.recipient == recipient]
     if not feeds:
         return "no_record", f"nothing was recorded for {recipient}, who is not connected now"
     for feed in feeds:
-        if any(matches(pattern, entry.stream) for pattern in feed.patterns):
+        if any(matches(pattern, entry.stream) for pattern in feed.streams):
             if feed.position < entry.id:
                 return "waiting", f"{recipient} is connected, and {entry.id - feed.position} ids behind it"
             return "no_record", f"{recipient} began to read after it"

@@ -16,6 +16,7 @@ from penstock.core.log import Log
 from penstock.core.lookout import Changes
 from penstock.core.mailbox import Mailbox
 from penstock.core.members import Membership
+from penstock.core.metering import Sample
 from penstock.core.registry import Registry, made_once
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.engine import SqliteOptions
@@ -75,6 +76,10 @@ class KnowsMembers(Protocol):
 
     @property
     def members(self) -> Membership: ...
+
+    async def counts(self) -> list[Sample]:
+        """What the process that keeps the log has counted."""
+        ...
 
 
 def log_socket(settings: Settings) -> Path | None:

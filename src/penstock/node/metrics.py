@@ -6,14 +6,16 @@ somebody asks. prometheus-client is imported then, not at start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from penstock.api.context import Context
 from penstock.api.describing import operation
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.metering import Histogram, Sample
+from penstock.core.metering import Histogram, Sample, process_samples
 from penstock.core.throughput import Throughput
 from penstock.http.listener import Listener
 from penstock.http.requests import Request
@@ -25,21 +27,37 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 
+GREATEST = frozenset({"lag", "log_id", "log_trimmed_id", "log_queue", "log_trouble", "log_bytes", "background_failing"})
+LEAST = frozenset({"disk_days_left"})
+"""What all processes of a machine say of the same thing, or of the worst. All else is added up."""
+
+
+class Counted(msgspec.Struct):
+    """What one process has counted."""
+
+    samples: list[Sample]
+    histograms: dict[str, tuple[str, list[int], float]]  # meaning, counts, total
+
+
 class Metrics:
-    """Shows what the parts have counted."""
+    """Shows what the parts have counted, of all processes of this machine together."""
 
     def __init__(
         self,
         context: Context,
         samples: Callable[[], Iterable[Sample]],
         histograms: dict[str, tuple[str, Histogram]],
+        keeper: Callable[[], Awaitable[Iterable[Sample]]] | None = None,
         *,
         public: bool,
     ) -> None:
+        """*keeper* tells of the process that keeps the log for several workers."""
         self._context, self._samples, self._histograms, self._public = context, samples, histograms, public
+        self._keeper = keeper
+        context.everyone.answer("metrics", self._counted)
 
     @operation("Counts in Prometheus' format.", answers={200: None}, media="text/plain")
-    def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: Request) -> Response:
         """Answer with all of them; a token is needed unless `metrics.public` is set."""
         from prometheus_client import CONTENT_TYPE_LATEST, GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
         from prometheus_client.exposition import generate_latest
@@ -47,23 +65,77 @@ class Metrics:
         if not self._public:
             self._context.caller(request)
         registry = CollectorRegistry()
-        for collector in (self, PROCESS_COLLECTOR, GC_COLLECTOR):
-            registry.register(collector)
+        if self._keeper is None:
+            for collector in (PROCESS_COLLECTOR, GC_COLLECTOR):
+                registry.register(collector)
+        registry.register(MetricsPage(await self._everybodys()))
         return Response(200, generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+    async def _counted(self) -> Counted:
+        """What this process has counted."""
+        histograms = {name: (meaning, one.counts, one.total) for name, (meaning, one) in self._histograms.items()}
+        samples = list(self._samples())
+        if self._keeper is not None:
+            samples += process_samples(self._context.bus.node)
+        return Counted(samples, histograms)
+
+    async def _everybodys(self) -> Counted:
+        """What all processes of this machine have counted, as if they were one."""
+        counted = [await self._counted(), *await self._context.everyone.ask("metrics", Counted)]
+        if self._keeper is None:
+            return counted[0]
+        workers: Sample = ("gauge", "workers", "Workers that answer.", len(counted), {})
+        of_keeper = list(await self._keeper())
+        known = {name for _, name, _, _, labels in of_keeper if not labels}
+        samples = merged(sample for one in counted for sample in one.samples if sample[1] not in known)
+        return Counted([*samples, *of_keeper, workers], _summed([one.histograms for one in counted]))
+
+
+def merged(samples: Iterable[Sample]) -> list[Sample]:
+    """Samples of several processes, each name and labels once."""
+    found: dict[tuple[str, ...], Sample] = {}
+    for sample in samples:
+        kind, name, meaning, value, labels = sample
+        key = (name, *labels.values())
+        if (before := found.get(key)) is not None:
+            both = (before[3], value)
+            value = max(both) if name in GREATEST else min(both) if name in LEAST else sum(both)
+        found[key] = (kind, name, meaning, value, labels)
+    return list(found.values())
+
+
+def _summed(
+    all_histograms: Sequence[dict[str, tuple[str, list[int], float]]],
+) -> dict[str, tuple[str, list[int], float]]:
+    summed = {}
+    for name, (meaning, _, _) in all_histograms[0].items():
+        same = [histograms[name] for histograms in all_histograms if name in histograms]
+        counts = [sum(column) for column in zip(*(one[1] for one in same), strict=True)]
+        summed[name] = (meaning, counts, sum(one[2] for one in same))
+    return summed
+
+
+class MetricsPage:
+    """What was counted, as prometheus-client wants it."""
+
+    def __init__(self, counted: Counted) -> None:
+        self._counted = counted
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus-client asks a collector for."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for kind, name, meaning, value, labels in self._samples():
+        for kind, name, meaning, value, labels in self._counted.samples:
             family = families.get(name)
             if family is None:
                 make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
                 family = families[name] = make(f"penstock_{name}", meaning, labels=list(labels))
             family.add_metric(list(labels.values()), value)
         yield from families.values()
-        for name, (meaning, histogram) in self._histograms.items():
+        for name, (meaning, counts, total) in self._counted.histograms.items():
+            histogram = Histogram()
+            histogram.counts, histogram.total = counts, total
             yield HistogramMetricFamily(
                 f"penstock_{name}", meaning, buckets=histogram.cumulative(), sum_value=histogram.total
             )

@@ -25,6 +25,7 @@ from penstock.api.v1.stats import StatsApi
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
 from penstock.core.epoch import open_epoch
+from penstock.core.everyone import CONSUMERS, FLUSH, Consumer, Everyone, consumers_of
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.log import prepare
@@ -107,7 +108,7 @@ class Node:
             settings.server.body_limit,
             caps := make_caps(settings.server),
             await self._membership(),
-            self._background, lookout,
+            self._background, lookout, self._everyone(),
         )  # fmt: skip
         self._stats = StatsApi(context)
         routes = self._routes(context, trimming, Deliveries(lake, engine.registry) if lake else None)
@@ -172,6 +173,22 @@ class Node:
         members = Members(engine.registry, engine.bus, background=self._background)
         return await self._stack.enter_async_context(members)
 
+    def _everyone(self) -> Everyone:
+        """The other workers of this machine; nobody, if there are none."""
+        engine = self._engine
+        everyone = Everyone(engine.bus, engine.members) if isinstance(engine, KnowsMembers) else Everyone()
+
+        async def consumers() -> list[Consumer]:
+            return consumers_of(self._hub)
+
+        async def flush() -> bool:
+            await self._ledger.flush()
+            return True
+
+        everyone.answer(CONSUMERS, consumers)
+        everyone.answer(FLUSH, flush)
+        return everyone
+
     async def _keep_house(self) -> None:
         """One round. Of the workers of one machine the first keeps house for all."""
         members = self._engine.members if isinstance(self._engine, KnowsMembers) else None
@@ -187,7 +204,8 @@ class Node:
             "publish_lines_seconds": ("From a publish of many lines to its answer.", publisher.lines_seconds),
             "delivery_seconds": ("From an append to the reader's socket; a sample of entries.", self._rates.seconds),
         }
-        metrics = Metrics(context, self._samples, histograms, public=self._settings.metrics.public)
+        keeper = engine.counts if isinstance(engine, KnowsMembers) else None
+        metrics = Metrics(context, self._samples, histograms, keeper, public=self._settings.metrics.public)
         exporter, document = ExportApi(context, engine.export), OpenApiDocument(lambda: self.routes)
         return [
             *v1_routes(context, publisher, operations, exporter, document, self._traffic),

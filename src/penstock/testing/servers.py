@@ -156,7 +156,8 @@ def start_nodes(stack: ExitStack, folder: Path, engine: str, count: int = 3, **s
 
     def start(place: Path) -> RunningServer:
         environment = {"PENSTOCK_AUTH_ADMIN_TOKEN": token}
-        node = stack.enter_context(start_server(place, "--engine", engine, environment=environment, **settings))
+        chosen = {"server_node": place.name, **settings} if engine.startswith("unix:") else settings
+        node = stack.enter_context(start_server(place, "--engine", engine, environment=environment, **chosen))
         node.admin_token = token
         return node
 

@@ -38,7 +38,7 @@ class OperationsApi:
         self, context: Context, backup: Backup, readiness: Callable[[], str], folded: Folded | None = None
     ) -> None:
         self._context, self._backup, self._readiness = context, backup, readiness
-        self._why = Why(context.log, context.ledger, context.hub, folded)
+        self._why = Why(context.log, context.ledger, context.hub, folded, context.everyone)
         self._started = time.monotonic()
 
     @operation("The process answers.", answers={200: an_object(status=STRING, version=STRING)}, public=True)

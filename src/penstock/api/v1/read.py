@@ -27,7 +27,7 @@ from penstock.api.describing import (
 from penstock.api.describing import flag as flag_parameter
 from penstock.api.describing import limit as limit_parameter
 from penstock.api.v1.entries import EntryEncoder, EntryJson
-from penstock.core.feed import Feed
+from penstock.core.everyone import Consumer, all_consumers
 from penstock.core.names import check_name, check_pattern, matches
 from penstock.core.traffic import StreamTraffic
 from penstock.errors import InputInvalid, Trimmed
@@ -51,17 +51,6 @@ class StreamJson(msgspec.Struct):
     last_time: str
     subscribers: tuple[str, ...]
     rate: float  # entries a second, lately: it halves in 30 s of silence
-
-
-class ConsumerJson(msgspec.Struct):
-    """Somebody who reads."""
-
-    door: str
-    recipient: str
-    streams: tuple[str, ...]
-    position: int
-    lag: int
-    behind: bool
 
 
 class ReadApi:
@@ -214,13 +203,13 @@ class ReadApi:
 
     @operation(
         "List those who read now, with their lag.",
-        answers={200: an_object(consumers=a_list(ConsumerJson), upto=INTEGER)},
+        answers={200: an_object(consumers=a_list(Consumer), upto=INTEGER)},
     )
     async def consumers(self, request: Request) -> Response:
         """Everybody who is reading now, with the ids between them and the end of the log."""
         self._context.caller(request).check_admin("consumers")
         only(request)
-        shown = [_consumer(feed) for feed in self._context.hub.feeds]
+        shown = await all_consumers(self._context.hub, self._context.everyone)
         return Response(200, _encode({"consumers": shown, "upto": self._context.hub.position}))
 
 
@@ -233,8 +222,3 @@ def _search(request: Request) -> str:
 
 def _since_ms(request: Request) -> int:
     return milliseconds("parameter since", request.params.get("since", "1970-01-01"))
-
-
-def _consumer(feed: Feed) -> ConsumerJson:
-    who = feed.who
-    return ConsumerJson(who.door, who.name, feed.patterns, feed.position, feed.lag, feed.behind)

@@ -22,6 +22,7 @@ from penstock.core.bus import Receivers
 from penstock.core.export import Block, ExportRange
 from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.mailbox import Mailbox
+from penstock.core.metering import Sample
 from penstock.core.registry import Registry
 from penstock.engines.local.calling import GONE, LogLink, Remote, connect
 from penstock.engines.local.frames import LogFrame, Welcome
@@ -89,6 +90,11 @@ class WorkerEngine:
     async def backup(self, directory: Path) -> object:
         """Have the log process copy everything into an empty directory."""
         return await self._link.call("backup", Any, str(directory))
+
+    async def counts(self) -> list[Sample]:
+        """What the log process has counted."""
+        found: list[Sample] = await self._link.call("counts", list[Sample])
+        return found
 
     def _hear(self, frame: LogFrame) -> None:
         self.trouble = frame.trouble

@@ -31,6 +31,7 @@ from penstock.core.log import Log
 from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.mailbox import Mailbox
 from penstock.core.matching import Interest
+from penstock.core.metering import Sample, process_samples
 from penstock.core.names import is_exact
 from penstock.core.promise import Promise
 from penstock.core.registry import Registry
@@ -76,6 +77,8 @@ class SharedEngine(Protocol):
     def export(self) -> Export: ...
     @property
     def trouble(self) -> str: ...
+    @property
+    def queued(self) -> int: ...
 
     async def backup(self, directory: Path) -> object: ...
 
@@ -114,6 +117,7 @@ class LogServer:
         self._later: asyncio.TimerHandle | None = None
         self._beat: Loop | None = None
         self.cut = 0  # workers that were cut
+        self.appended = 0
 
     async def __aenter__(self) -> Self:
         self._version = (await self.engine.registry.put(_STARTED, b"")).version
@@ -186,15 +190,19 @@ class LogServer:
         find = self.interest.find
         everything = [link for link in self.links if link.everything]
         for entry in entries:
-            encoded: msgspec.Raw | None = None
-            typed = self._want_type(entry) if entry.kind is _META else ()
-            for link in (*find(entry.stream), *typed, *everything):
-                if link.given != entry.id:
-                    if encoded is None:
-                        encoded = msgspec.Raw(encode(entry))
-                    link.given = entry.id
-                    link.give(encoded)
+            wanting = find(entry.stream)
+            if entry.index is None and entry.kind is _META:
+                wanting = [*wanting, *self._want_type(entry)]
+            if everything:
+                wanting = [*wanting, *everything]
+            if wanting:
+                encoded = msgspec.Raw(encode(entry))
+                for link in wanting:
+                    if link.given != entry.id:
+                        link.given = entry.id
+                        link.give(encoded)
         self.newest.add(entries)
+        self.appended += len(entries)
         self.followed = entries[-1].id
         if self._later is None and self.links:
             self._later = asyncio.get_running_loop().call_later(POSITION_SECONDS, self._tell_position)
@@ -435,6 +443,16 @@ class WorkerLink(Link):
     async def is_member(self, member: str) -> bool:
         return member in self._server.members()
 
+    async def counts(self) -> list[Sample]:
+        """What the log process has counted."""
+        server = self._server
+        return [
+            ("counter", "appended", "Entries that came into the log.", server.appended, {}),
+            ("gauge", "log_queue", "Batches that wait for the writer.", self._engine.queued, {}),
+            ("counter", "workers_cut", "Workers that were ended: silent, or too slow.", server.cut, {}),
+            *process_samples("log"),
+        ]
+
     async def backup(self, directory: str) -> object:
         return await self._engine.backup(Path(directory))
 
@@ -488,6 +506,7 @@ OTHER_CALLS: Final[dict[str, tuple[Any, Callable[..., Awaitable[object]]]]] = {
     "is_member": (tuple[str], WorkerLink.is_member),
     "look": (tuple[tuple[str, ...]], WorkerLink.look),
     "backup": (tuple[str], WorkerLink.backup),
+    "counts": (tuple[()], WorkerLink.counts),
     "blocks": (tuple[int, int, int], WorkerLink.blocks),
     "export_open": (tuple[int, ExportRange], WorkerLink.export_open),
     "export_next": (tuple[int], WorkerLink.export_next),

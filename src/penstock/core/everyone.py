@@ -1,0 +1,73 @@
+"""Asks all processes of this machine the same, so that whichever is asked from outside speaks of all of them.
+
+A server that is one process asks nobody. Nodes of a cluster do not ask each other: each speaks of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.core.bus import Bus
+from penstock.core.calls import Calls
+from penstock.core.hub import Hub
+from penstock.core.members import Membership, node_of
+
+Told = TypeVar("Told")
+Answer = Callable[[], Awaitable[Any]]
+CONSUMERS: Final = "consumers"
+FLUSH: Final = "flush"
+
+
+class Consumer(msgspec.Struct, frozen=True):
+    """Somebody who reads."""
+
+    door: str
+    recipient: str
+    streams: tuple[str, ...]
+    position: int
+    lag: int
+    behind: bool
+
+
+class Everyone:
+    """The questions that the processes of one machine answer each other."""
+
+    def __init__(self, bus: Bus | None = None, members: Membership | None = None) -> None:
+        """Without a bus and members there is nobody else."""
+        self._answers: dict[str, Answer] = {}
+        self._members = members
+        self._calls = Calls(bus, "everyone", self._asked) if bus is not None and members is not None else None
+
+    def answer(self, question: str, answer: Answer) -> None:
+        """Give what *answer* returns to others who ask that."""
+        self._answers[question] = answer
+
+    async def ask(self, question: str, kind: type[Told]) -> list[Told]:
+        """What all others answer. One that is silent for a second is left out."""
+        if self._calls is None or self._members is None:
+            return []
+        calls, read = self._calls, msgspec.msgpack.Decoder(kind).decode
+        others = [node_of(member) for member in self._members.living() if member != self._members.me]
+        told = await asyncio.gather(*(calls.ask(node, question.encode(), read) for node in others))
+        return [one for one in told if one is not None]
+
+    async def _asked(self, question: bytes) -> bytes:
+        return msgspec.msgpack.encode(await self._answers[question.decode()]())
+
+
+def consumers_of(hub: Hub) -> list[Consumer]:
+    """Everybody who reads from this process now."""
+    return [
+        Consumer(feed.who.door, feed.who.name, feed.patterns, feed.position, feed.lag, feed.behind)
+        for feed in hub.feeds
+    ]
+
+
+async def all_consumers(hub: Hub, everyone: Everyone) -> list[Consumer]:
+    """Everybody who reads from this machine now."""
+    others = await everyone.ask(CONSUMERS, list[Consumer])
+    return [*consumers_of(hub), *(one for some in others for one in some)]
