@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 
 from penstock.cli.machine import Child
 from penstock.core.promise import Promise
@@ -22,17 +23,17 @@ def trusting(self: WorkerLog, pattern: str) -> int:
     return 0
 
 
-def hasty(self: SqliteLog, batch: Batch) -> Promise[Appended]:
-    """A log that answers, and stores a little later."""
-    asyncio.get_running_loop().call_later(0.3, _append, self, batch)
-    promise: Promise[Appended] = Promise()
-    place = Place(1, batch.drafts[0].stream if batch.drafts else batch.create, 0, 0, 0)
-    promise.value = Appended(1, place, place)
+def hasty(self: SqliteLog, batches: Sequence[Batch]) -> Promise[list[Appended | Exception]]:
+    """A log that answers its workers, and stores a little later."""
+    asyncio.get_running_loop().call_later(0.3, _append_many, self, batches)
+    promise: Promise[list[Appended | Exception]] = Promise()
+    places = [Place(1, batch.drafts[0].stream, 0, 0, 0) for batch in batches]
+    promise.value = [Appended(1, place, place) for place in places]
     promise.settle()
     return promise
 
 
-_append = SqliteLog.append
+_append_many = SqliteLog.append_many
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
@@ -43,5 +44,5 @@ if __name__ == "__main__":
     if os.environ["SABOTAGE"] == "trusting":
         WorkerLog.since = trusting  # type: ignore[method-assign]
     else:
-        SqliteLog.append = hasty  # type: ignore[method-assign]
+        SqliteLog.append_many = hasty  # type: ignore[method-assign]
     sys.exit(main())

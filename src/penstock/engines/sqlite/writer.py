@@ -15,6 +15,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar, cast
@@ -50,17 +51,18 @@ Together = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
 
 
 class WriterJob(Promise[Any]):
-    """Something to store: a batch, a function of the connection, or an argument of one that takes many at once."""
+    """Something to store: a batch or several, a function of the connection, or an argument of one that takes many."""
 
-    __slots__ = ("argument", "batch", "function", "together", "weight")
+    __slots__ = ("argument", "batch", "batches", "count", "function", "together", "weight")
 
     def __init__(
         self, weight: int, batch: Batch | None = None, function: Callable[[sqlite3.Connection], Any] | None = None,
-        together: Together | None = None, argument: Any = None,
+        together: Together | None = None, argument: Any = None, batches: Sequence[Batch] | None = None,
     ) -> None:  # fmt: skip
         Promise.__init__(self)
         self.weight, self.batch, self.function = weight, batch, function
         self.together, self.argument = together, argument
+        self.batches, self.count = batches, 1 if batches is None else len(batches)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -120,6 +122,10 @@ class SqliteWriter:
         """Store *batch* with the next group."""
         return self._submit(WriterJob(weight, batch))
 
+    def submit_batches(self, batches: Sequence[Batch], weight: int) -> Promise[list[Appended | Exception]]:
+        """Store *batches* with the next group, each by itself: one that is refused has its error in its place."""
+        return self._submit(WriterJob(weight, batches=batches))
+
     def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> Promise[T]:
         """Call *function* with the connection, inside the next group's transaction.
 
@@ -146,18 +152,19 @@ class SqliteWriter:
     def _submit(self, job: WriterJob) -> WriterJob:
         if self._closed:
             job.fail(EngineGone("the engine is closed"))
-        elif self._queued >= self._limits.queue_jobs:
+        elif self._queued and self._queued + job.count > self._limits.queue_jobs:
             job.fail(Busy("log.queue", self._limits.queue_jobs))
         elif self._queued_bytes + job.weight > self._limits.queue_bytes and self._queued:
             job.fail(Busy("log.queue_bytes", self._limits.queue_bytes))
         else:
-            self._queued += 1
+            self._queued += job.count
             self._queued_bytes += job.weight
             if not self._gathered:
                 self._loop.call_later(self._gather_seconds, self._hand_over)
             self._gathered.append(job)
             # A call other than an append (a confirmation, a lease) is waited for, so the writer begins at once.
-            if len(self._gathered) >= self._enough or (job.batch is None and self._gather_seconds):
+            waited_for = job.batch is None and job.batches is None
+            if len(self._gathered) >= self._enough or (waited_for and self._gather_seconds):
                 self._hand_over()
         return job
 
@@ -176,8 +183,8 @@ class SqliteWriter:
         if entries:
             self.followers.tell(entries)
             self.followed = entries[-1].id
-        self._queued -= len(jobs)
         for job in jobs:
+            self._queued -= job.count
             self._queued_bytes -= job.weight
             try:
                 job.settle()
@@ -205,9 +212,10 @@ class SqliteWriter:
         except Empty:
             pass
         jobs: list[WriterJob] = []
-        weight = 0
-        while waiting and len(jobs) < limits.group_jobs and weight < limits.group_bytes:
+        count = weight = 0
+        while waiting and count < limits.group_jobs and weight < limits.group_bytes:
             jobs.append(waiting.popleft())
+            count += jobs[-1].count
             weight += jobs[-1].weight
         return jobs
 
@@ -234,8 +242,9 @@ class SqliteWriter:
 
     def _run_jobs(self, jobs: list[WriterJob], group: WriteGroup) -> None:
         batches = [job.batch for job in jobs if job.batch is not None]
-        group.prepare(batches)
-        if len(batches) < len(jobs):
+        several = [job.batches for job in jobs if job.batches is not None]
+        group.prepare([*batches, *chain.from_iterable(several)])
+        if len(batches) + len(several) < len(jobs):
             self._begin()
         neighbours: list[WriterJob] = []
         for job in jobs:
@@ -244,10 +253,23 @@ class SqliteWriter:
                 neighbours = []
             if job.together is not None:
                 neighbours.append(job)
+            elif job.batches is not None:
+                job.value = [self._append(batch, group) for batch in job.batches]
             else:
                 self._run_job(job, group)
         if neighbours:
             self._run_together(neighbours)
+
+    def _append(self, batch: Batch, group: WriteGroup) -> Appended | Exception:
+        changes = self._connection.total_changes
+        try:
+            return group.append(batch)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # one batch's mistake must not fail the others
+            if self._connection.total_changes != changes:
+                raise
+            return error
 
     def _run_job(self, job: WriterJob, group: WriteGroup) -> None:
         changes = self._connection.total_changes
