@@ -343,6 +343,22 @@ async def leave_in_the_middle(machine: Machine, innocent: WorkerEngine) -> None:
         await innocent.log.append(one("/s", b"beside"))
 
 
+async def test_a_worker_that_is_silent_is_cut_but_not_by_a_log_process_that_stood_still(tmp_path: Path) -> None:
+    async with started(tmp_path) as machine:
+        innocent, log = await machine.worker("innocent"), machine.log
+        await Peer.join(machine, "silent")
+        silent, now = log.link_of("silent"), asyncio.get_running_loop().time()
+        silent.heard = now - server.SILENT_SECONDS - 1
+        log._looked = now - server.SILENT_SECONDS
+        await log._look_after()
+        assert log.link_of("silent") is silent
+        silent.heard = now - server.SILENT_SECONDS - 1
+        await log._look_after()
+        await wait_until_async(lambda: log.link_of("silent") is None)
+
+        assert (log.cut, innocent.members.holds) == (1, True)
+
+
 async def test_what_is_no_frame_ends_its_own_link_alone(tmp_path: Path) -> None:
     async with started(tmp_path) as machine:
         innocent = await machine.worker("innocent")

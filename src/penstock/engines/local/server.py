@@ -125,6 +125,7 @@ class LogServer:
         self._listening: asyncio.Server | None = None
         self._later: asyncio.TimerHandle | None = None
         self._beat: Loop | None = None
+        self._looked = 0.0
         self.cut = 0  # workers that were cut
         self.appended = 0
 
@@ -139,6 +140,7 @@ class LogServer:
             partial(WorkerLink, self), self._socket.short
         )
         self._path.chmod(0o600)
+        self._looked = asyncio.get_running_loop().time()
         self._beat = self._background.every(BEAT_SECONDS, "workers", self._look_after)
         return self
 
@@ -186,10 +188,14 @@ class LogServer:
 
     async def _look_after(self) -> None:
         now, trouble = asyncio.get_running_loop().time(), self.engine.trouble
+        stood_still = now - self._looked > 3 * BEAT_SECONDS  # this process itself: what workers said is still unread
+        self._looked = now
         for link in list(self.links):
-            if now - link.heard > SILENT_SECONDS:
+            if stood_still:
+                link.heard = now
+            elif now - link.heard > SILENT_SECONDS:
                 link.cut(f"it was silent for {SILENT_SECONDS:g} s")
-            elif link.told_trouble != trouble:
+            if link.told_trouble != trouble:
                 link.book()
 
     # ── entries ────────────────────────────────────────────────────────────────────────────────
@@ -283,7 +289,10 @@ class WorkerLink(Link):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        self._process = _PEER.unpack(peer)[0]
+        self._process, user, _ = _PEER.unpack(peer)
+        if user not in (0, os.getuid()):
+            log.error("worker.refused", extra={"pid": self._process, "uid": user})
+            self.abort()
         # uvloop tells `resume_writing` when less waits than this.
         cast("asyncio.WriteTransport", transport).set_write_buffer_limits(UNHURRIED_BYTES)
 
