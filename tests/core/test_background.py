@@ -175,7 +175,7 @@ ONE_SHOT = {
     "http/shared.py": "one request",
     "api/v1/publish.py": "one publish",
     "engines/jetstream/appending.py": "the plan of one group",
-    "engines/local/server.py": "one call of a worker",
+    "engines/local/worker_link.py": "one call of a worker",
 }
 """Files that start tasks, and what each task does before it ends. What never ends is a loop of `Background`."""
 

@@ -15,10 +15,10 @@ from penstock.core.feed import take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, server
+from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, server, worker_link
 from penstock.engines.local.frames import framed
 from penstock.engines.local.log import WorkerLog
-from penstock.engines.local.server import WorkerLink
+from penstock.engines.local.worker_link import WorkerLink
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.errors import EngineGone
@@ -279,13 +279,13 @@ class Peer:
 
 
 def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "WAITING_BYTES", 2**40)
+    monkeypatch.setattr(worker_link, "WAITING_BYTES", 2**40)
 
 
 @pytest.mark.parametrize("sabotage", [None, unbounded])
 async def test_a_worker_that_takes_nothing_is_cut_and_no_other_notices(tmp_path, sabotage, monkeypatch) -> None:
     async with started(tmp_path) as machine:
-        monkeypatch.setattr(server, "WAITING_BYTES", 2 * 1024 * 1024)
+        monkeypatch.setattr(worker_link, "WAITING_BYTES", 2 * 1024 * 1024)
         if sabotage:
             sabotage(monkeypatch)
         innocent = await machine.worker("innocent")

@@ -26,9 +26,8 @@ from penstock.core.metering import Sample
 from penstock.core.registry import Registry
 from penstock.engines.local.calling import GONE, LogLink, Remote, connect
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.link import SocketPath
+from penstock.engines.local.link import BEAT_SECONDS, SocketPath
 from penstock.engines.local.log import WorkerLog
-from penstock.engines.local.server import BEAT_SECONDS
 from penstock.errors import PenstockError
 from penstock.settings import LogSettings
 

@@ -6,11 +6,14 @@ import asyncio
 import logging
 import os
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from penstock.engines.local.frames import FrameCutter, framed
 
 log = logging.getLogger("penstock.link")
+
+BEAT_SECONDS: Final = 1.0
+"""How often a worker shows that it lives, and how often the log process looks."""
 
 
 class Link(asyncio.Protocol):

@@ -1,0 +1,420 @@
+"""One worker, as the log process sees it: what it wants, the calls it makes, and what waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import struct
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+import msgspec
+
+from penstock.core.export import Export, ExportRange
+from penstock.core.log import Log
+from penstock.core.lookout import MailboxChange, RecordChange
+from penstock.core.mailbox import Mailbox
+from penstock.core.matching import Interest
+from penstock.core.metering import Sample, process_samples
+from penstock.core.names import is_exact
+from penstock.core.promise import Pending, Promise
+from penstock.core.registry import Registry
+from penstock.engines.local.contracts import METHODS
+from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
+from penstock.engines.local.link import Link
+from penstock.errors import PenstockError
+from penstock.values import Appended, Batch, Entry
+
+log = logging.getLogger("penstock.workers")
+
+WAITING_BYTES: Final = 256 * 1024 * 1024
+"""Bytes that wait for one worker. Over it the worker is cut: it has stopped, or cannot keep up with what it wants."""
+UNHURRIED_BYTES: Final = 8 * 1024 * 1024
+"""While so many bytes wait for a worker, its next calls are not begun: pages are what is largest."""
+CALLS_AT_ONCE: Final = 64
+"""Calls of one worker, appends aside, that are under way. Further ones wait for their turn."""
+CHANGES: Final = 200_000
+"""Records and mailboxes that changed since a worker last looked, which it does twice a second. Over it: it is cut."""
+REMEMBERED: Final = 8_192
+"""Streams whose newest id is known without a read; twice as many just before the older half is forgotten."""
+
+_PEER: Final = struct.Struct("3i")  # process, user, group
+
+
+class SharedEngine(Protocol):
+    """The engine that keeps the log."""
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def mailbox(self) -> Mailbox: ...
+    @property
+    def registry(self) -> Registry: ...
+    @property
+    def export(self) -> Export: ...
+    @property
+    def trouble(self) -> str: ...
+    @property
+    def queued(self) -> int: ...
+
+    async def backup(self, directory: Path) -> object: ...
+
+
+@runtime_checkable
+class AppendsMany(Protocol):
+    """A log that has a cheaper way for the appends of one frame."""
+
+    def append_many(self, batches: Sequence[Batch]) -> Pending[list[Appended | Exception]]:
+        """Append each of *batches* by itself; one that is refused has its error in its place."""
+        ...
+
+
+class NewestIds:
+    """The newest id of the streams that had an entry lately."""
+
+    def __init__(self, followed: int) -> None:
+        self._newer: dict[str, int] = {}
+        self._older: dict[str, int] = {}
+        self._newer_after = self._older_after = followed
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        self._newer.update([(entry.stream, entry.id) for entry in entries])
+        if len(self._newer) >= REMEMBERED:
+            self._older, self._older_after = self._newer, self._newer_after
+            self._newer, self._newer_after = {}, entries[-1].id
+
+    def of(self, stream: str) -> int:
+        """An id above which the stream has nothing."""
+        return self._newer.get(stream) or self._older.get(stream) or self._older_after
+
+
+class WorkersHome(Protocol):
+    """What a worker's link needs of the server that it belongs to (`engines/local/server.py`)."""
+
+    engine: SharedEngine
+    interest: Interest[WorkerLink]
+    links: dict[WorkerLink, None]
+    newest: NewestIds
+    followed: int
+    appended: int
+    cut: int
+
+    def joined(self, link: WorkerLink) -> None: ...
+    def gone(self, link: WorkerLink) -> None: ...
+    def members(self) -> list[str]: ...
+    def link_of(self, node: str) -> WorkerLink | None: ...
+    def record_changed(self, key: str, version: int | None) -> None: ...
+    async def mailbox_changed(self, recipient: str, month: str, next_number: int | None = None) -> None: ...
+
+
+class WorkerLink(Link):
+    """One worker, as the log process sees it."""
+
+    def __init__(self, server: WorkersHome) -> None:
+        super().__init__()
+        self._server, self._engine = server, server.engine
+        self.node = self.member = ""
+        self.everything = False
+        self.types: set[str] = set()
+        self.given = self.told = 0  # the newest entry in `_entries`; the position that was told
+        self.told_trouble = ""
+        self.members_changed = False
+        self.heard = self._loop.time()
+        self._process = 0
+        self._wished: dict[str, None] = {}
+        self._forget()
+        self._queue: deque[tuple[int, str, msgspec.Raw]] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._records: dict[str, int] = {}
+        self._mailboxes: dict[tuple[str, str], MailboxChange] = {}
+        self._prefixes: tuple[str, ...] | None = None
+        self._exports: dict[int, AsyncGenerator[bytes, None]] = {}
+        self._letters_sent: dict[int, Promise[bool]] = {}
+        self._letter = 0
+
+    def _forget(self) -> None:
+        self._covered: list[tuple[int, int]] = []
+        self._entries: list[msgspec.Raw] = []
+        self._appended: list[AppendAnswer] = []
+        self._answers: list[tuple[int, msgspec.Raw]] = []
+        self._failures: list[Failure] = []
+        self._letters: list[tuple[int, str, bytes]] = []
+
+    # ── the socket ─────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        self._process, user, _ = _PEER.unpack(peer)
+        if user not in (0, os.getuid()):
+            log.error("worker.refused", extra={"pid": self._process, "uid": user})
+            self.abort()
+        # uvloop tells `resume_writing` when less waits than this.
+        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(UNHURRIED_BYTES)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._server.gone(self)
+        for pattern in self._wished:
+            self._server.interest.remove(pattern, self)
+        for promise in self._letters_sent.values():
+            promise.value = False
+            promise.settle()
+        self._queue.clear()
+        for task in self._running:
+            task.cancel()
+        self._forget()
+        log.info("worker.gone", extra={"worker": self.node, "pid": self._process})
+
+    def resume_writing(self) -> None:
+        self._begin_calls()
+
+    def cut(self, why: str) -> None:
+        """End this worker: it may not go on as a member."""
+        self._server.cut += 1
+        log.error("worker.cut", extra={"worker": self.node, "pid": self._process, "why": why})
+        if self._process not in (0, os.getpid()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self._process, signal.SIGKILL)
+        self.abort()
+
+    def make(self) -> object:
+        server = self._server
+        members = server.members() if self.members_changed else None
+        self.told, self.members_changed, self.told_trouble = server.followed, False, self._engine.trouble
+        parts = (
+            server.followed, self._engine.log.trimmed_upto, self.told_trouble, members, self._covered, self._entries,
+            self._appended, self._answers, self._failures, self._letters,
+        )  # fmt: skip
+        self._forget()
+        return parts
+
+    def flush(self) -> None:
+        super().flush()
+        if self.waiting_bytes > WAITING_BYTES:
+            self.cut(f"{WAITING_BYTES:,} bytes wait for it")
+
+    def give(self, entry: msgspec.Raw) -> None:
+        """Send it an entry."""
+        self._entries.append(entry)
+        self.book()
+
+    # ── what it says ───────────────────────────────────────────────────────────────────────────
+
+    def take(self, frame: memoryview) -> None:
+        said = _frames.decode(frame)
+        self.heard = self._loop.time()
+        for number, pattern in said.wishes:
+            self._wish(number, pattern)
+        self.types.update(said.types)
+        if said.appends:
+            self._append(said.appends)
+        for topic, message in said.hints:
+            for other in self._server.links:
+                if other is not self:
+                    other.deliver(0, topic, message)
+        for number, given in said.taken:
+            if promise := self._letters_sent.pop(number, None):
+                promise.value = given
+                promise.settle()
+        self._queue.extend(said.calls)
+        self._begin_calls()
+
+    def want(self, pattern: str) -> None:
+        """Send it what *pattern* covers from now on."""
+        self._wished[pattern] = None
+        self._server.interest.add(pattern, self)
+
+    def _wish(self, number: int, pattern: str) -> None:
+        server = self._server
+        if number:
+            self.want(pattern)
+            since = server.newest.of(pattern) if is_exact(pattern) else server.followed
+            self._covered.append((number, since))
+            self.book()
+        else:
+            self._wished.pop(pattern, None)
+            server.interest.remove(pattern, self)
+
+    def deliver(self, number: int, topic: str, message: bytes) -> None:
+        """Give it a message of another worker."""
+        self._letters.append((number, topic, message))
+        self.book()
+
+    def _append(self, appends: list[tuple[int, Batch]]) -> None:
+        source = self._engine.log
+        if isinstance(source, AppendsMany):
+            numbers = [number for number, _ in appends]
+            stored = source.append_many([batch for _, batch in appends])
+            stored.add_done_callback(partial(self._many_appended, numbers))
+        else:
+            for number, batch in appends:
+                source.append(batch).add_done_callback(partial(self._one_appended, number))
+
+    def _many_appended(self, numbers: list[int], done: Pending[list[Appended | Exception]]) -> None:
+        try:
+            answers = done.result()
+        except Exception as error:  # noqa: BLE001 - it is told to all who made the calls
+            answers = [error] * len(numbers)
+        for number, answer in zip(numbers, answers, strict=True):
+            self._appended_at(number, answer)
+        self.book()
+
+    def _one_appended(self, number: int, done: Pending[Appended]) -> None:
+        try:
+            self._appended_at(number, done.result())
+        except Exception as error:  # noqa: BLE001 - as above
+            self._appended_at(number, error)
+        self.book()
+
+    def _appended_at(self, number: int, answer: Appended | Exception) -> None:
+        if isinstance(answer, Exception):
+            self._failures.append(failure(number, answer))
+            return
+        place = answer.last
+        whole = None if answer.first is place and not answer.repeated else answer
+        self._appended.append((number, place.id, place.index, place.chunk, place.end, whole))
+
+    # ── calls ──────────────────────────────────────────────────────────────────────────────────
+
+    def _begin_calls(self) -> None:
+        queue, running = self._queue, self._running
+        while queue and len(running) < CALLS_AT_ONCE and self.waiting_bytes < UNHURRIED_BYTES:
+            task = self._loop.create_task(self._answer(*queue.popleft()))
+            running.add(task)
+            task.add_done_callback(self._call_done)
+
+    def _call_done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._begin_calls()
+
+    async def _answer(self, number: int, name: str, arguments: msgspec.Raw) -> None:
+        try:
+            answer = msgspec.Raw(encode(await self._perform(name, arguments)))
+        except Exception as error:  # whatever it is, who called hears of it
+            if not isinstance(error, PenstockError | ValueError):
+                log.exception("call.failed", extra={"call": name})
+            self._failures.append(failure(number, error))
+        else:
+            self._answers.append((number, answer))
+        self.book()
+
+    async def _perform(self, name: str, arguments: msgspec.Raw) -> object:
+        if (method := METHODS.get(name)) is None:
+            kind, call = OTHER_CALLS[name]
+            return await call(self, *msgspec.msgpack.decode(arguments, type=kind))
+        part = getattr(self._engine, name.partition(".")[0])
+        values = method.read(arguments)
+        answer = await method.call(part, values)
+        await self._note(name, values, answer)
+        return answer
+
+    async def _note(self, name: str, values: tuple[Any, ...], answer: Any) -> None:
+        """Tell all workers what a call has changed."""
+        if name == "registry.put":
+            self._server.record_changed(values[0], answer.version)
+        elif name == "registry.delete" and answer:
+            self._server.record_changed(values[0], None)
+        elif name in CHANGING_MAILBOXES:
+            next_number = answer[-1].number + 1 if name == "mailbox.put" and answer else None
+            await self._server.mailbox_changed(values[0], values[1], next_number)
+
+    async def hello(self, node: str, member: str, everything: bool) -> Welcome:
+        self.node, self.member, self.everything = node, member, everything
+        self._server.joined(self)
+        source = self._engine.log
+        return Welcome(
+            source.durability, source.server, self._server.followed, source.trimmed_upto, self._server.members()
+        )
+
+    async def send(self, node: str, topic: str, message: bytes) -> bool:
+        """Give a message to the worker of that name; whether somebody there has listened."""
+        other = self._server.link_of(node)
+        if other is None:
+            return False
+        other._letter += 1
+        promise = other._letters_sent[other._letter] = Promise()
+        other.deliver(other._letter, topic, message)
+        return await promise
+
+    async def is_member(self, member: str) -> bool:
+        return member in self._server.members()
+
+    async def counts(self) -> list[Sample]:
+        """What the log process has counted."""
+        server = self._server
+        return [
+            ("counter", "appended", "Entries that came into the log.", server.appended, {}),
+            ("gauge", "log_queue", "Batches that wait for the writer.", self._engine.queued, {}),
+            ("counter", "workers_cut", "Workers that were ended: silent, or too slow.", server.cut, {}),
+            *process_samples("log"),
+        ]
+
+    async def backup(self, directory: str) -> object:
+        return await self._engine.backup(Path(directory))
+
+    # ── what has changed ───────────────────────────────────────────────────────────────────────
+
+    def note_record(self, key: str, version: int) -> None:
+        if self._prefixes is None or key.startswith(self._prefixes):
+            self._records[key] = version
+            self._check_changes()
+
+    def note_mailbox(self, change: MailboxChange) -> None:
+        self._mailboxes[change.recipient, change.month] = change
+        self._check_changes()
+
+    def _check_changes(self) -> None:
+        if len(self._records) + len(self._mailboxes) > CHANGES:
+            self._records, self._mailboxes = {}, {}
+            self.cut(f"it has not looked at {CHANGES:,} changes")
+
+    async def look(self, prefixes: tuple[str, ...]) -> tuple[list[RecordChange], list[MailboxChange]]:
+        """What has changed since it looked the last time."""
+        self._prefixes = prefixes
+        records, self._records = self._records, {}
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        found = [RecordChange(*pair) for pair in records.items() if pair[0].startswith(prefixes)]
+        return found, list(mailboxes.values())
+
+    # ── exports ────────────────────────────────────────────────────────────────────────────────
+
+    async def blocks(self, after: int, upto: int, step: int) -> object:
+        return await self._engine.export.blocks(after, upto, step)
+
+    async def export_open(self, number: int, wanted: ExportRange) -> None:
+        self._exports[number] = self._engine.export.stream(wanted)
+
+    async def export_next(self, number: int) -> bytes | None:
+        """The next piece, when the worker asks for it: so no more than one waits here."""
+        return await anext(self._exports[number], None)
+
+    async def export_close(self, number: int) -> None:
+        if (stream := self._exports.pop(number, None)) is not None:
+            await stream.aclose()
+
+
+CHANGING_MAILBOXES: Final = frozenset(
+    f"mailbox.{name}" for name in ("put", "set_channels", "add_channel", "remove_channel", "forget")
+)
+OTHER_CALLS: Final[dict[str, tuple[Any, Callable[..., Awaitable[object]]]]] = {
+    "hello": (tuple[str, str, bool], WorkerLink.hello),
+    "send": (tuple[str, str, bytes], WorkerLink.send),
+    "is_member": (tuple[str], WorkerLink.is_member),
+    "look": (tuple[tuple[str, ...]], WorkerLink.look),
+    "backup": (tuple[str], WorkerLink.backup),
+    "counts": (tuple[()], WorkerLink.counts),
+    "blocks": (tuple[int, int, int], WorkerLink.blocks),
+    "export_open": (tuple[int, ExportRange], WorkerLink.export_open),
+    "export_next": (tuple[int], WorkerLink.export_next),
+    "export_close": (tuple[int], WorkerLink.export_close),
+}
+"""Calls that belong to no contract of `core/`, or not in its words: what they are given, and who answers."""
+
+_frames: Final = msgspec.msgpack.Decoder(WorkerFrame)
