@@ -177,15 +177,17 @@ def _kill(given: argparse.Namespace, report: Report, folder: Path) -> None:
 
 def _reach(given: argparse.Namespace, report: Report, folder: Path) -> None:
     count = -(-given.crowd // WIRES_EACH)
-    each = given.crowd // count
+    counts = [given.crowd // count + (number < given.crowd % count) for number in range(count)]
     (folder / "bare").mkdir()
     with _bare(folder / "bare", 1000, 300) as few:
-        floor = min(_seconds(few) for _ in range(3)) * each * count / 1000 / len(os.sched_getaffinity(0))
+        floor = min(_seconds(few) for _ in range(3)) * given.crowd / 1000 / len(os.sched_getaffinity(0))
     with ExitStack() as stack:
         server, _ = stack.enter_context(penstock(folder / "crowd", server_workers=max(6, count)))
         file = requests.save(folder / "crowd.json", requests.tail(STREAM, server.admin_token))
         began = time.monotonic()
-        crowd = [Child("wires", server.port, each, file, f"from=127.0.0.{2 + number}") for number in range(count)]
+        crowd = [
+            Child("wires", server.port, each, file, f"from=127.0.0.{number}") for number, each in enumerate(counts, 2)
+        ]
         for wires in crowd:
             stack.enter_context(wires)
         for wires in crowd:
@@ -195,16 +197,16 @@ def _reach(given: argparse.Namespace, report: Report, folder: Path) -> None:
             for event in range(1, given.rounds + 1):
                 settle(given)
                 began = time.monotonic()
-                for wires in crowd:
+                for wires, each in zip(crowd, counts, strict=True):
                     wires.tell(f"total {event * each}")
                 poster.post()
                 for got in [wires.answer() for wires in crowd]:
                     if got["lost"] or got["fewest"] != event:
-                        raise WiresLost(f"{got} after {event} events on {each} wires")
+                        raise WiresLost(f"{got} after {event} events")
                 seconds.append(time.monotonic() - began)
     report.add(Figure(
-        f"one event reaches {each * count:,} wires", median(seconds), "s", floor, "bare sends on as many cores", 5, 2.5,
-        detail={"wires": each * count, "workers": max(6, count), "opened_in": opened,
+        f"one event reaches {given.crowd:,} wires", median(seconds), "s", floor, "bare sends on as many cores", 5, 2.5,
+        detail={"wires": given.crowd, "workers": max(6, count), "opened_in": opened,
                 "rounds": [round(one, 2) for one in seconds]},
     ))  # fmt: skip
 
