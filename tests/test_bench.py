@@ -12,7 +12,20 @@ from pathlib import Path
 import pytest
 
 from bench import (
-    append, console, fanout, idle, latency, msgstream, push, replay, sps, start, streams, trickle, webpush, workers,
+    append,
+    console,
+    fanout,
+    idle,
+    latency,
+    msgstream,
+    push,
+    replay,
+    sps,
+    start,
+    streams,
+    trickle,
+    webpush,
+    workers,
 )  # fmt: skip
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed

@@ -164,14 +164,6 @@ class Node:
         members = self._engine.members if isinstance(self._engine, KnowsMembers) else None
         if members is None or members.living()[0] == members.me:
             await self._housekeeping.round()
-    async def _membership(self) -> Membership:
-        engine = self._engine
-        if isinstance(engine, KnowsMembers):
-            return engine.members
-        if engine.bus.alone:
-            return Alone()
-        members = Members(engine.registry, engine.bus, background=self._background)
-        return await self._stack.enter_async_context(members)
 
     def _everyone(self) -> Everyone:
         """The other workers of this machine; nobody, if there are none."""
@@ -188,12 +180,6 @@ class Node:
         everyone.answer(CONSUMERS, consumers)
         everyone.answer(FLUSH, flush)
         return everyone
-
-    async def _keep_house(self) -> None:
-        """One round. Of the workers of one machine the first keeps house for all."""
-        members = self._engine.members if isinstance(self._engine, KnowsMembers) else None
-        if members is None or members.living()[0] == members.me:
-            await self._housekeeping.round()
 
     def _routes(self, context: Context, trimming: Trimming, folded: Deliveries | None) -> list[Route]:
         """What every node answers, whichever doors are open."""
