@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.core.ledger import Header, _Columns, _encode, _Row, decode, recipient
+from penstock.core.ledger import Header, Recipients, _Columns, _encode, _Row, decode, recipient
 from penstock.wire.ledger import LATEST_MS, RANKS, STATES, decode_batch, verdict
 
 SOURCE = Path(penstock.__file__).parent
@@ -31,7 +31,19 @@ def rows(draw: st.DrawFn) -> _Row:
     return row
 
 
-@given(text, ids, ids, st.sampled_from(["", "open", "close"]), ids, st.lists(rows(), max_size=4), items)
+@st.composite
+def rows_of_groups(draw: st.DrawFn) -> list[_Row]:
+    """Rows of which some speak of the same recipients, and others of some of these."""
+    groups = draw(st.lists(st.lists(who, max_size=5).map(Recipients), max_size=3))
+    found = draw(st.lists(rows(), max_size=6))
+    for row in found:
+        if groups and draw(st.booleans()):
+            group = draw(st.sampled_from(groups))
+            row.who = group if draw(st.booleans()) else list(group[1:])
+    return found
+
+
+@given(text, ids, ids, st.sampled_from(["", "open", "close"]), ids, rows_of_groups(), items)
 def test_both_readers_see_the_same(
     node: str, epoch: int, sequence: int, mark: str, lost: int, rows: list[_Row], items: list[tuple[object, ...]]
 ) -> None:
@@ -43,6 +55,31 @@ def test_both_readers_see_the_same(
     _, events = decode(body)
     assert astuple(batch) == (node, epoch, sequence, mark, lost)
     assert [astuple(record) for record in records] == [msgspec.structs.astuple(event) for event in events]
+    assert [(event.ms, event.door, event.recipient) for event in events[: len(events) - len(items)]] == [
+        (row.ms, one.door, one.name) for row in rows for one in row.who
+    ]
+
+
+def test_a_group_is_named_once_for_all_rows_that_speak_of_it() -> None:
+    group = Recipients([recipient("sps", f"user-{number}") for number in range(100)])
+    rows = [_Row(1, "sent", "", "/a", id, id) for id in range(1, 21)]
+    for row in rows:
+        row.who = group
+    body, _ = _encode(Header("n", 1, 0), _Columns(rows))
+
+    assert body.count(b'"user-7"') == 1
+    assert len(body) < 100 * 20 + 100 * 4 + 20 * 40
+    assert len(decode(body)[1]) == 2000
+
+
+def test_batches_of_before_there_were_groups_are_read_as_ever() -> None:
+    said = batch(rows=[ROW, [2, "sent", "", "/b", 3, 3, 2]], who=[["d", "r"], ["d", "s"]])
+    body = said + b"\1\0\0\0" + b"\0\0\0\0" + b"\1\0\0\0"
+
+    _, records = decode_batch(body)
+
+    assert [(one.stream, one.recipient) for one in records] == [("/a", "s"), ("/b", "r"), ("/b", "s")]
+    assert [(one.stream, one.recipient) for one in decode(body)[1]] == [("/a", "s"), ("/b", "r"), ("/b", "s")]
 
 
 def batch(**said: object) -> bytes:
@@ -63,6 +100,8 @@ ITEM = [1, "sent", "", "d", "r", "k", "2026_11", 1, None]
         batch(rows=[ROW], who=[["d", 7]]) + b"\0\0\0\0", batch(rows=[[*ROW[:6], -1]]), batch(rows=7),
         batch(rows=[[LATEST_MS + 1, *ROW[1:]]], who=[["d", "r"]]) + b"\0\0\0\0", batch(items=[ITEM[:8]]),
         batch(items=[[*ITEM[:8], "soon"]]), batch(items=[[*ITEM[:7], 2**64, None]]), batch(items={"a": 1}),
+        batch(rows=[ROW], who=[["d", "r"]], groups=[1]) + b"\0\0\0\0", batch(rows=[ROW], groups=7), batch(groups=["1"]),
+        batch(rows=[[*ROW[:6], 0]], who=[["d", "r"]], groups=[2]) + b"\0\0\0\0", batch(groups=[1]),
         batch(items=[[True, *ITEM[1:]]]), batch(node="x").replace(b'"x"', b'"\\ud800"'),
     ],
 )  # fmt: skip

@@ -5,14 +5,17 @@ Doors call `sent` for each flush of a wire, `confirm` when a recipient says how 
 appended to the stream `/_ledger`, one entry per batch:
 
     {"node":"n1","epoch":3,"sequence":17,"mark":"","lost":0,
-     "rows":[[ms,state,reason,stream,first,last,count],…],
+     "rows":[[ms,state,reason,stream,first,last,group],…],
      "who":[[door,recipient],…],
-     "items":[[ms,state,reason,door,recipient,key,month,number,expires],…]} newline
-    count little-endian 32-bit numbers per row: indexes into "who"
+     "items":[[ms,state,reason,door,recipient,key,month,number,expires],…],
+     "groups":[count,…]} newline
+    count little-endian 32-bit numbers per group: indexes into "who"
 
-A fan-out of one entry to five thousand wires is one row and five thousand numbers: that is what
-keeps a delivery's share at some 0.2 µs and a few bytes. The attributes of the entry hold the smallest
-and the greatest id it speaks of, so that a reader can pass over it without decoding.
+A row says what happened to an interval of entries for all recipients of a group. A fan-out gives one event after the
+other to the same wires: a batch names them and their group once, and has one row for each event (or for 512 wires).
+So a batch can be read without any other, whatever was trimmed or lost before it. (Batches of before 2026-11-17 have no
+"groups": there a row ends with the count of its own numbers.) The attributes of the entry hold the smallest and the
+greatest id it speaks of, so that a reader can pass over it without decoding.
 
 A position ("has everything up to here") is one cumulative row: state `confirmed`, from 0 to the id, of one stream or,
 without a name, of all. It says nothing about what was sent; whoever reads joins it with the rows that do
@@ -32,6 +35,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Final
 
@@ -46,7 +50,7 @@ from penstock.errors import CallerError, NotRecorded, PenstockError
 from penstock.limits import LEDGER_REASON_CHARACTERS
 from penstock.settings import LedgerSettings
 from penstock.values import Batch, Draft, Entry
-from penstock.wire.ledger import CONFIRMED, RANKS
+from penstock.wire.ledger import CONFIRMED, RANKS, with_recipients
 
 log = logging.getLogger("penstock.ledger")
 
@@ -81,6 +85,15 @@ class Recipient(msgspec.Struct, frozen=True, eq=False):
 def recipient(door: str, name: str) -> Recipient:
     """A recipient with its text made once."""
     return Recipient(door, name, msgspec.json.encode((door, name)))
+
+
+class Recipients(list[Recipient]):
+    """Those who are written the same bytes, time after time. Never changed: their names are encoded once for all."""
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """As they stand in a batch, without the brackets."""
+        return b",".join([who.encoded for who in self])
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, gc=False):
@@ -147,6 +160,7 @@ class Header(msgspec.Struct):
     rows: list[tuple[int, str, str, str, int, int, int]] = []
     who: msgspec.Raw = msgspec.Raw(b"[]")
     items: list[_Item] = []
+    groups: list[int] | None = None
 
 
 DEFAULTS = LedgerSettings()
@@ -213,6 +227,12 @@ class Ledger:
                 return
             row = self._begin_row("sent", "", stream, first, last)
         row.who.append(who)
+
+    def sent_to_all(self, who: Recipients, stream: str, first: int, last: int) -> None:
+        """As `sent`, to all of these recipients. The batch names them once, whatever number of rows speaks of them."""
+        if self.enabled and not is_system(stream):
+            self._begin_row("sent", "", stream, first, last).who = who
+            self._row = _NO_ROW
 
     def intervals(self, entries: Sequence[Entry]) -> list[tuple[str, int, int]]:
         """*entries* as `sent` wants them: of each stream the first and the last id.
@@ -418,30 +438,37 @@ def _check_state(state: str) -> None:
 
 
 class _Columns:
-    """Rows turned into columns: who is named in them, and who in which row.
+    """Rows turned into columns: who is named in them, and which row speaks of which group.
 
     Everything here is part of each delivery's cost. A fan-out gives one event after the other to the same wires, so a
-    row that names whom the row before it named, found by comparing pointers, is not looked at again.
+    row that names whom another row named is not looked at again.
     """
 
-    __slots__ = ("_lists", "_which", "count", "encoded_names", "names", "rows")
+    __slots__ = ("_singles", "count", "encoded_names", "groups", "rows", "which")
 
     def __init__(self, rows: list[_Row]) -> None:
         self.rows = rows
         self.count = sum([len(row.who) for row in rows])
-        self._lists: list[list[Recipient]] = []  # unlike their neighbours
-        self._which: list[int] = []  # of them, for each row
+        self.groups: list[list[Recipient]] = []  # each once, if they are `Recipients`; others unlike their neighbours
+        self.which: list[int] = []  # of them, for each row
+        known: dict[int, int] = {}
         for row in rows:
-            if not self._lists or row.who != self._lists[-1]:
-                self._lists.append(row.who)
-            self._which.append(len(self._lists) - 1)
-        self.names = dict.fromkeys(chain.from_iterable(self._lists))
-        self.encoded_names = b"[" + b",".join([who.encoded for who in self.names]) + b"]"
+            which = known.get(id(row.who), -1)
+            if which < 0 and self.groups and row.who == self.groups[-1]:
+                which = len(self.groups) - 1
+            elif which < 0:
+                which = known[id(row.who)] = len(self.groups)
+                self.groups.append(row.who)
+            self.which.append(which)
+        self._singles = dict.fromkeys(chain.from_iterable([g for g in self.groups if not isinstance(g, Recipients)]))
+        names = [who.encoded for who in self._singles]
+        names += [group.encoded for group in self.groups if group and isinstance(group, Recipients)]
+        self.encoded_names = b"[" + b",".join(names) + b"]"
 
     @property
     def least_bytes(self) -> int:
         """It takes no less than this."""
-        return 4 * self.count + len(self.encoded_names)
+        return 4 * sum(map(len, self.groups)) + len(self.encoded_names)
 
     @property
     def divisible(self) -> bool:
@@ -449,9 +476,16 @@ class _Columns:
         return len(self.rows) > 1 or self.count > 1
 
     def encoded_who(self) -> bytes:
-        number = dict(zip(self.names, range(len(self.names)), strict=True)).__getitem__
-        columns = [_little_endian(array("I", map(number, who))).tobytes() for who in self._lists]
-        return b"".join([columns[which] for which in self._which])
+        """The numbers of each group. Those of `Recipients` follow each other, after those who are named one by one."""
+        number = dict(zip(self._singles, range(len(self._singles)), strict=True)).__getitem__
+        following, columns = len(self._singles), []
+        for group in self.groups:
+            if isinstance(group, Recipients):
+                columns.append(array("I", range(following, following + len(group))))
+                following += len(group)
+            else:
+                columns.append(array("I", map(number, group)))
+        return b"".join([_little_endian(column).tobytes() for column in columns])
 
 
 def _halves(rows: list[_Row]) -> tuple[list[_Row], list[_Row]]:
@@ -469,7 +503,11 @@ def _halves_of_row(row: _Row) -> tuple[list[_Row], list[_Row]]:
 def _encode(header: Header, columns: _Columns) -> tuple[bytes, str]:
     """The body and the attributes of one batch."""
     rows = columns.rows
-    header.rows = [(r.ms, r.state, r.reason, r.stream, r.first, r.last, len(r.who)) for r in rows]
+    header.rows = [
+        (row.ms, row.state, row.reason, row.stream, row.first, row.last, group)
+        for row, group in zip(rows, columns.which, strict=True)
+    ]
+    header.groups = list(map(len, columns.groups))
     header.who = msgspec.Raw(columns.encoded_names)
     attributes = {"node": header.node, "epoch": str(header.epoch), "sequence": str(header.sequence)}
     if rows:
@@ -492,11 +530,10 @@ def decode(body: bytes) -> tuple[Header, list[LedgerEvent]]:
     line, _, column = body.partition(b"\n")
     header = msgspec.json.decode(line, type=Header)
     who = msgspec.json.decode(header.who, type=list[tuple[str, str]])
-    numbers, position, events = _little_endian(array("I", column)), 0, []
-    for ms, state, reason, stream, first, last, count in header.rows:
-        for door, name in map(who.__getitem__, numbers[position : position + count]):
+    numbers, events = _little_endian(array("I", column)), []
+    for (ms, state, reason, stream, first, last, _), group in with_recipients(header.rows, header.groups, numbers):
+        for door, name in map(who.__getitem__, group):
             events.append(LedgerEvent(ms, state, reason, door, name, stream, first, last))
-        position += count
     for ms, state, reason, door, name, key, month, number, expires_ms in header.items:
         events.append(LedgerEvent(ms, state, reason, door, name, "", 0, 0, key, month, number, expires_ms))
     return header, events

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import accumulate, pairwise
+from typing import Final, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,25 @@ def decode_batch(body: bytes) -> tuple[LedgerBatch, Iterator[LedgerRecord]]:
         raise ValueError(f"no ledger batch: {type(error).__name__} {error}") from error
 
 
+Row = TypeVar("Row", bound=Sequence[object])
+
+
+def with_recipients(
+    rows: Sequence[Row], counts: Sequence[int] | None, numbers: array[int]
+) -> Iterator[tuple[Row, array[int]]]:
+    """Each row of a batch with its recipients, as numbers of those that the batch names.
+
+    The one place that knows how rows refer to groups. *counts* are those of the groups, and a row ends with the number
+    of its group; without them, as it was before there were groups, each row is one and ends with its count.
+    """
+    if counts is None:
+        counts, which = [row[6] for row in rows], list(range(len(rows)))  # type: ignore[misc]
+    else:
+        which = [row[6] for row in rows]  # type: ignore[misc]
+    groups = [numbers[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
+    return ((row, groups[group]) for row, group in zip(rows, which, strict=True))
+
+
 def _check_records(said: dict[str, list[list[object]]], numbers: array[int]) -> None:
     """Whether every record can be made: so many recipients as the rows say, and each of them known."""
     who, rows, items = (said.get(name, []) for name in ("who", "rows", "items"))
@@ -130,7 +150,13 @@ def _check_records(said: dict[str, list[list[object]]], numbers: array[int]) -> 
         _demand(_is_time(ms), "the time of a row is none")
         _demand(all(isinstance(text, str) for text in (state, reason, stream)), "a row has something else than text")
         _demand(all(map(_is_number, (first, last, count))), "a row has something else than numbers")
-    _demand(sum(row[6] for row in rows) == len(numbers), "its rows and its column do not fit")  # type: ignore[misc]
+    counts = said.get("groups")
+    if counts is None:
+        counts = [row[6] for row in rows]  # type: ignore[misc]
+    else:
+        _demand(all(map(_is_number, counts)), "the count of a group is no number")
+        _demand(all(row[6] < len(counts) for row in rows), "the group of a row is none of its groups")  # type: ignore[operator]
+    _demand(sum(counts) == len(numbers), "its groups and its column do not fit")  # type: ignore[arg-type]
     _demand(max(numbers, default=-1) < len(who), "a recipient is not among those that it names")
     for door, recipient in who:
         _demand(isinstance(door, str) and isinstance(recipient, str), "a recipient is no text")
@@ -162,11 +188,10 @@ def _numbers(column: bytes) -> array[int]:
 
 
 def _records(said: dict[str, list[list[object]]], numbers: array[int]) -> Iterator[LedgerRecord]:
-    who, position = said.get("who", []), 0
-    for ms, state, reason, stream, first, last, count in said.get("rows", []):
-        for number in numbers[position : position + count]:  # type: ignore[operator]
+    who, rows = said.get("who", []), with_recipients(said.get("rows", []), said.get("groups"), numbers)  # type: ignore[arg-type]
+    for (ms, state, reason, stream, first, last, _), group in rows:
+        for number in group:
             door, recipient = who[number]
             yield LedgerRecord(ms, state, reason, door, recipient, stream, first, last)  # type: ignore[arg-type]
-        position += count  # type: ignore[operator]
     for ms, state, reason, door, recipient, key, month, number, expires in said.get("items", []):  # type: ignore[assignment]
         yield LedgerRecord(ms, state, reason, door, recipient, "", 0, 0, key, month, number, expires)  # type: ignore[arg-type]
