@@ -87,9 +87,9 @@ def _one_write_each(given: argparse.Namespace, report: Report, folder: Path) -> 
                 say(f"round {number + 1} of {given.rounds}: {subject.name}")
                 settle(given)
                 subject.cpu_us.append(_round(subject, given.events, given.gap))
-    report.add(_against("one write each", ours, floor, "bare socket.send loop", 1.35, 1.2, count))
+    report.add(_against("one write each", ours, floor, "bare socket.send loop", 1.2, 1.08, count))
     if peer:
-        report.add(_against("one write each / nchan", ours, peer, "nginx with nchan", 1.1, None, count))
+        report.add(_against("one write each / nchan", ours, peer, "nginx with nchan", 1.05, 1.0, count))
 
 
 def _round(subject: Subject, events: int, gap: float) -> float:
@@ -187,7 +187,7 @@ def _per_cpu_second(
 ) -> Figure:
     """Deliveries that one second of CPU makes. Only what includes publishing, durable as it is, is judged."""
     mine, others = ([1e6 / us for us in _costs(one, published=published)] if one else [] for one in (ours, peer))
-    must, aim = (3, 5) if published else (None, None)
+    must, aim = (4, 6) if published else (None, None)
     detail = {"wires": ours.count, "rate": given.rate, "publish_us": median(ours.publish_us) * ours.count}
     return Figure(
         name, median(mine), "deliveries/CPU s", median(others) if others else None, "nginx with nchan", must, aim,

@@ -81,7 +81,14 @@ def _idle(given: argparse.Namespace, report: Report, folder: Path) -> None:
         floor = _kb_each(Target(bare.answer()["port"], bare.pid), bare_file, bare_file, given.wires)
     report.add(
         Figure(
-            "idle wire", ours, "KB/wire", floor, "bare protocol object on uvloop", 4, 2.5, detail={"wires": given.wires}
+            "idle wire",
+            ours,
+            "KB/wire",
+            floor,
+            "bare protocol object on uvloop",
+            3.5,
+            2.5,
+            detail={"wires": given.wires},
         )
     )
 
@@ -143,7 +150,7 @@ def _fanout(given: argparse.Namespace, report: Report, folder: Path) -> None:
     report.add(
         Figure(
             "fan-out, one write each", median(ours), "CPU µs/delivery", median(floors), "bare socket.send loop",
-            1.35, 1.2, "ratio", ratio=ratio,
+            1.2, 1.08, "ratio", ratio=ratio,
             detail={"wires": given.wires, "rounds": rounds, "floor_rounds": floor_rounds},
         )
     )  # fmt: skip

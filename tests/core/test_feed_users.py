@@ -23,7 +23,7 @@ def test_the_doors_that_the_feed_names_use_it() -> None:
     using = {
         path.relative_to(DOORS).parts[0]
         for path in DOORS.rglob("*.py")
-        if re.search(r"\bhub\.start(_watched)?\b", path.read_text())
+        if re.search(r"\bhub\.start(_watched|_wire)?\b", path.read_text())
     }
 
     assert using == {"sps", "msgstream", "trickle", "webpush", "webpush_sender"}

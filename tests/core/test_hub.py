@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.fanout import MANY, Round
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient, recipient
@@ -299,9 +300,25 @@ class HastyHub(Hub):
 
 
 def test_the_property_finds_a_hub_that_does_not_finish_its_rounds() -> None:
-    script = [*[("start", (("/a",), 0))] * 9, ("publish", ["/a"]), ("publish", ["/a"])]
+    script = [*[("start", (("/a",), 0))] * MANY, ("publish", ["/a"]), ("publish", ["/a"])]
     with pytest.raises(AssertionError):
         asyncio.run(_play(script, 6, 12, HastyHub, 1))
+
+
+class OvertakingHub(Hub):
+    """The sabotage: what few want overtakes what is on its way to many."""
+
+    def _offer_besides(self, wanted: Sequence[Entry], turn: Round) -> None:
+        for entry in wanted:
+            self._offer(entry, list(self._interest.find(entry.stream)))
+        self._flush_woken()
+
+
+def test_the_property_finds_a_hub_in_which_entries_overtake_each_other() -> None:
+    script = [*[("start", (("/a", "/b"), 0))] * 9, ("publish", ["/b"]), ("publish", ["/a"]), ("publish", ["/b"])]
+    asyncio.run(_play(script, 6, 12, Hub, 1))
+    with pytest.raises(AssertionError):
+        asyncio.run(_play(script, 6, 12, OvertakingHub, 1))
 
 
 async def test_the_newest_entry_goes_round_a_few_at_a_time() -> None:

@@ -107,10 +107,15 @@ class Place:
 
 
 @asynccontextmanager
-async def place(keys: Path, *, make: type[Sps] = Sps, at_once: int = AT_ONCE, **of_hub: int) -> AsyncIterator[Place]:
-    """A door that is open in the block. *make* may be a door that does something wrong."""
+async def place(
+    keys: Path, *, make: type[Sps] = Sps, at_once: int = AT_ONCE, many: int = 1, **of_hub: int
+) -> AsyncIterator[Place]:
+    """A door that is open in the block. *make* may be a door that does something wrong.
+
+    A stream with *many* readers is written to them together: by default with one, so that few wires show it.
+    """
     time = ManualTime()
-    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(**of_hub), at_once=at_once) as hub:
+    async with MemoryEngine() as engine, Hub(engine.log, HubSettings(**of_hub), at_once=at_once, many=many) as hub:
         clock, gate = ManualClock(), Gate(open_keys(keys), "admin")
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)

@@ -9,25 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.core.feed import Feed
-from penstock.core.ledger import Ledger, Recipient
+from penstock.core.feed import Feed, Taker
+from penstock.core.ledger import Ledger, Recipient, Recipients
 from penstock.http.output import Tap
 from penstock.values import Entry
+
+
+class Lines:
+    """Entries as they go onto wires of one kind, made once for all who get the same ones."""
+
+    def __init__(self, ledger: Ledger, encode: Callable[[Sequence[Entry]], bytes]) -> None:
+        self._ledger, self._encode = ledger, encode
+        self._newest: Sequence[Entry] = ()
+        self._framed = b""
+
+    def encode(self, entries: Sequence[Entry]) -> bytes:
+        """What goes onto the wire for these entries. A fan-out gives the same object to all wires."""
+        if entries is not self._newest and entries != self._newest:
+            self._newest, self._framed = entries, self._encode(entries)
+        return self._framed
+
+    def for_all(self, entries: tuple[Entry, ...]) -> bytes:
+        """As `encode`: it is the same for all."""
+        return self.encode(entries)
+
+    def sent(self, entries: tuple[Entry, ...], recipients: Recipients) -> None:
+        """All of these recipients were written just that."""
+        self._ledger.sent_to_all(recipients, entries[0].stream, entries[0].id, entries[-1].id)
 
 
 class LiveWire:
     """The sink of one feed and the owner of one tap, an outlet or a WebSocket.
 
-    Doors open the tap, and *encode* says how entries look, framing included.
+    Doors open the tap, and *framing* says how entries look, all of it included that stands between them.
     """
 
-    __slots__ = ("_encode", "_first", "_last", "_ledger", "_others", "_stream", "feed", "tap", "who")
+    __slots__ = ("_first", "_last", "_ledger", "_others", "_stream", "feed", "framing", "tap", "who")
 
     feed: Feed
     tap: Tap
 
-    def __init__(self, who: Recipient, ledger: Ledger, encode: Callable[[Sequence[Entry]], bytes]) -> None:
-        self.who, self._ledger, self._encode = who, ledger, encode
+    def __init__(self, who: Recipient, ledger: Ledger, framing: Lines) -> None:
+        self.who, self._ledger, self.framing = who, ledger, framing
         # What was handed to the tap since its last flush: nearly always entries of one stream.
         self._stream, self._first, self._last = "", 0, 0
         self._others: dict[str, tuple[int, int]] | None = None
@@ -39,9 +62,23 @@ class LiveWire:
         """The peer has not taken enough yet."""
         return self.tap.full
 
+    @property
+    def taker(self) -> Taker | None:
+        """The socket, while nothing is in the way of writing to it."""
+        return self.tap.clear
+
+    def owe(self, entries: Sequence[Entry], data: bytes, sent: int) -> None:
+        """A fan-out wrote to the socket, which took a part."""
+        self.tap.put_rest(data, sent)
+        self._unflushed(entries)
+
+    def count(self, written: int) -> None:
+        """A fan-out wrote so much to wires like this one."""
+        self.tap.wrote.bytes_out += written
+
     def deliver(self, entries: Sequence[Entry]) -> None:
         """Hand entries to the tap; the ledger hears of them when they are flushed."""
-        self.tap.put(self._encode(entries))
+        self.tap.put(self.framing.encode(entries))
         self._unflushed(entries)
 
     def deliver_last(self, entries: Sequence[Entry]) -> bool:
@@ -49,7 +86,7 @@ class LiveWire:
         tap = self.tap
         if tap.clear is None and tap.full:
             return False
-        if tap.put_last(self._encode(entries)):
+        if tap.put_last(self.framing.encode(entries)):
             entry = entries[0]
             self._ledger.sent(self.who, entry.stream, entry.id, entry.id)
         else:

@@ -24,9 +24,9 @@ bytes and 2 µs for a stream and its subscriber (20,000 streams, engine in memor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, cast
 
-from penstock.core.ledger import Recipient
+from penstock.core.ledger import Recipient, Recipients
 from penstock.values import Entry, Kind
 
 _META = Kind.META
@@ -77,6 +77,48 @@ class Sink(Protocol):
         ...
 
 
+class Taker(Protocol):
+    """A socket, as a fan-out sees it."""
+
+    def send(self, data: bytes, /) -> int:
+        """Take bytes at once; how many."""
+        ...
+
+
+class Framing(Protocol):
+    """How entries look on wires of one kind."""
+
+    def for_all(self, entries: tuple[Entry, ...]) -> bytes | None:
+        """What each of them writes for entries of one stream; None if that is not the same for all."""
+        ...
+
+    def sent(self, entries: tuple[Entry, ...], recipients: Recipients) -> None:
+        """All of these recipients were written just that."""
+        ...
+
+
+class WireSink(Sink, Protocol):
+    """A sink that can be written to together with others of the same framing (`core/fanout.py`)."""
+
+    @property
+    def framing(self) -> Framing:
+        """How entries look on it."""
+        ...
+
+    @property
+    def taker(self) -> Taker | None:
+        """Where bytes can be written at once; None while something is in the way, or some entries are not for it."""
+        ...
+
+    def owe(self, entries: Sequence[Entry], data: bytes, sent: int) -> None:
+        """Of what these entries look like, so many bytes were taken: write the rest, before anything else."""
+        ...
+
+    def count(self, written: int) -> None:
+        """So many bytes went out to it and others."""
+        ...
+
+
 def take_if_room(sink: Sink, entries: Sequence[Entry]) -> bool:
     """`deliver_last` for sinks that have no quicker way for a single entry."""
     if sink.full:
@@ -110,6 +152,14 @@ class FeedHub(Protocol):
         """Let a stopped feed go."""
         ...
 
+    def seat(self, feed: Feed, taker: Taker) -> None:
+        """Write to *taker* from now on, instead of offering entries to the feed."""
+        ...
+
+    def vacate(self, seat: int) -> int | None:
+        """Do so no longer; the id up to which all was written there. None if nobody was seated."""
+        ...
+
 
 class Feed:
     """What one live reader has waiting in memory, and its position for when that is not enough.
@@ -120,7 +170,7 @@ class Feed:
     """
 
     __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_waiting", "behind", "meta",
-                 "patterns", "position", "queued", "stopped")  # fmt: skip
+                 "patterns", "position", "queued", "seat", "stopped")  # fmt: skip
 
     def __init__(
         self, hub: FeedHub, sink: Sink, patterns: tuple[str, ...], after: int, *, limit: int, meta: bool = False,
@@ -135,6 +185,7 @@ class Feed:
         self.queued = False  # the hub has it in its line of those that read the log, or reads for it right now
         self.behind = True
         self.stopped = False
+        self.seat = -1  # among those that can be written to directly; none
 
     @property
     def away(self) -> bool:
@@ -171,6 +222,7 @@ class Feed:
             return
         waiting = self._waiting
         if waiting is None:
+            self.leave_seat()
             self._hub.woken.append(self)
             self._waiting = [entry]
         elif len(waiting) >= self._limit or waiting[0].id <= self._hub.forgotten:
@@ -241,6 +293,38 @@ class Feed:
         else:
             self.flush()
 
+    # ── its seat (`core/fanout.py`) ───────────────────────────────────────────────────────────
+
+    @property
+    def framing(self) -> Framing:
+        """How entries look on its wire. Only who has a seat is asked."""
+        return cast("WireSink", self._sink).framing
+
+    def take_seat(self) -> None:
+        """Be written to directly from now on, if nothing is in the way. `position` stands still meanwhile."""
+        if self.seat >= 0 and not self.behind and self._waiting is None:
+            taker = cast("WireSink", self._sink).taker
+            if taker is not None:
+                self._hub.seat(self, taker)
+
+    def leave_seat(self) -> None:
+        """Be an ordinary feed again, which has had what was written meanwhile."""
+        if self.seat >= 0 and (upto := self._hub.vacate(self.seat)) is not None:
+            self.position = max(self.position, upto)
+            self._offered = max(self._offered, upto)
+
+    def owe(self, entries: Sequence[Entry], data: bytes, sent: int) -> None:
+        """Its wire took less than all of what was written: the sink has the rest to write, and no seat until then."""
+        self.leave_seat()
+        self.position = self._offered = entries[-1].id
+        cast("WireSink", self._sink).owe(entries, data, sent)
+
+    def count(self, written: int) -> None:
+        """So many bytes were written to wires of its framing."""
+        cast("WireSink", self._sink).count(written)
+
+    # ── ends and changes ──────────────────────────────────────────────────────────────────────
+
     def stop(self) -> None:
         """End it. Nothing is delivered after this returns."""
         if not self.stopped:
@@ -264,6 +348,7 @@ class Feed:
     def wait_for_page(self) -> None:
         """Read the log from here on, until all that is wanted comes by itself."""
         if not self.behind:
+            self.leave_seat()
             self.position = self._offered = self.reached
             self._waiting, self.behind = None, True
             self._hub.enqueue(self)
@@ -301,6 +386,7 @@ class Feed:
         self._waiting = wanted or None
         self.flush()
         if not self.stopped:
+            self.take_seat()
             self._tell_live()
 
     def _tell_live(self) -> None:

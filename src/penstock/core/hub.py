@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from operator import length_hint
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self, TypeVar
 
-from penstock.core.feed import SLICE_BYTES, Feed, Sink, WatchedFeed
+from penstock.core.fanout import ABSENT, MANY, Round, Seats
+from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
 from penstock.core.log import Log
 from penstock.core.matching import Interest
+from penstock.core.names import is_exact
 from penstock.core.recent import RecentEntries
 from penstock.core.wishes import Wishes
 from penstock.errors import PenstockError, Trimmed
@@ -48,7 +48,7 @@ class Hub:
 
     def __init__(
         self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE,
-        selective: bool = False,
+        many: int = MANY, selective: bool = False,
     ) -> None:  # fmt: skip
         """*selective*: the log need not tell of entries that no feed wants."""
         self._log = source
@@ -57,8 +57,11 @@ class Hub:
         self._feeds: dict[Feed, None] = {}
         self._limits = settings.recent, settings.recent_bytes
         self._recent = RecentEntries(*self._limits, source.followed)
-        self._tail, self._readers, self._at_once = settings.tail, readers, at_once
-        self._round: _Round | None = None
+        self._tail, self._readers = settings.tail, readers
+        self._seats = Seats(at_once, many)
+        self._round: Round | None = None
+        self._going_on: asyncio.Handle | None = None  # the call that goes on with it
+        self._returning: list[Feed] = []  # those that take their seats when it is over
         self._line: deque[Feed] = deque()
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,6 +69,7 @@ class Hub:
         self._recalled = selective  # what is in memory is not all there is
         self.woken: list[Feed] = []
         self.position = source.followed
+        self.offered = source.followed  # each feed that is live has been offered what it wants up to here
         self.forgotten = source.followed  # entries up to here are not in memory any more
         self.went_behind = 0
         self.failed = 0  # feeds that ended by an exception
@@ -93,11 +97,6 @@ class Hub:
         """How many there are, those whose readers are away included."""
         return len(self._feeds)
 
-    @property
-    def offered(self) -> int:
-        """The id up to which each feed that is live has been offered what it wants."""
-        return self.position if self._round is None else self._round.alone[0].id - 1
-
     def index_of(self, id: int) -> int | None:
         """The index of a recent entry in its stream; None if it is not in memory any more."""
         return self._recent.index_of(id)
@@ -118,6 +117,16 @@ class Hub:
         """Begin to feed *sink* with everything after id *after*; None means from now on."""
         return self._begin(Feed(self, sink, patterns, self._from(after), limit=self._tail, meta=meta, allow=allow))
 
+    def start_wire(
+        self, sink: WireSink, patterns: tuple[str, ...], *, after: int | None = None, meta: bool = False,
+        allow: Callable[[Entry], bool] | None = None,
+    ) -> Feed:  # fmt: skip
+        """As `start`. Once it is live the wire is written to together with others, if it wants what all get."""
+        feed = Feed(self, sink, patterns, self._from(after), limit=self._tail, meta=meta, allow=allow)
+        if not meta and allow is None:
+            feed.seat = self._seats.allot(feed, fresh=self._round is not None)
+        return self._begin(feed)
+
     def start_watched(
         self, sink: Sink, patterns: tuple[str, ...], *, after: int | None = None,
         allow: Callable[[Entry], bool] | None = None, on_live: Callable[[], None],
@@ -132,7 +141,7 @@ class Hub:
     def _begin(self, feed: F) -> F:
         self._feeds[feed] = None
         for pattern in feed.patterns:
-            self._interest.add(pattern, feed)
+            self._add_wish(pattern, feed)
         if self._wishes is not None:
             self._wishes.add(*set(feed.patterns))
         try:
@@ -149,14 +158,22 @@ class Hub:
         self._flush_woken()
         self._forget_ahead(feed)
         for pattern in set(feed.patterns) - set(patterns):
-            self._interest.remove(pattern, feed)
+            self._remove_wish(pattern, feed)
         for pattern in patterns:
-            self._interest.add(pattern, feed)
+            self._add_wish(pattern, feed)
         if self._wishes is not None:
             self._wishes.add(*set(patterns))
             self._wishes.remove(*set(feed.patterns))
             if self._wishes.since(patterns) > self.position:
                 feed.wait_for_page()
+
+    def _add_wish(self, pattern: str, feed: Feed) -> None:
+        self._interest.add(pattern, feed)
+        self._seats.wishes_changed(pattern if is_exact(pattern) else None)
+
+    def _remove_wish(self, pattern: str, feed: Feed) -> None:
+        self._interest.remove(pattern, feed)
+        self._seats.wishes_changed(pattern if is_exact(pattern) else None)
 
     def forget_recent(self) -> None:
         """Serve whoever comes from the log again: bodies in memory may have been erased there."""
@@ -170,9 +187,27 @@ class Hub:
         self._forget_ahead(feed)
         self._feeds.pop(feed, None)
         for pattern in feed.patterns:
-            self._interest.remove(pattern, feed)
+            self._remove_wish(pattern, feed)
         if self._wishes is not None:
             self._wishes.remove(*set(feed.patterns))
+        if feed.seat >= 0:
+            self._seats.give_up(feed.seat)
+            feed.seat = -1
+
+    def seat(self, feed: Feed, taker: Taker) -> None:
+        """Write to *taker* from now on, instead of offering entries to the feed."""
+        if self._round is not None and feed.position >= self._round.first:
+            self._returning.append(feed)  # the round may still come to its seat, with entries that it has
+        else:
+            self._seats.takers[feed.seat] = taker
+
+    def vacate(self, seat: int) -> int | None:
+        """Do so no longer; the id up to which all was written there. None if nobody was seated."""
+        takers = self._seats.takers
+        if takers[seat] is ABSENT:
+            return None
+        takers[seat] = ABSENT
+        return self._round.last if self._round is not None and self._round.has_given(seat) else self.offered
 
     def enqueue(self, feed: Feed) -> None:
         """Put a feed that is behind into the line, once."""
@@ -187,59 +222,84 @@ class Hub:
     def _follow(self, entries: Sequence[Entry]) -> None:
         """Offer what was just appended; then give each woken feed all of it at once."""
         find = self._interest.find
-        self._finish_round()
         self._recent.extend(entries)
         self.forgotten = self._recent.after
-        last = entries[-1]
-        self.position = last.id
-        if len(entries) > 1 and _are_alike(entries):
-            together = tuple(entries)  # one object for all feeds: what is made of it once, is made for all
-            for feed in list(find(last.stream)):  # a copy: a sink may end its feed while it takes entries
-                try:
-                    feed.offer_all(together)
-                except Exception as error:  # noqa: BLE001 - one reader's trouble is no other's
-                    self._end(feed, error)
+        wanted = entries if len(entries) == 1 else [entry for entry in entries if find(entry.stream)]
+        if self._round is None:
+            self._offer_newest(wanted, entries[-1].id)
+        elif sum([len(find(entry.stream)) for entry in wanted]) < self._seats.many:
+            self.position = entries[-1].id
+            self._offer_besides(wanted, self._round)
         else:
-            for entry in entries[:-1]:
-                self._offer(entry, list(find(entry.stream)))
-            if wanting := list(find(last.stream)):
-                self._round = _Round((last,), iter(wanting))
-                self._go_round()
+            self._finish_round()
+            self._offer_newest(wanted, entries[-1].id)
+
+    def _offer_newest(self, wanted: Sequence[Entry], position: int) -> None:
+        """Offer entries, and begin a round with the last, or with all if they are alike."""
+        self.position = position
+        last = tuple(wanted) if _are_alike(wanted) else tuple(wanted[-1:])
+        for entry in wanted[: len(wanted) - len(last)]:
+            # A copy: a sink may end its feed while it takes entries.
+            self._offer(entry, list(self._interest.find(entry.stream)))
+        blocks = self._seats.blocks(last[0].stream, self._interest.find) if last else ()
+        if blocks:
+            self.offered = last[0].id - 1
+            self._round = Round(last, blocks, self._seats)
+            self._go_round()
+        else:
+            self.offered = position
+
+    def _offer_besides(self, wanted: Sequence[Entry], turn: Round) -> None:
+        """Offer entries that few want while others go round: who wants both has those first."""
+        for entry in wanted:
+            for feed in list(self._interest.find(entry.stream)):
+                if turn.awaits(feed):
+                    for earlier in turn.entries:
+                        self._offer(earlier, (feed,))
+                self._offer(entry, (feed,))
         self._flush_woken()
 
     def _moved(self, position: int) -> None:
-        """The log has moved on; what feeds want of it was offered."""
+        """The log has moved on; what feeds want of it was offered, or goes round now."""
         self.position = position
+        if self._round is None:
+            self.offered = position
 
     def _go_round(self) -> None:
-        """Give the newest entry to the next of those who want it; the rest wait for the loop's other business."""
-        if self._round is not None:
-            alone, wanting, _ = self._round
-            [entry] = alone
-            for feed in islice(wanting, self._at_once):
-                try:
-                    feed.offer_last(entry, alone)
-                except Exception as error:  # noqa: BLE001
-                    self._end(feed, error)
+        """Give the newest entries to the next of those who want them; the rest wait for the loop's other business."""
+        turn = self._round
+        if turn is not None:
+            turn.step(self._end)
             self._flush_woken()
-            more = length_hint(wanting) > 0
-            later = asyncio.get_running_loop().call_soon(self._go_round) if more else None
-            self._round = self._round._replace(later=later) if more else None
+            if self._round is not turn:
+                return  # a reader changed what it wants: the rest were given it at once
+            if turn.over:
+                self._end_round()
+            else:
+                self._going_on = asyncio.get_running_loop().call_soon(self._go_round)
 
     def _finish_round(self) -> None:
-        """More comes before everyone had the newest entry: the rest get both together."""
+        """More comes before everyone had the newest entries: the rest get both together."""
         if self._round is not None:
-            alone, wanting, later = self._round
-            self._round = None
-            if later is not None:
-                later.cancel()
-            self._offer(alone[0], wanting)
+            rest = self._round.rest()
+            for entry in self._round.entries:
+                self._offer(entry, rest)
+            self._end_round()
+
+    def _end_round(self) -> None:
+        if self._going_on is not None:
+            self._going_on.cancel()
+        self._round = self._going_on = None
+        self.offered = self.position
+        returning, self._returning = self._returning, []
+        for feed in returning:
+            feed.take_seat()
 
     def _offer(self, entry: Entry, wanting: Iterable[Feed]) -> None:
         for feed in wanting:
             try:
                 feed.offer(entry)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:  # noqa: BLE001 - one reader's trouble is no other's
                 self._end(feed, error)
 
     def _flush_woken(self) -> None:
@@ -363,14 +423,6 @@ class Hub:
             ahead.page.exception()  # its error is looked at, so that asyncio does not report it
 
 
-class _Round(NamedTuple):
-    """The newest entry on its way to all who want it."""
-
-    alone: tuple[Entry]
-    wanting: Iterator[Feed]
-    later: asyncio.Handle | None = None  # the call that goes on with it
-
-
 class _Ahead(NamedTuple):
     """A page that is being read before its feed asks for it."""
 
@@ -380,5 +432,4 @@ class _Ahead(NamedTuple):
 
 def _are_alike(entries: Sequence[Entry]) -> bool:
     """All are of one stream, and events rather than anything that few readers want."""
-    stream = entries[-1].stream
-    return all(entry.stream == stream and entry.index is not None for entry in entries)
+    return all(entry.stream == entries[0].stream and entry.index is not None for entry in entries)

@@ -6,7 +6,7 @@ the cost depends on the depth of the name, not on the number of patterns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
 from penstock.core.names import ROOT, is_exact
@@ -63,7 +63,7 @@ class Interest(Generic[Member]):
             if below.empty():
                 del level.below[rest[0]]
 
-    def find(self, name: str) -> Iterable[Member]:
+    def find(self, name: str) -> Collection[Member]:
         """Members that want stream *name*. One that asked in several ways may come several times."""
         exact = self._exact.get(name, ())
         if self._patterns.empty():

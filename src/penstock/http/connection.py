@@ -146,7 +146,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
     def pause_writing(self) -> None:
         self.stuck = True
         if self.tap is not None:
-            self.tap.clear = None
+            self.tap.block()
         self._mark = self.transport.get_write_buffer_size()
         self._shared.wheel.arm(self, self._shared.settings.stall_timeout)
 

@@ -31,10 +31,22 @@ class Listening(Protocol):
     def drained(self) -> None: ...
 
 
+class Writable(Protocol):
+    """Who wants to know whether bytes can be written to a tap at once (`Tap.clear`)."""
+
+    def take_seat(self) -> None:
+        """They can, from now on."""
+        ...
+
+    def leave_seat(self) -> None:
+        """Something is in the way."""
+        ...
+
+
 class Tap:
     """What stands at the end of a pipe while an answer is live: an outlet or a WebSocket."""
 
-    __slots__ = ("_awaited", "_pipe", "_watch", "clear", "notify", "plain", "wrote")
+    __slots__ = ("_awaited", "_pipe", "_watch", "clear", "notify", "plain", "reader", "wrote")
 
     owner: Listening
 
@@ -42,6 +54,7 @@ class Tap:
         # The socket, while nothing is in the way of writing to it at once. A fan-out looks at no more than this: what
         # else it would have to ask the pipe is somewhere else in memory, and has to be fetched for each connection.
         self.clear: socket.SocketType | None = None
+        self.reader: Writable | None = None
         self.wrote = cast("Flusher", pipe and pipe.flusher)  # where such a write is counted
         self._pipe = pipe  # None once it is closed or lost
         self._watch = watch
@@ -89,7 +102,8 @@ class Tap:
         out = pipe.out
         if out is None:
             pipe.out = data
-            self.clear = None
+            if self.clear is not None:
+                self.block()
             flusher = pipe.flusher
             if not flusher.ready:
                 flusher.book()
@@ -113,15 +127,34 @@ class Tap:
             sent = sock.send(data)
         except OSError:
             sent = 0  # there is no room, or no peer: a flush will see
-        self.wrote.bytes_out += sent
         if sent < len(data):
-            self.put(data[sent:])
+            self.put_rest(data, sent)
             return False
+        self.wrote.bytes_out += sent
         return True
+
+    def put_rest(self, data: bytes, sent: int) -> None:
+        """The socket took so many of these bytes: queue the others."""
+        self.wrote.bytes_out += sent
+        self.put(data[sent:])
+
+    def unblock(self, sock: socket.SocketType) -> None:
+        """Nothing is in the way of writing to the socket at once."""
+        self.clear = sock
+        if self.reader is not None:
+            self.reader.take_seat()
+
+    def block(self) -> None:
+        """Bytes that come have to wait for others, or nobody takes them any more."""
+        if self.clear is not None:
+            self.clear = None
+            if self.reader is not None:
+                self.reader.leave_seat()
 
     def _shut(self) -> None:
         """Nothing goes out any more."""
-        self._pipe = self.clear = None
+        self.block()
+        self._pipe = None
         self.plain = False
 
     def emptied(self) -> None:
@@ -189,7 +222,7 @@ class Pipe(Timed):
             self.out = data
             self.flusher.add(self)
             if self.tap is not None:
-                self.tap.clear = None
+                self.tap.block()
         elif isinstance(out, bytes):
             self.out = [out, data]
         else:
@@ -233,7 +266,7 @@ class Pipe(Timed):
                     else:
                         self._emptied(tap)
                     if tap.plain and self.out is None and self.flusher.prompt:
-                        tap.clear = self.sock
+                        tap.unblock(self.sock)
                 if self.ending and self.out is None:
                     self.ended()
                 return
@@ -292,10 +325,10 @@ class Pipe(Timed):
     def let_go(self) -> None:
         """Give the socket back before the transport closes it: its number may soon be another connection's."""
         if self.sock is not None:
+            if self.tap is not None:
+                self.tap.block()
             self.sock.detach()
             self.sock = None
-            if self.tap is not None:
-                self.tap.clear = None
 
     def tap_closed(self) -> None:
         """The live answer was ended properly by its owner."""

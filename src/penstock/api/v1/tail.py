@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from penstock.api.auth import Caller
 from penstock.api.context import Context, flag, integer, only, readable
 from penstock.api.describing import INTEGER, an_object, number, operation, patterns, text
 from penstock.api.describing import flag as flag_parameter
-from penstock.api.live import LiveWire
+from penstock.api.live import Lines, LiveWire
 from penstock.api.v1.entries import EntryEncoder, EntryJson
 from penstock.core.ledger import Ledger, Recipient, recipient
 from penstock.core.names import is_exact
@@ -16,7 +16,6 @@ from penstock.errors import InputInvalid
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
 from penstock.limits import RECIPIENT_BYTES
-from penstock.values import Entry
 from penstock.wire.frames import text_frame
 from penstock.wire.http_chunks import chunk
 
@@ -24,20 +23,12 @@ _HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-stor
 _GAP = an_object(gap=an_object(**{"from": INTEGER, "to": INTEGER}))
 
 
-class TailLines:
-    """Entries as they go onto a wire, made once for all who get the same ones."""
+class TailLines(Lines):
+    """Entries of tails in one framing."""
 
-    def __init__(self, shown: EntryEncoder, frame: Callable[[bytes], bytes]) -> None:
-        self._shown, self.frame = shown, frame
-        self._newest: Sequence[Entry] = ()
-        self._framed = b""
-        self.encode = self._encode  # one bound method for all wires instead of one for each
-
-    def _encode(self, entries: Sequence[Entry]) -> bytes:
-        """What goes onto the wire for these entries. A fan-out gives the same object to all wires."""
-        if entries is not self._newest and entries != self._newest:
-            self._newest, self._framed = entries, self.frame(self._shown.lines(entries))
-        return self._framed
+    def __init__(self, ledger: Ledger, shown: EntryEncoder, frame: Callable[[bytes], bytes]) -> None:
+        super().__init__(ledger, lambda entries: frame(shown.lines(entries)))
+        self.frame = frame
 
 
 class TailWire(LiveWire):
@@ -46,14 +37,12 @@ class TailWire(LiveWire):
     A chunk or a message holds one line per entry, as many as there are at the time.
     """
 
-    __slots__ = ("_lines",)
+    __slots__ = ()
 
-    def __init__(self, who: Recipient, ledger: Ledger, lines: TailLines) -> None:
-        super().__init__(who, ledger, lines.encode)
-        self._lines = lines
+    framing: TailLines
 
     def gap(self, after: int, upto: int) -> None:
-        self.tap.put(self._lines.frame(b'{"gap":{"from":%d,"to":%d}}\n' % (after + 1, upto)))
+        self.tap.put(self.framing.frame(b'{"gap":{"from":%d,"to":%d}}\n' % (after + 1, upto)))
 
     def received(self, message: str | bytes) -> None:
         """Nothing is expected of a peer that listens; what it says is passed over."""
@@ -65,13 +54,13 @@ class TailWire(LiveWire):
 class TailApi:
     """Opens tails."""
 
+    kind: type[TailWire] = TailWire
+
     def __init__(self, context: Context) -> None:
         self._context = context
         shown = EntryEncoder(context.log.server)
         self._chunks, self._plain, self._frames = (
-            TailLines(shown, chunk),
-            TailLines(shown, bytes),
-            TailLines(shown, text_frame),
+            TailLines(context.ledger, shown, frame) for frame in (chunk, bytes, text_frame)
         )
 
     @operation(
@@ -98,16 +87,16 @@ class TailApi:
                 upto = min(after, self._context.hub.position)
                 self._context.ledger.confirm(wire.who, upto, one if is_exact(one) else "")
         check = None if allow is None else lambda entry: allow(entry.stream)
-        wire.feed = self._context.hub.start(wire, patterns, after=after, meta=meta, allow=check)
+        wire.feed = wire.tap.reader = self._context.hub.start_wire(wire, patterns, after=after, meta=meta, allow=check)
         return LIVE
 
     def _open(self, request: Request, who: Recipient) -> TailWire:
         ledger = self._context.ledger
         if request.header(b"upgrade") is not None:
-            wire = TailWire(who, ledger, self._frames)
+            wire = self.kind(who, ledger, self._frames)
             wire.tap = request.accept_websocket(wire, watch=ledger.enabled)
         else:
-            wire = TailWire(who, ledger, self._plain if request.http10 else self._chunks)
+            wire = self.kind(who, ledger, self._plain if request.http10 else self._chunks)
             wire.tap = request.open(200, _HEADERS, owner=wire, watch=ledger.enabled)
         return wire
 

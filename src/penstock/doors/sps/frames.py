@@ -7,15 +7,20 @@ for the same recent events thousands of times: they are still here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
-from penstock.core.names import ROOMS
+from penstock.core.ledger import Ledger, Recipients
+from penstock.core.names import ROOMS, is_exact, matches
 from penstock.doors.sps.requests import Topics, first_room
 from penstock.values import Entry
 from penstock.wire.sps import Form, topic_of
 
 Key = int | tuple[int, str | None]
+
+WRITTEN: Final = 1024
+"""Streams of which is known when an event went to many wires at once. Over it: a wire may break a silence too early."""
 
 
 class Audience(msgspec.Struct):
@@ -112,18 +117,20 @@ class EventFrames:
         form: Form,
         frame: Callable[[bytes], bytes],
         audiences: Audiences,
+        ledger: Ledger,
         time: Callable[[], float],
         *,
         limit: int,
         limit_bytes: int,
     ) -> None:
-        self.form, self._frame, self._audiences, self._time = form, frame, audiences, time
+        self.form, self._frame, self._audiences, self._ledger, self._time = form, frame, audiences, ledger, time
         self._limit, self._limit_bytes = limit, limit_bytes
         self._kept: dict[Key, bytes] = {}
         self._bytes = 0
         self.newest, self.framed, self.runs = 0, b"", runs_of(())  # the last event that came alone
         self._asked: Sequence[Entry] = ()
         self._together: Together | None = None
+        self._written: dict[str, float] = {}  # when an event of a stream went to many at once, the latest last
         self.anti_idle = frame(form.anti_idle)
         self.at = time()  # about when the last bytes were asked for: one look at the time for a whole fan-out
 
@@ -145,6 +152,29 @@ class EventFrames:
             self._asked = entries
             self._together = self.together(entries, ()) if all(map(is_plain, entries)) else None
         return self._together
+
+    def for_all(self, entries: tuple[Entry, ...]) -> bytes | None:
+        """As `single` and `plain`: what all wires write of entries of one stream."""
+        if len(entries) == 1:
+            return self.framed if entries[0].id == self.newest or self.single(entries[0]) else None
+        together = self.plain(entries)
+        return None if together is None else together.framed
+
+    def sent(self, entries: tuple[Entry, ...], recipients: Recipients) -> None:
+        """All of these recipients were written just that."""
+        stream = entries[0].stream
+        self._ledger.sent_to_all(recipients, stream, entries[0].id, entries[-1].id)
+        self._written.pop(stream, None)
+        self._written[stream] = self.at
+        if len(self._written) > WRITTEN:
+            del self._written[next(iter(self._written))]
+
+    def last_sent(self, patterns: Topics) -> float:
+        """When something was last written to all who want any of these streams; 0.0 if that was never, or long ago."""
+        written = self._written
+        wild = [pattern for pattern in patterns if not is_exact(pattern)]
+        found = [at for stream, at in written.items() if any(matches(one, stream) for one in wild)] if wild else []
+        return max([written.get(pattern, 0.0) for pattern in patterns] + found)
 
     def together(self, entries: Sequence[Entry], topics: Topics) -> Together:
         """What a wire that reads *topics* writes of entries, each in a frame of its own."""

@@ -131,7 +131,7 @@ class Rooms:
         return {
             "hid": wire.hid,
             "since": round(since + wire.opened, 3),
-            "last_write": round(since + wire.written, 3),
+            "last_write": round(since + wire.last_write, 3),
             "rooms": tids_of(wire.topics),
             "behind": wire.feed.lag,
         }

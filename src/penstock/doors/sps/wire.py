@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.core.feed import Feed
+from penstock.core.feed import Feed, Taker
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, Recipient
 from penstock.core.names import ROOMS, matches
-from penstock.doors.sps.frames import Audiences, EventFrames, Run, join_runs
+from penstock.doors.sps.frames import Audiences, EventFrames, Run, join_runs, runs_of
 from penstock.doors.sps.requests import ALL, Narrow, Topics, first_room, patterns_for
 from penstock.errors import Busy, NotFound
 from penstock.http.outlet import Outlet
@@ -60,8 +60,8 @@ class DeviceWire(Timed):
     """One device that listens. `lost` and `end` are its two ends; each happens once."""
 
     __slots__ = (
-        "_changes", "_home", "_narrow", "_plain", "_untold", "alive", "anti_idle", "began", "confirmed", "feed",
-        "frames", "hid", "opened", "own", "patience", "tap", "topics", "who", "written",
+        "_changes", "_home", "_narrow", "_plain", "_topics_since", "_untold", "alive", "anti_idle", "began",
+        "confirmed", "feed", "frames", "hid", "opened", "own", "patience", "tap", "topics", "who", "written",
     )  # fmt: skip
 
     feed: Feed
@@ -74,7 +74,8 @@ class DeviceWire(Timed):
         self.frames: EventFrames
         self.began = 0  # the id after which it was fed
         self.confirmed = 0  # the id up to which its device has everything, as it said
-        self.opened = self.written = self.alive = home.time()  # seconds of the loop, as all times here
+        # Seconds of the loop, as all times here. `written` knows only of what was written to this wire alone.
+        self.opened = self.written = self.alive = self._topics_since = home.time()
         self.anti_idle = self.patience = 0.0  # silence to break, silence to bear; 0 is never and for ever
         self._narrow: Narrow | None = None  # which streams of a wide pattern its token covers
         self._changes: list[Change] | None = None  # topics up to an id, while it is behind
@@ -132,8 +133,11 @@ class DeviceWire(Timed):
             if len(changes) > TOPIC_CHANGES or len(wanted) > FORMER_TOPICS:
                 raise WireBehind
             self._changes = changes
+        self.written, self._topics_since = self.last_write, self._home.time()
         self.topics = topics
         self.narrow(narrow or self._narrow)
+        if not self._plain:
+            self.feed.leave_seat()
         self.feed.change(patterns_for(self.own, wanted))
 
     def _changes_now(self) -> list[Change]:
@@ -162,6 +166,26 @@ class DeviceWire(Timed):
     def full(self) -> bool:
         """The device has not taken enough yet."""
         return self.tap.full
+
+    @property
+    def framing(self) -> EventFrames:
+        """How events look on it."""
+        return self.frames
+
+    @property
+    def taker(self) -> Taker | None:
+        """The socket, while nothing is in the way of writing to it, and what is for all who read is for this device."""
+        return self.tap.clear if self._plain else None
+
+    def owe(self, entries: Sequence[Entry], data: bytes, sent: int) -> None:
+        """A fan-out wrote to the socket, which took a part."""
+        self.tap.put_rest(data, sent)
+        self.written = self.frames.at
+        self._tell_later(runs_of(entries))
+
+    def count(self, written: int) -> None:
+        """A fan-out wrote so much to wires like this one."""
+        self.tap.wrote.bytes_out += written
 
     def deliver(self, entries: Sequence[Entry]) -> None:
         """Take those that are for this device."""
@@ -233,13 +257,19 @@ class DeviceWire(Timed):
 
     # ── deadlines and ends ────────────────────────────────────────────────────────────────────
 
+    @property
+    def last_write(self) -> float:
+        """When something was written, to it alone or to all who have the same topic."""
+        together = self.frames.last_sent(self.feed.patterns)
+        return max(self.written, together) if together > self._topics_since else self.written
+
     def arm(self) -> None:
         """Book the next deadline: the patience's end, or the next sign of life."""
         due = NEVER
         if self.patience:
             due = min(due, self.alive + self.patience)
         if self.anti_idle:
-            due = min(due, self.written + self.anti_idle)
+            due = min(due, self.last_write + self.anti_idle)
         if due < NEVER:
             self._home.wheel.arm(self, max(0.0, due - self._home.time()))
 
@@ -250,7 +280,7 @@ class DeviceWire(Timed):
             self.end("silent")
             return
         # A device that has bytes to take is not idle, and one that takes none is cut elsewhere.
-        if self.anti_idle and now >= self.written + self.anti_idle:
+        if self.anti_idle and now >= self.last_write + self.anti_idle:
             self.say(b"" if self.tap.pending else self.frames.anti_idle)
             self.written = now
         self.arm()

@@ -45,7 +45,7 @@ class Wires:
         forms: dict[str, Form] = {"lines": JsonLines(), "sse": EventStream(settings.retry_ms), "raw": Form()}
         self._frames = {
             (name, chunked): EventFrames(
-                form, chunk if chunked else bytes, self.audiences, self.time,
+                form, chunk if chunked else bytes, self.audiences, self.ledger, self.time,
                 limit=settings.encoded, limit_bytes=settings.encoded_bytes,
             )
             for name, form in forms.items()
@@ -128,7 +128,7 @@ class Wires:
         wire.say(words(form.opened(wire.uid, wire.hid, tids_of(wire.topics), wire.began, newest)))
         if after is not None and after > newest:
             wire.say(words(form.reset(after, newest)))
-        wire.feed = self.hub.start(wire, patterns_for(wire.own, wire.topics), after=wire.began)
+        wire.feed = wire.tap.reader = self.hub.start_wire(wire, patterns_for(wire.own, wire.topics), after=wire.began)
         wire.written = wire.opened  # a replay of one event may have been encoded long before
         wire.arm()
 

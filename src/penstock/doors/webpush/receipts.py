@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from penstock.api.context import Context
-from penstock.api.live import LiveWire
+from penstock.api.live import Lines, LiveWire
 from penstock.core.ledger import recipient
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request
@@ -45,7 +45,7 @@ class _ReceiptWire(LiveWire):
         """Write one outcome at once."""
         if self.tap.clear is None and self.tap.full:
             return False
-        self.tap.put_last(self._encode(entries))
+        self.tap.put_last(self.framing.encode(entries))
         return True
 
     def _unflushed(self, entries: Sequence[Entry]) -> None:
@@ -86,8 +86,8 @@ class Receipts:
         if shard is None:
             raise NotFound("receipt subscription", id[:80], remedy="Use the URL from the Link header whole.")
         events = b"text/event-stream" in (request.header(b"accept") or b"")
-        encode = _encoder(events, chunked=not request.http10)
-        wire = _ReceiptWire(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, encode)
+        lines = Lines(self._context.ledger, _encoder(events, chunked=not request.http10))
+        wire = _ReceiptWire(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, lines)
         headers = (("Content-Type", _FORMS[events]), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         after = _after(request)
         wire.tap = request.open(200, headers, owner=wire)
