@@ -34,7 +34,7 @@ import logging
 import sys
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Final
@@ -74,17 +74,16 @@ STREAM = "/_ledger"
 _RETRY_SECONDS = 1.0
 
 
-class Recipient(msgspec.Struct, frozen=True, eq=False):
+class Recipient(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Who something happened to. A wire makes one when it opens and uses it for every record."""
 
     door: str
     name: str
-    encoded: bytes
 
 
 def recipient(door: str, name: str) -> Recipient:
-    """A recipient with its text made once."""
-    return Recipient(door, name, msgspec.json.encode((door, name)))
+    """A recipient."""
+    return Recipient(door, name)
 
 
 class Recipients(list[Recipient]):
@@ -93,7 +92,11 @@ class Recipients(list[Recipient]):
     @cached_property
     def encoded(self) -> bytes:
         """As they stand in a batch, without the brackets."""
-        return b",".join([who.encoded for who in self])
+        return _encode_names(self)
+
+
+def _encode_names(who: Iterable[Recipient]) -> bytes:
+    return msgspec.json.encode([(one.door, one.name) for one in who])[1:-1]
 
 
 class LedgerEvent(msgspec.Struct, frozen=True, gc=False):
@@ -461,9 +464,9 @@ class _Columns:
                 self.groups.append(row.who)
             self.which.append(which)
         self._singles = dict.fromkeys(chain.from_iterable([g for g in self.groups if not isinstance(g, Recipients)]))
-        names = [who.encoded for who in self._singles]
-        names += [group.encoded for group in self.groups if group and isinstance(group, Recipients)]
-        self.encoded_names = b"[" + b",".join(names) + b"]"
+        names = [_encode_names(self._singles)]
+        names += [group.encoded for group in self.groups if isinstance(group, Recipients)]
+        self.encoded_names = b"[" + b",".join(filter(None, names)) + b"]"
 
     @property
     def least_bytes(self) -> int:

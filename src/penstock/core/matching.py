@@ -30,13 +30,18 @@ class Interest(Generic[Member]):
     """Members by the names and patterns they asked for."""
 
     def __init__(self) -> None:
-        self._exact: dict[str, dict[Member, None]] = {}
+        # Most names have one member, such as a user's stream: a dictionary for each would be 180 bytes more.
+        self._exact: dict[str, tuple[Member] | dict[Member, None]] = {}
         self._patterns: _Level[Member] = _Level()
 
     def add(self, pattern: str, member: Member) -> None:
         """Note that *member* wants what *pattern* covers; a second time changes nothing."""
         if is_exact(pattern):
-            self._exact.setdefault(pattern, {})[member] = None
+            members = self._exact.setdefault(pattern, (member,))
+            if isinstance(members, dict):
+                members[member] = None
+            elif member not in members:
+                self._exact[pattern] = {members[0]: None, member: None}
             return
         level = self._patterns
         *above, last = _levels(pattern)
@@ -48,10 +53,11 @@ class Interest(Generic[Member]):
         """Forget that wish; nothing happens if it was not there."""
         if not is_exact(pattern):
             self._prune(self._patterns, _levels(pattern), member)
-        elif members := self._exact.get(pattern):
-            members.pop(member, None)
-            if not members:
+        elif member in (members := self._exact.get(pattern, ())):
+            if len(members) == 1:
                 del self._exact[pattern]
+            elif isinstance(members, dict):
+                del members[member]
 
     def _prune(self, level: _Level[Member], rest: list[str], member: Member) -> None:
         if rest == [">"]:

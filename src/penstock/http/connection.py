@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import cast
 
 from penstock.errors import PeerError, TooLarge
@@ -339,4 +340,4 @@ class SecureConnection(Connection, asyncio.BufferedProtocol):
 
 def _peer_address(transport: asyncio.BaseTransport) -> str:
     name = transport.get_extra_info("peername")
-    return str(name[0]) if name else ""
+    return sys.intern(name[0]) if name else ""  # thousands of wires may come from one address

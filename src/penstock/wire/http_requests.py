@@ -28,6 +28,7 @@ KNOWN_HEAD_BYTES: Final = 1024
 
 KNOWN_HEADS: Final = 16_384
 """Request heads that are remembered as parsed, of at most KNOWN_HEAD_BYTES each. Over it: all are forgotten."""
+_MARKS: Final = 8 * KNOWN_HEADS
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 FIELD_LINE: Final = _TOKEN + rb":[\t -~\x80-\xff]*+"
@@ -105,7 +106,9 @@ class HeadParser:
 
     def __init__(self) -> None:
         self.known: dict[bytes, RequestHead] = {}
-        self._seen: set[int] = set()  # hashes of heads that came once
+        # A byte for each hash of a head that came once. Two heads that share one are harmless: the second is remembered
+        # too early. A set of numbers would be 120 bytes for each of thousands of heads that never come again.
+        self._seen, self._seen_count = bytearray(_MARKS), 0
 
     def parse(self, raw: bytes) -> RequestHead:
         """Parse a head, its empty line included. `PeerError` carries the status to answer with."""
@@ -124,11 +127,12 @@ class HeadParser:
         return head
 
     def _remember(self, raw: bytes, head: RequestHead) -> None:
-        mark = hash(raw)
-        if mark not in self._seen:
-            if len(self._seen) >= KNOWN_HEADS:
-                self._seen.clear()
-            self._seen.add(mark)
+        mark = hash(raw) % _MARKS
+        if not self._seen[mark]:
+            if self._seen_count >= KNOWN_HEADS:
+                self._seen, self._seen_count = bytearray(_MARKS), 0
+            self._seen[mark] = 1
+            self._seen_count += 1
             return
         if len(self.known) >= KNOWN_HEADS:
             self.known.clear()  # the busy ones are back at once
