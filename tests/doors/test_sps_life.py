@@ -49,6 +49,35 @@ async def test_silence_is_broken_after_the_interval_and_again(tmp_path: Path) ->
         assert await next_line(reader) == "idle"
 
 
+@pytest.mark.parametrize("many", [1, 16])
+@pytest.mark.parametrize("tid", ["earth", "/rooms/>"])
+async def test_what_everybody_in_a_room_gets_is_no_silence(tmp_path: Path, tid: str, many: int) -> None:
+    async with place(tmp_path, many=many) as here:
+        wires = [await here.subscribe(f"uid={user}&tid={tid}") for user in range(1, 4)]
+        assert [await event_of(reader) for reader, _ in wires] == ["open"] * 3
+        for _ in range(2):
+            here.time.advance(20)
+            await here.notify("room?tid=earth")
+            assert [await event_of(reader) for reader, _ in wires] == ["message"] * 3
+
+        here.time.advance(31)
+        assert [await next_line(reader) for reader, _ in wires] == ["idle"] * 3
+
+
+@pytest.mark.parametrize("many", [1, 16])
+async def test_what_a_room_got_before_it_was_joined_is_silence(tmp_path: Path, many: int) -> None:
+    async with place(tmp_path, many=many) as here:
+        (member, _), (late, _) = await here.subscribe("uid=7&tid=earth"), await here.subscribe("uid=8")
+        assert [await event_of(reader) for reader in (member, late)] == ["open", "open"]
+        here.time.advance(20)
+        await here.notify("room?tid=earth")
+        assert await event_of(member) == "message"
+        assert await here.ask("POST", "/join?uid=8&tid=earth") == 200
+
+        here.time.advance(11)
+        assert await next_line(late) == "idle"
+
+
 async def test_a_client_chooses_its_interval_within_bounds_or_none(tmp_path: Path) -> None:
     async with place(tmp_path) as here:
         (quick, _), (never, _) = await here.subscribe("uid=7&i=1"), await here.subscribe("uid=8&i=0")
