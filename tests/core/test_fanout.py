@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core import fanout
 from penstock.core.feed import Feed, Taker
-from penstock.core.hub import Hub
+from penstock.core.hub import TOGETHER, Hub
 from penstock.core.ledger import Recipients
 from penstock.engines.memory import MemoryEngine
 from penstock.settings import HubSettings
@@ -77,6 +77,31 @@ async def test_wires_of_a_busy_stream_are_written_to_directly() -> None:
         assert [wire.got for wire in wires] == [[]] * 3
         assert [feed.reached for feed in feeds] == [hub.position] * 3
         assert framing.told == [([hub.position], [wire.who for wire in wires])]
+
+
+async def test_what_comes_for_several_streams_at_once_goes_to_the_readers_of_each_together() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, many=3) as hub:
+        await publish(engine, "/a", "/b")
+        framing = Ids()
+        (of_a, _), (of_b, _) = start(hub, framing, 3, ("/a",)), start(hub, framing, 3, ("/b",))
+        [of_both], _ = start(hub, framing, 1, ("/a", "/b"))
+        first = hub.position + 1
+        await publish(engine, "/b", "/a", "/b")
+
+        assert [wire.directly for wire in of_a] == [[first + 1]] * 3
+        assert [wire.directly for wire in of_b] == [[first, first + 2]] * 3
+        assert (of_both.ids, of_both.directly) == ([first, first + 1, first + 2], [])
+
+
+async def test_a_batch_for_very_many_streams_goes_feed_by_feed() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, many=1) as hub:
+        names = [f"/{number}" for number in range(TOGETHER + 1)]
+        await publish(engine, *names)
+        wires = [start(hub, Ids(), 1, (name,))[0][0] for name in names]
+        await publish(engine, *names)
+
+        assert [len(wire.got) for wire in wires] == [1] * TOGETHER + [0]
+        assert wires[-1].directly == [hub.position]
 
 
 async def test_few_readers_have_no_roster() -> None:

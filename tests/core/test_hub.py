@@ -315,7 +315,7 @@ class OvertakingHub(Hub):
 
 
 def test_the_property_finds_a_hub_in_which_entries_overtake_each_other() -> None:
-    script = [*[("start", (("/a", "/b"), 0))] * 9, ("publish", ["/b"]), ("publish", ["/a"]), ("publish", ["/b"])]
+    script = [("publish", ["/a", "/b"]), *[("start", (("/a", "/b"), 30))] * 9, ("publish", ["/a"]), ("publish", ["/b"])]
     asyncio.run(_play(script, 6, 12, Hub, 1))
     with pytest.raises(AssertionError):
         asyncio.run(_play(script, 6, 12, OvertakingHub, 1))

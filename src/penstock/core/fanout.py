@@ -135,53 +135,70 @@ class Seats:
             yield WireBlock(framing, feeds[begin : begin + self._block])
 
 
-class Round:
-    """Entries of one stream on their way to all who want them, one block at a time."""
+class RoundPart(NamedTuple):
+    """Entries of one stream, and some who want them."""
 
-    def __init__(self, entries: tuple[Entry, ...], blocks: Sequence[WireBlock], seats: Seats) -> None:
-        self.entries, self._blocks, self._seats = entries, blocks, seats
-        self.first, self.last = entries[0].id, entries[-1].id
-        self._done = 0  # blocks that have had their turn
-        self._written: list[WireBlock] = []  # those that were written to
-        self._apart: Iterator[Feed] = iter(())  # of the last of them, who is still to be offered them feed by feed
-        self._plain = all(entry.index is not None for entry in entries)
+    block: WireBlock
+    entries: tuple[Entry, ...]
+
+
+class Round:
+    """The newest entries on their way to all who want them, one block at a time.
+
+    Who wants entries of several streams is offered them before, in order: no seat stands in blocks of two streams.
+    """
+
+    def __init__(self, parts: Sequence[RoundPart], seats: Seats) -> None:
+        self._parts, self._seats = parts, seats
+        self.first = min(part.entries[0].id for part in parts)
+        self._done = 0  # parts that have had their turn
+        self._written: list[RoundPart] = []  # those that were written
+        self._apart: Iterator[Feed] = iter(())  # of the last part, who is still to be offered it feed by feed
 
     @property
     def over(self) -> bool:
         """Everybody had their turn."""
-        return self._done == len(self._blocks)
+        return self._done == len(self._parts)
 
-    def has_given(self, seat: int) -> bool:
-        """Whether these entries were written to who sits there."""
-        return any(block.holds(seat) for block in self._written)
+    def given(self, seat: int) -> int | None:
+        """The last id that was written to who sits there; None if nothing was."""
+        return next((part.entries[-1].id for part in self._written if part.block.holds(seat)), None)
 
-    def awaits(self, feed: Feed) -> bool:
-        """Whether a feed has not had its turn."""
-        blocks = self._blocks[self._done :]
-        return any(feed in block.feeds if block.framing is None else block.holds(feed.seat) for block in blocks)
+    def awaited(self, feed: Feed) -> Sequence[Entry]:
+        """What a feed has not had, because its turn has not come."""
+        for block, entries in self._parts[self._done :]:
+            if feed in block.feeds if block.framing is None else block.holds(feed.seat):
+                return entries
+        return ()
 
-    def rest(self) -> list[Feed]:
-        """Those who have not had their turn. Whoever asks offers them the entries."""
-        return [*self._apart, *(feed for block in self._blocks[self._done :] for feed in block.feeds)]
+    def rest(self) -> list[tuple[Feed, Sequence[Entry]]]:
+        """Those who have not had their turn, and with what. Whoever asks offers it to them."""
+        begun = [(feed, self._parts[self._done - 1].entries) for feed in self._apart]
+        return [*begun, *((feed, entries) for block, entries in self._parts[self._done :] for feed in block.feeds)]
 
-    def step(self, end: Callable[[Feed, Exception], None]) -> None:
-        """Give them to the next block; *end* hears of a feed that fails."""
-        block = self._blocks[self._done]
+    def step(self, end: Callable[[Feed, Exception], None]) -> int:
+        """Give the next block what it wants; how many there are in it. *end* hears of a feed that fails."""
+        part = block, entries = self._parts[self._done]
         self._done += 1
-        framing = block.framing if self._plain else None
-        data = framing.for_all(self.entries) if framing is not None else None
+        framing = block.framing if all(entry.index is not None for entry in entries) else None
+        data = framing.for_all(entries) if framing is not None else None
         if framing is None or data is None:
             self._apart = iter(block.feeds)
         else:
             short = self._write(block.seats, data)
-            self._written.append(block)
+            self._written.append(part)
             recipients = block.without([seat for seat, _ in short]) if short else block.recipients
             if recipients:
-                framing.sent(self.entries, recipients)
+                framing.sent(entries, recipients)
                 block.feeds[0].count(len(data) * len(recipients))
-            self._apart = iter([feed for seat, sent in short if (feed := self._left_over(seat, data, sent, end))])
+            owing = [self._left_over(seat, entries, data, sent, end) for seat, sent in short]
+            self._apart = iter([feed for feed in owing if feed is not None])
         for feed in self._apart:
-            self._offer(feed, end)
+            try:
+                feed.offer_newest(entries)
+            except Exception as error:  # noqa: BLE001 - one reader's trouble is no other's
+                end(feed, error)
+        return len(block.feeds)
 
     def _write(self, seats: list[int], data: bytes) -> list[tuple[int, int]]:
         """Write to all; those that did not take all of it, and how much they took. This is a fan-out's inner loop."""
@@ -196,26 +213,18 @@ class Round:
                 short.append((seat, sent))
         return short
 
-    def _left_over(self, seat: int, data: bytes, sent: int, end: Callable[[Feed, Exception], None]) -> Feed | None:
+    def _left_over(
+        self, seat: int, entries: Sequence[Entry], data: bytes, sent: int, end: Callable[[Feed, Exception], None]
+    ) -> Feed | None:
         """The feed in a seat that was empty. One whose wire took a part owes the rest from here on."""
         feed = self._seats.feeds[seat]
         if feed is None or sent < 0:
             return feed
         try:
-            feed.owe(self.entries, data, sent)
-        except Exception as error:  # noqa: BLE001 - one reader's trouble is no other's
-            end(feed, error)
-        return None
-
-    def _offer(self, feed: Feed, end: Callable[[Feed, Exception], None]) -> None:
-        entries = self.entries
-        try:
-            if len(entries) == 1:
-                feed.offer_last(entries[0], entries)
-            else:
-                feed.offer_all(entries)
+            feed.owe(entries, data, sent)
         except Exception as error:  # noqa: BLE001
             end(feed, error)
+        return None
 
 
 def _seat(feed: Feed) -> int:

@@ -261,6 +261,16 @@ class Feed:
             for entry in entries:
                 self.offer(entry)
 
+    def offer_newest(self, entries: tuple[Entry, ...]) -> None:
+        """Take the newest entries of one stream in the quickest way."""
+        if len(entries) == 1:
+            self.offer_last(entries[0], entries)
+        elif all(entry.index is not None for entry in entries):
+            self.offer_all(entries)
+        else:
+            for entry in entries:
+                self.offer(entry)
+
     def flush(self) -> None:
         """Give what waits to the sink, unless that is full."""
         entries = self._waiting

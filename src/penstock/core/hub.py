@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self, TypeVar
 
-from penstock.core.fanout import ABSENT, MANY, Round, Seats
+from penstock.core.fanout import ABSENT, MANY, Round, RoundPart, Seats
 from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
 from penstock.core.log import Log
 from penstock.core.matching import Interest
@@ -37,6 +37,9 @@ PAGE_BYTES = 1 << 20
 """Bytes of a page that is read for one feed: it is encoded in one go. (One entry always fits.)"""
 RECALL_IDS = 64
 """Ids of the first stretch that a recall reads, from the newest entries back; each further one is twice as long."""
+TOGETHER = 16
+"""Streams whose newest entries go round together, to readers of one of them each; with more all but the last entry are
+offered feed by feed."""
 READ_AHEAD = 4
 """Pages that are read before they are asked for, of all feeds together: what they hold in memory at most."""
 DEFAULTS = HubSettings()
@@ -57,7 +60,7 @@ class Hub:
         self._feeds: dict[Feed, None] = {}
         self._limits = settings.recent, settings.recent_bytes
         self._recent = RecentEntries(*self._limits, source.followed)
-        self._tail, self._readers = settings.tail, readers
+        self._tail, self._readers, self._at_once = settings.tail, readers, at_once
         self._seats = Seats(at_once, many)
         self._round: Round | None = None
         self._going_on: asyncio.Handle | None = None  # the call that goes on with it
@@ -207,7 +210,8 @@ class Hub:
         if takers[seat] is ABSENT:
             return None
         takers[seat] = ABSENT
-        return self._round.last if self._round is not None and self._round.has_given(seat) else self.offered
+        given = self._round.given(seat) if self._round is not None else None
+        return self.offered if given is None else given
 
     def enqueue(self, feed: Feed) -> None:
         """Put a feed that is behind into the line, once."""
@@ -230,32 +234,64 @@ class Hub:
         elif sum([len(find(entry.stream)) for entry in wanted]) < self._seats.many:
             self.position = entries[-1].id
             self._offer_besides(wanted, self._round)
-        else:
+        else:  # more than can be written comes: it is gathered for each wire, and written when its turn comes
             self._finish_round()
-            self._offer_newest(wanted, entries[-1].id)
+            self.position = entries[-1].id
+            for entry in wanted:
+                self._offer(entry, list(find(entry.stream)))
+            self._flush_woken()
+            self.offered = self.position
 
     def _offer_newest(self, wanted: Sequence[Entry], position: int) -> None:
-        """Offer entries, and begin a round with the last, or with all if they are alike."""
+        """Offer entries, and begin a round with those that go to many at once."""
         self.position = position
-        last = tuple(wanted) if _are_alike(wanted) else tuple(wanted[-1:])
-        for entry in wanted[: len(wanted) - len(last)]:
-            # A copy: a sink may end its feed while it takes entries.
-            self._offer(entry, list(self._interest.find(entry.stream)))
-        blocks = self._seats.blocks(last[0].stream, self._interest.find) if last else ()
-        if blocks:
-            self.offered = last[0].id - 1
-            self._round = Round(last, blocks, self._seats)
+        parts = self._parts(wanted)
+        if parts:
+            self._round = Round(parts, self._seats)
+            self.offered = self._round.first - 1
             self._go_round()
         else:
+            self._flush_woken()
             self.offered = position
+
+    def _parts(self, wanted: Sequence[Entry]) -> list[RoundPart]:
+        """Who is to be given what in a round. What cannot wait for its turn there has been offered."""
+        find = self._interest.find
+        made = next((place for place, entry in enumerate(wanted) if entry.index is not None), len(wanted))
+        together: dict[str, list[Entry]] = {}
+        for entry in wanted[made:]:
+            together.setdefault(entry.stream, []).append(entry)
+        several = self._in_several(together) if 1 < len(together) <= TOGETHER else None
+        if len(together) > 1 and several is None:
+            made = len(wanted) - 1
+            together = {wanted[-1].stream: [wanted[-1]]}
+        for entry in wanted[:made]:  # such as those of a stream that was just made: few want them
+            self._offer(entry, list(find(entry.stream)))  # a copy: a sink may end its feed while it takes entries
+        for entry in wanted[made:]:
+            if several:
+                self._offer(entry, [feed for feed in find(entry.stream) if feed in several])
+        return [
+            RoundPart(block, entries)
+            for stream, entries in zip(together, map(tuple, together.values()), strict=True)
+            for block in self._seats.blocks(stream, find)
+        ]
+
+    def _in_several(self, streams: Iterable[str]) -> set[Feed] | None:
+        """Those who want more than one of these streams; None if none of the streams has many others."""
+        readers = [set(self._interest.find(stream)) for stream in streams]
+        seen: set[Feed] = set()
+        several: set[Feed] = set()
+        for some in readers:
+            several |= seen & some
+            seen |= some
+        return several if any(len(some - several) >= self._seats.many for some in readers) else None
 
     def _offer_besides(self, wanted: Sequence[Entry], turn: Round) -> None:
         """Offer entries that few want while others go round: who wants both has those first."""
         for entry in wanted:
             for feed in list(self._interest.find(entry.stream)):
-                if turn.awaits(feed):
-                    for earlier in turn.entries:
-                        self._offer(earlier, (feed,))
+                for earlier in turn.awaited(feed):
+                    self._offer(earlier, (feed,))
                 self._offer(entry, (feed,))
         self._flush_woken()
 
@@ -267,23 +303,24 @@ class Hub:
 
     def _go_round(self) -> None:
         """Give the newest entries to the next of those who want them; the rest wait for the loop's other business."""
-        turn = self._round
-        if turn is not None:
-            turn.step(self._end)
-            self._flush_woken()
-            if self._round is not turn:
-                return  # a reader changed what it wants: the rest were given it at once
-            if turn.over:
-                self._end_round()
-            else:
-                self._going_on = asyncio.get_running_loop().call_soon(self._go_round)
+        turn, served = self._round, 0
+        while turn is not None and not turn.over and served < self._at_once:
+            served += turn.step(self._end)
+        self._flush_woken()
+        if turn is None or self._round is not turn:
+            return  # a reader changed what it wants: the rest were given it at once
+        if turn.over:
+            self._end_round()
+        else:
+            self._going_on = asyncio.get_running_loop().call_soon(self._go_round)
 
     def _finish_round(self) -> None:
         """More comes before everyone had the newest entries: the rest get both together."""
         if self._round is not None:
-            rest = self._round.rest()
-            for entry in self._round.entries:
-                self._offer(entry, rest)
+            rest, self._round = self._round.rest(), None  # nothing was written to these, so nobody need be asked
+            for feed, entries in rest:
+                for entry in entries:
+                    self._offer(entry, (feed,))
             self._end_round()
 
     def _end_round(self) -> None:
@@ -428,8 +465,3 @@ class _Ahead(NamedTuple):
 
     after: int
     page: asyncio.Future[Page]
-
-
-def _are_alike(entries: Sequence[Entry]) -> bool:
-    """All are of one stream, and events rather than anything that few readers want."""
-    return all(entry.stream == entries[0].stream and entry.index is not None for entry in entries)
