@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,6 +246,21 @@ async def test_a_publisher_sends_again_and_every_byte_arrives_once(server: Runni
         assert await it.send(body) == 0
     assert get(server, name, 0).body == body
     assert head_of(server, name) == 1
+
+
+async def test_a_publisher_waits_for_a_server_that_is_away_between_two_segments(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data") as server:
+        url, token = f"{server.url}/trickle", server.admin_token
+        async with Publisher(url, "film", token=token, record=True, retries=100) as it:
+            await it.send(b"one")
+            server.kill()
+            ahead = it._next
+            assert ahead
+            await wait_until_async(lambda: ahead.answered)  # it knows that the server is gone
+            sending = asyncio.create_task(it.send(b"two"))
+            await asyncio.to_thread(server.restart)
+            assert await sending == 1
+        assert (get(server, "film", 0).body, get(server, "film", 1).body) == (b"one", b"two")
 
 
 async def test_a_subscriber_whose_connection_breaks_gets_every_byte_once(server: RunningServer) -> None:

@@ -168,10 +168,11 @@ class Publisher:
     async def send(self, data: bytes) -> int:
         """Publish a whole segment, and return its seq.
 
-        Sent again after a broken connection, in such a way that the server takes every byte once.
+        Sent again after a broken connection, in such a way that the server takes every byte once. A server that is
+        away is asked again, too.
         """
         upload: Upload | None
-        upload, seq = await self._take()
+        upload, seq = await self._take_patiently()
         for attempt in range(self._retries + 1):
             try:
                 if upload is None:
@@ -200,6 +201,13 @@ class Publisher:
         if problem.status in (408, 503, 507) or problem.code == "segment_busy":
             return False
         raise problem
+
+    async def _take_patiently(self) -> tuple[Upload, int]:
+        for failures in range(1, self._retries + 1):
+            with suppress(ServerUnreachable):
+                return await self._take()
+            await _pause(failures)
+        return await self._take()
 
     async def _take(self) -> tuple[Upload, int]:
         """The connection for this segment, and one ahead for the next."""
