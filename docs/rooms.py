@@ -34,11 +34,12 @@ ROOMS = {
     "pipeline/jobs": "the jobs",
     "client": "for users of a server",
     "cli": "the commands",
+    "cli/demo": "the story of `./penstock demo`",
     "testing": "real parts for tests",
 }
 """Each folder with modules, in the order in which one may read them."""
 
-LONGEST = 74
+LONGEST = 66
 """Characters of what is shown of a module. Its own head says more."""
 
 

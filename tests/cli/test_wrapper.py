@@ -123,6 +123,14 @@ def test_help_installs_nothing_more(copy: Path, installed: dict[str, str], argum
     assert (done.stdout, done.stderr) == (f"system= {arguments}\n", "")
 
 
+def test_the_demo_needs_the_pipeline_unless_it_is_the_fast_one(copy: Path, installed: dict[str, str]) -> None:
+    fast, whole = (call(copy / "penstock", installed, "demo", *option) for option in (("--fast",), ()))
+
+    assert (fast.stdout, fast.stderr) == ("system= demo --fast\n", "")
+    assert whole.stdout == "system= demo\n"
+    assert "installed pipeline" in whole.stderr
+
+
 @pytest.mark.parametrize("arguments", ["--no-system up", "up --no-system"])
 def test_no_system_may_come_before_the_command_or_after_it(
     copy: Path, installed: dict[str, str], arguments: str

@@ -23,6 +23,7 @@ from penstock.cli import (
     tokens,
     webpush,
 )
+from penstock.cli.demo.command import demo
 from penstock.cli.output import say
 from penstock.errors import CallerError, ConfigInvalid, PenstockError
 
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 for command in (
-    *(serve.up, serve.serve),
+    *(serve.up, serve.serve, demo),
     *(streams.publish, streams.tail, streams.streams, streams.why),
     eventhorizon.pusher,
     *(tokens.token, tokens.keys),

@@ -1,0 +1,122 @@
+"""`./penstock demo`, as somebody sees it who has never heard of Penstock; and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.processes import VARIABLE, _marked, new_mark, with_mark
+from penstock.testing import wait_until
+from tests.faults.children import ENVIRONMENT
+
+pytestmark = pytest.mark.doors
+
+
+class Demo:
+    """A demo that runs; all it starts carries a mark."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        self.folder, self._output = folder, folder / "output"
+        self._mark = new_mark()
+        environment = {**ENVIRONMENT, "TMPDIR": str(folder / "tmp"), VARIABLE: with_mark(self._mark)}
+        (folder / "tmp").mkdir()
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment
+            )
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def wait_for(self, text: str) -> str:
+        wait_until(lambda: text in self.said or self.process.poll() is not None, within=100)
+        assert text in self.said, self.said
+        return self.said
+
+    def wait(self) -> int:
+        return self.process.wait(100)
+
+    def left_behind(self) -> list[object]:
+        """Processes and files that the demo has not cleared away."""
+        running = [pid for pid in _marked(self._mark) if pid != os.getpid()]
+        return [*running, *(self.folder / "tmp").iterdir()]
+
+
+@contextmanager
+def started(folder: Path, *command: str) -> Iterator[Demo]:
+    demo = Demo(folder, *command)
+    try:
+        yield demo
+    finally:
+        demo.process.kill()
+        demo.process.communicate()
+
+
+def test_the_fast_story_ends_well_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with started(tmp_path, "penstock", "demo", "--fast") as demo:
+        said = demo.wait_for("Enter or Ctrl-C")
+        # Then what each of them has is what was acknowledged, with a kill -9 between
+        (orders, segments) = re.search(r"([\d,]+) orders and (\d+) film segments were acknowledged", said).groups()
+        for name in ("phone", "page", "app", "game"):
+            assert re.search(rf"^ +{name} +{orders} of {orders}\b", said, re.MULTILINE), said
+        assert f"{segments} of {segments} segments" in said
+        assert said.index("kill -9  ") < said.index("restart") < said.index("verdict   nothing is missing")
+        assert said.count("acked ") == 4
+        # And it is readable where it is read
+        assert max(map(len, said.splitlines())) <= 80
+        assert "\x1b" not in said
+        # And the server is there until somebody has seen enough
+        assert re.search(r"  http://127\.0\.0\.1:\d+/console/#token=[0-9a-f]{32}\n", said)
+        assert demo.left_behind() != []
+        demo.process.communicate(b"\n", timeout=60)
+    assert demo.process.returncode == 0, demo.said
+    assert demo.left_behind() == []
+
+
+@pytest.mark.parametrize("when", ["listens: Trickle", "kill -9 ", "Enter or Ctrl-C"])
+def test_ctrl_c_ends_it_wherever_it_is(tmp_path: Path, when: str) -> None:
+    with started(tmp_path, "penstock", "demo", "--fast") as demo:
+        demo.wait_for(when)
+        demo.process.send_signal(signal.SIGINT)
+        code = demo.wait()
+    assert code == (0 if when == "Enter or Ctrl-C" else 130), demo.said
+    assert "Traceback" not in demo.said
+    assert demo.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("server", r"the phone lacks 1 of [\d,]+ orders, order 300 first; the page lacks .*; the app .*; the game "),
+        ("position", r"the page lacks 200 of 201 orders, order 2 first"),
+        ("twice", r"the app has 1 orders twice"),
+        ("push", r"the phone lacks 1 of [\d,]+ orders, order 7 first"),
+    ],
+)
+def test_the_demo_finds_what_is_missing_or_there_twice(tmp_path: Path, what: str, found: str) -> None:
+    with started(tmp_path, "tests.cli.sabotaged_demo", what, "demo", "--fast", "--no-wait") as demo:
+        assert demo.wait() == 1, demo.said
+    assert re.search(rf"^penstock: demo_failed: {found}", demo.said, re.MULTILINE), demo.said
+    assert "verdict" not in demo.said
+    assert demo.left_behind() == []
+
+
+def test_a_folder_with_something_in_it_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "demo", "--data", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert "is not empty — Name a new folder." in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
