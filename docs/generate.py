@@ -23,6 +23,7 @@ from penstock.wire.ledger import STATES
 
 DOCS = Path(__file__).parent
 FIGURES = DOCS / "figures.json"
+PEERS = DOCS / "peers.json"
 
 
 def limits_page() -> str:
@@ -178,6 +179,23 @@ def _when(figures: dict[str, Any]) -> str:
     return f"{times}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {'; '.join(machines)}."
 
 
+def peers_table() -> str:
+    """Our figures beside those of others that do the same."""
+    book, peers = json.loads(FIGURES.read_text()), json.loads(PEERS.read_text())
+    names = peers["peers"]
+    table = [f"| | Penstock | {' | '.join(names)} |", "|---|---:|" + "---:|" * len(names)]
+    for row in peers["rows"]:
+        bench, figure = row["figure"]
+        own = statistics.median(run["value"] for run in book[bench][figure]["runs"])
+        others = [_number(row["values"][name]) if name in row["values"] else "" for name in names]
+        table.append(f"| {row['what']} | {_number(own)} | {' | '.join(others)} |")
+    note = (
+        f"Penstock: medians of [performance](docs/performance.md). The others ({peers['settings']}): measured "
+        f"{peers['measured']} than ours, so read them as orders of magnitude. Empty: another job, or not measured."
+    )
+    return "\n".join([*table, "", *textwrap.wrap(note, 116, break_on_hyphens=False)]) + "\n"
+
+
 def errors_page() -> str:
     """docs/errors.md: the stable codes of errors."""
     page = [
@@ -205,6 +223,7 @@ PARTS = {
     "pipeline.md": {"states": states_table},
     "export.md": {"columns": columns_table},
     "tour.md": {"rooms": rooms_list},
+    "../README.md": {"peers": peers_table},
 }
 """Pages that are written by hand but for these parts."""
 
