@@ -57,6 +57,16 @@ def test_the_index_leads_to_every_page() -> None:
     assert set(DOCS.rglob("*.md")) - seen == set()
 
 
+DOORS = ("eventhorizon", "sps", "trickle", "webpush", "msgstream")
+SHAPE = ["What it is for", "A session that runs", "Reference", "Limits", "The seed, line by line"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_pages_of_doors_have_one_shape(door: str) -> None:
+    """What the sessions print is for tests/doors/test_pages.py."""
+    assert re.findall(r"^## (.+)$", (DOCS / f"{door}.md").read_text(), re.MULTILINE) == SHAPE
+
+
 GLOSSARY = (
     "stream", "entry", "id", "index", "cursor", "mailbox", "item", "registry", "ledger", "recipient", "door", "wire",
     "feed", "hub", "lake", "node", "member", "owner",

@@ -50,9 +50,8 @@ def url(folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize("number", range(3))
 def test_each_of_the_three_things_to_try_prints_what_the_readme_shows(folder: Path, url: str, number: int) -> None:
     session = sessions_in(folder / "README.md")[number]
-    token = (folder / "penstock-data" / "admin.token").read_text().strip()
 
-    assert run_session(session, folder, url, token) == without_values(session.shown)
+    assert run_session(session, folder, url) == without_values(session.shown)
 
 
 def test_the_readme_shows_three_things_and_two_commands() -> None:

@@ -258,10 +258,7 @@ class App(OrderClient):
             self._loop.call_soon_threadsafe(self._over.set)
 
     async def _serve(self) -> None:
-        receiver = Receiver(
-            self.recipient, lambda: sqlite3.connect(self._database, check_same_thread=False), self._store,
-            auth=self._auth,
-        )  # fmt: skip
+        receiver = Receiver(self.recipient, lambda: sqlite3.connect(self._database), self._store, auth=self._auth)
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         async with await serve(receiver) as server:
             self._port = server.sockets[0].getsockname()[1]
