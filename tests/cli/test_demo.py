@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.processes import VARIABLE, _marked, new_mark, with_mark
-from penstock.testing import wait_until
-from tests.faults.children import ENVIRONMENT
+from tests.cli.running_demo import started
 
 pytestmark = pytest.mark.doors
-
-
-class Demo:
-    """A demo that runs; all it starts carries a mark."""
-
-    def __init__(self, folder: Path, *command: str) -> None:
-        self.folder, self._output = folder, folder / "output"
-        self._mark = new_mark()
-        environment = {**ENVIRONMENT, "TMPDIR": str(folder / "tmp"), VARIABLE: with_mark(self._mark)}
-        (folder / "tmp").mkdir()
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *command], stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment
-            )
-
-    @property
-    def said(self) -> str:
-        return self._output.read_text()
-
-    def wait_for(self, text: str) -> str:
-        wait_until(lambda: text in self.said or self.process.poll() is not None, within=100)
-        assert text in self.said, self.said
-        return self.said
-
-    def wait(self) -> int:
-        return self.process.wait(100)
-
-    def left_behind(self) -> list[object]:
-        """Processes and files that the demo has not cleared away."""
-        running = [pid for pid in _marked(self._mark) if pid != os.getpid()]
-        return [*running, *(self.folder / "tmp").iterdir()]
-
-
-@contextmanager
-def started(folder: Path, *command: str) -> Iterator[Demo]:
-    demo = Demo(folder, *command)
-    try:
-        yield demo
-    finally:
-        demo.process.kill()
-        demo.process.communicate()
 
 
 def test_the_fast_story_ends_well_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -86,7 +39,7 @@ def test_the_fast_story_ends_well_and_leaves_nothing_behind(tmp_path: Path) -> N
 def test_ctrl_c_ends_it_wherever_it_is(tmp_path: Path, when: str) -> None:
     with started(tmp_path, "penstock", "demo", "--fast") as demo:
         demo.wait_for(when)
-        demo.process.send_signal(signal.SIGINT)
+        demo.interrupt()
         code = demo.wait()
     assert code == (0 if when == "Enter or Ctrl-C" else 130), demo.said
     assert "Traceback" not in demo.said

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.client.api import Client
-from penstock.testing import start_server
+from penstock.testing import start_server, wait_until
+from tests.cli.running_demo import started
 from tests.faults.children import ENVIRONMENT
 from tests.spark.filling import QUICK_JAVA
 
@@ -34,6 +35,16 @@ def test_the_whole_story_is_archived_and_audited(tmp_path: Path) -> None:
     acknowledged = int(re.search(r"([\d,]+) orders and", done.stdout)[1].replace(",", ""))
     with start_server(folder / "server") as server, Client(server.url, server.admin_token) as client:
         assert next(client.streams("/orders")).next_index == acknowledged
+
+
+def test_ctrl_c_ends_spark_too(tmp_path: Path) -> None:
+    with started(tmp_path, "penstock", "demo", **QUICK_JAVA) as demo:
+        demo.wait_for("spark     starts")
+        wait_until(lambda: "java" in " ".join(demo.commands()))
+        demo.interrupt()
+        code = demo.wait()
+    assert code == 130, demo.said
+    assert demo.left_behind() == []
 
 
 def test_without_java_the_story_is_told_and_says_that_it_was_not_audited(tmp_path: Path) -> None:
