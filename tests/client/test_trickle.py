@@ -15,7 +15,7 @@ from penstock.client.http import ServerUnreachable
 from penstock.client.trickle import FAIL, OLDEST, ChannelMissing, Publisher, SegmentMissing, Subscriber, TrickleError
 from penstock.client.trickle_local import LocalChannels
 from penstock.testing import RunningServer, start_server, wait_until_async
-from tests.doors.trickle_client import get, head_of, new_channel, readers, shown
+from tests.doors.trickle_client import Post, create, get, head_of, new_channel, post, readers, shown
 
 pytestmark = pytest.mark.doors
 
@@ -261,6 +261,23 @@ async def test_a_publisher_waits_for_a_server_that_is_away_between_two_segments(
             await asyncio.to_thread(server.restart)
             assert await sending == 1
         assert (get(server, "film", 0).body, get(server, "film", 1).body) == (b"one", b"two")
+
+
+async def test_a_subscriber_in_the_middle_of_a_segment_waits_for_a_server_that_is_away(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data") as server:
+        assert create(server, "film", record="true").status == 200
+        with Post(server, "film", 0, b"half, "):
+            subscriber = Subscriber(f"{server.url}/trickle", "film", start=0, token=server.admin_token, retries=100)
+            async with subscriber:
+                segment = await subscriber.next()
+                assert segment
+                pieces = aiter(segment)
+                assert await anext(pieces) == b"half, "
+                server.kill()
+                rest = asyncio.create_task(anext(pieces))
+                await asyncio.to_thread(server.restart)  # which takes longer than the first pause
+                post(server, "film", 0, b"half, and the rest")
+                assert await rest == b"and the rest"
 
 
 async def test_a_subscriber_whose_connection_breaks_gets_every_byte_once(server: RunningServer) -> None:

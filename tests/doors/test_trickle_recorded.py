@@ -52,6 +52,39 @@ def test_a_segment_is_in_the_log_when_it_is_acknowledged(server: RunningServer) 
         assert logged(server, channel)[number:] == [str(number)]
 
 
+@pytest.mark.parametrize("body", [b"", b"short", b"x" * (2 * ENTRY_BYTES + 17)], ids=["empty", "short", "in parts"])
+def test_after_a_crash_a_publisher_without_an_answer_learns_that_all_was_taken(tmp_path: Path, body: bytes) -> None:
+    with start_server(tmp_path / "data") as server:
+        channel = made(server, record="true")
+        post(server, channel, 0, b"zero")
+        post(server, channel, 1, body)
+        server.kill()
+        server.restart()
+
+        again = post(server, channel, 1, body, Lp_Trickle_Offset="0")
+
+        assert (again.status, again.json["error"]["code"]) == (409, "segment_closed")
+        assert (again.headers[LATEST], again.headers["lp-trickle-size"]) == ("2", str(len(body)))
+        assert "lp-trickle-size" not in post(server, channel, 0, b"zero", Lp_Trickle_Offset="0").headers
+        assert post(server, channel, 2, b"two").status == 200
+
+
+def test_after_a_crash_a_segment_that_was_cut_does_not_pass_for_a_whole_one(tmp_path: Path) -> None:
+    with start_server(tmp_path / "data", trickle_abandon=0.3) as server:
+        channel = made(server, record="true")
+        with Post(server, channel, 0) as publisher:
+            publisher.send(b"half of it")
+        wait_until(lambda: ask(server, "GET", "/v1/read", stream=stream_of(channel)).status == 200)
+        assert logged(server, channel) == ["half of it"]
+        server.kill()
+        server.restart()
+
+        again = post(server, channel, 0, b"half of it", Lp_Trickle_Offset="0")
+
+        assert again.status == 409
+        assert "lp-trickle-size" not in again.headers
+
+
 def test_what_left_the_window_is_read_from_the_log(server: RunningServer) -> None:
     channel = made(server, record="true", segments=2)
     for number in range(7):

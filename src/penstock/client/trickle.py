@@ -261,6 +261,8 @@ class SegmentReader:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for attempt in range(self._source.retries + 1):
             try:
+                if attempt:
+                    self._answer = await self._source.ask_again(self.seq)
                 async for piece in self._rest():
                     self._got += len(piece)
                     yield piece
@@ -269,7 +271,6 @@ class SegmentReader:
                 if attempt == self._source.retries:
                     raise
                 await _pause(attempt + 1)
-                self._answer = await self._source.ask_again(self.seq)
 
     async def _rest(self) -> AsyncIterator[bytes]:
         """What comes after the bytes that were read before."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -22,11 +23,12 @@ from penstock.core.ledger import Ledger, Recipient
 from penstock.core.log import Log
 from penstock.core.promise import Pending
 from penstock.doors.trickle.cluster import ChannelRecord
-from penstock.errors import PenstockError, PositionMismatch
+from penstock.errors import PenstockError, PositionMismatch, Trimmed
 from penstock.http.timers import Timed, Wheel
-from penstock.limits import ENTRY_BYTES
-from penstock.values import Appended, Batch, Draft, Expect, Kind
-from penstock.wire.trickle_channel import COMPLETE, Channel, Segment
+from penstock.limits import CONTENT_TYPE_BYTES, ENTRY_BYTES
+from penstock.values import Appended, Batch, Draft, Entry, Expect, Kind
+from penstock.wire import trickle
+from penstock.wire.trickle_channel import COMPLETE, CUT, Channel, Segment
 
 log = logging.getLogger("penstock.trickle")
 
@@ -37,6 +39,7 @@ _RETRY_SECONDS = 1.0
 _KNOWN_IDS = 1_000  # segments whose readers may still finish
 
 Note = tuple[Recipient, str, str]
+_COUNT = re.compile(r"[0-9]{1,3}")  # a batch has no more parts
 
 
 class WaitingPublisher(Protocol):
@@ -59,6 +62,40 @@ class SegmentAttributes(msgspec.Struct):
     content_type: str = msgspec.field(default="", name="content-type")
     parts: str = "0"  # entries that follow it with the rest of the body
     end: str = COMPLETE
+
+
+def attributes_of(entry: Entry) -> SegmentAttributes:
+    """The attributes that matter here; others are somebody else's.
+
+    Whoever may publish can write anything into them. What could not be of a recorded segment counts for nothing:
+    the entry is then data like any other.
+    """
+    try:
+        said = msgspec.json.decode(entry.attributes or "{}", type=SegmentAttributes)
+    except msgspec.MsgspecError:
+        return SegmentAttributes()
+    text = said.content_type
+    if len(text) > CONTENT_TYPE_BYTES or not (text.isascii() and text.isprintable()):
+        said.content_type = ""
+    if not _COUNT.fullmatch(said.parts):
+        said.parts = "0"
+    return said
+
+
+def is_cut(entry: Entry) -> bool:
+    """It is a segment that was recorded although it never was whole."""
+    return entry.stream.startswith(trickle.CHANNELS) and attributes_of(entry).end in CUT
+
+
+async def size_in_log(log: Log, stream: str, seq: int) -> int | None:
+    """Bytes of a segment that the log has whole."""
+    try:
+        entries = (await log.read_index(stream, seq, limit=1)).entries
+    except Trimmed:
+        return None
+    if not entries or entries[0].index != seq or is_cut(entries[0]):
+        return None
+    return len(entries[0].body) + sum(len(part.body) for part in entries[1:] if part.kind is Kind.PART)
 
 
 def drafts(stream: str, body: bytes, mime: str, end: str) -> tuple[Draft, ...]:
@@ -215,6 +252,13 @@ class LiveChannel(Channel):
         self.recorder: Recorder | None = None
         self.passing = False  # made by a segment, which may yet be refused
         self.closed_at = 0.0
+        self.newest_in_log: int | None = None  # bytes of the segment before the one that it was resumed with
+        self._resumed_with = head
+
+    def size_of(self, seq: int) -> int | None:
+        """Also of the last segment before a restart: its publisher may not have heard that all of it was taken."""
+        size = super().size_of(seq)
+        return self.newest_in_log if size is None and seq == self._resumed_with - 1 else size
 
     def ended(self, segment: Segment) -> None:
         # Beyond the head there are only those that were waited for when the channel closed.

@@ -13,7 +13,7 @@ from typing import Final, Self
 import msgspec
 
 from penstock.api.context import Context
-from penstock.doors.trickle.channel import LiveChannel, Recorder
+from penstock.doors.trickle.channel import LiveChannel, Recorder, size_in_log
 from penstock.doors.trickle.cluster import ChannelOwners, ChannelRecord, ChannelState, KnownChannel
 from penstock.errors import Busy, PenstockError
 from penstock.http.timers import Timed
@@ -149,11 +149,16 @@ class Channels(Timed):
         record = found.record
         if record is None or not await self.owners.claim(record, found):
             return None
-        head = await self._context.log.head(stream_of(record.name, record.epoch))
+        stream = stream_of(record.name, record.epoch)
+        found_head = await self._context.log.head(stream)
+        head = found_head.next_index if found_head else 0
+        newest = await size_in_log(self._context.log, stream, head - 1) if head else None
         if (channel := self._open.get(record.name)) is not None:
             return channel
         log.info("trickle.resumed", extra={"channel": record.name, "epoch": record.epoch})
-        return self._add(self.kind(record, self.time(), head=head.next_index if head else 0))
+        resumed = self.kind(record, self.time(), head=head)
+        resumed.newest_in_log = newest
+        return self._add(resumed)
 
     def add_own(self, name: str, mime: str, keep: Keep) -> LiveChannel:
         """A channel that only this server writes, and only this node has."""

@@ -6,16 +6,13 @@ on a feed, as any live reader does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-
-import msgspec
 
 from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Ledger, Recipient
 from penstock.doors.trickle import answers
-from penstock.doors.trickle.channel import SegmentAttributes
+from penstock.doors.trickle.channel import attributes_of, is_cut
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.reading import WaitingReader
 from penstock.errors import PenstockError, Trimmed
@@ -23,36 +20,9 @@ from penstock.http.outlet import Outlet
 from penstock.http.problems import error_response
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
-from penstock.limits import CONTENT_TYPE_BYTES
 from penstock.values import Entry, Kind
 from penstock.wire import trickle
 from penstock.wire.http_chunks import chunk
-from penstock.wire.trickle_channel import CUT
-
-_COUNT = re.compile(r"[0-9]{1,3}")  # a batch has no more parts
-
-
-def attributes_of(entry: Entry) -> SegmentAttributes:
-    """The attributes that matter here; others are somebody else's.
-
-    Whoever may publish can write anything into them. What could not be of a recorded segment counts for nothing:
-    the entry is then data like any other.
-    """
-    try:
-        said = msgspec.json.decode(entry.attributes or "{}", type=SegmentAttributes)
-    except msgspec.MsgspecError:
-        return SegmentAttributes()
-    text = said.content_type
-    if len(text) > CONTENT_TYPE_BYTES or not (text.isascii() and text.isprintable()):
-        said.content_type = ""
-    if not _COUNT.fullmatch(said.parts):
-        said.parts = "0"
-    return said
-
-
-def is_cut(entry: Entry) -> bool:
-    """It is a segment that was recorded although it never was whole."""
-    return entry.stream.startswith(trickle.CHANNELS) and attributes_of(entry).end in CUT
 
 
 class Streams:
