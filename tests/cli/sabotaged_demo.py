@@ -8,16 +8,18 @@ import sys
 from msgspec import structs
 
 from penstock.cli.app import run
-from penstock.cli.demo import cast
+from penstock.cli.demo import cast, story
 from penstock.cli.demo.listeners import ORDERS, App, Phone, WebPage
 from penstock.core.promise import Promise
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.testing import RunningServer
 from penstock.values import Appended, Batch
 
-LOST = 300  # an order that is published under load
+LOST = 60  # an order that is published under load
 SILENCE_SECONDS = 3.0
 """What is lost does not come later: no need to wait for it as long as a real run does."""
+
+MISSED, LOAD_SECONDS = 50, 0.5  # and fewer orders will do
 
 
 def lose_orders() -> None:
@@ -62,7 +64,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":  # it is the server that the demo has started
         lose_orders()
         sys.exit(run(sys.argv[1:]))
-    cast.SILENCE_SECONDS = SILENCE_SECONDS
+    cast.SILENCE_SECONDS, story.MISSED, story.LOAD_SECONDS = SILENCE_SECONDS, MISSED, LOAD_SECONDS
     if (what := sys.argv[1]) in CLIENTS:
         CLIENTS[what]()
     else:

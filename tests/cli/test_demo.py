@@ -49,8 +49,8 @@ def test_ctrl_c_ends_it_wherever_it_is(tmp_path: Path, when: str) -> None:
 @pytest.mark.parametrize(
     ("what", "found"),
     [
-        ("server", r"the phone lacks 1 of [\d,]+ orders, order 300 first; the page lacks .*; the app .*; the game "),
-        ("position", r"the page lacks 200 of 201 orders, order 2 first"),
+        ("server", r"the phone lacks 1 of [\d,]+ orders, order 60 first; the page lacks .*; the app .*; the game "),
+        ("position", r"the page lacks 50 of 51 orders, order 2 first"),
         ("twice", r"the app has 1 orders twice"),
         ("push", r"the phone lacks 1 of [\d,]+ orders, order 7 first"),
     ],

@@ -35,6 +35,7 @@ from penstock.wire.webcrypto import AUTH_BYTES, decode64, decrypt, encode64, loa
 ORDERS: Final = "/orders"
 _AGAIN_SECONDS: Final = 0.1
 _JOIN_SECONDS: Final = 5.0
+_START_SECONDS: Final = 20.0
 _BROKEN: Final = (OSError, EOFError, http.client.HTTPException, WebSocketException)
 
 
@@ -233,7 +234,7 @@ class App(OrderClient):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._serving.wait()
+        self._serving.wait(_START_SECONDS)
         address = f"http://127.0.0.1:{self._port}/_eventhorizon_push?auth={self._auth}"
         self._post("/v1/pushers", url=address, allow_private=True)
         return self
