@@ -62,8 +62,7 @@ class Everyone:
 def consumers_of(hub: Hub) -> list[Consumer]:
     """Everybody who reads from this process now."""
     return [
-        Consumer(feed.who.door, feed.who.name, feed.patterns, feed.reached, feed.lag, feed.behind)
-        for feed in hub.feeds
+        Consumer(feed.who.door, feed.who.name, feed.patterns, feed.reached, feed.lag, feed.behind) for feed in hub.feeds
     ]
 
 
