@@ -134,6 +134,17 @@ LEDGER_REPORT_STATES: Final = 100
 MESSAGE_ID_CHARACTERS: Final = 512
 """Characters of what `why` takes for the id of a message; those of Web Push are shorter. Over it: 400."""
 
+WAY_RECIPIENTS: Final = 100_000
+"""Recipients of one entry that the way of a message looks at: each takes some 300 bytes while it is answered. Over it:
+the answer counts those, and says that it is not complete."""
+
+WAY_LEDGER_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of ledger batches that are read for the way of one message, from the entry on. Over it: the answer says that
+it is not complete; the lake, once the ledger is folded into it, has the rest."""
+
+WAY_PAGE: Final = 1_000
+"""Recipients on one page of the way of a message, and of the list of recipients. Over it: 400."""
+
 LAKE_READS: Final = 256
 """Reads of the lake that run or wait at once: each holds a place in line for its two threads. Over it: 503."""
 

@@ -12,6 +12,7 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, Recipient, recipient
+from penstock.core.way import Way, WayFilter
 from penstock.core.why import Why
 from penstock.engines.lake import ColdLog, Deliveries, LakeReader
 from penstock.engines.memory import MemoryEngine
@@ -156,7 +157,7 @@ async def test_positions_are_looked_for_until_the_first_that_reaches_the_entry(t
         events = (await world.why.entry(entry, "alice")).events
 
         assert [(event.state, event.ms) for event in events][1:] == [("acked", hour_ms(14))]
-        assert len(await world.why._folded.of_entry("/a", entry, "alice")) == 2  # type: ignore[union-attr]
+        assert len(await world.why.folded.of_entry("/a", entry, "alice")) == 2  # type: ignore[union-attr]
 
 
 async def test_entries_that_were_trimmed_are_explained_too(tmp_path: Path) -> None:
@@ -227,3 +228,20 @@ async def test_what_lies_beyond_the_watermark_is_not_told(tmp_path: Path) -> Non
         write_deliveries(tmp_path, done, done + 50, [row(ALICE, entry, entry, state="acked")])
 
         assert (await world.why.entry(entry, "alice")).verdict == "sent"
+
+
+async def test_the_way_to_everybody_is_told_from_lake_and_log_together(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        done = await world.fold([row(ALICE, entry, entry), row(BOB, entry, entry)])
+        await world.engine.log.append(Batch((Draft("/b", b"x"),)))
+        write_positions(tmp_path, done, done + 1, [(ALICE, "", entry, 14)])
+        await world.engine.registry.put("lake/ledger", b'{"done":%d}' % (done + 1))
+        world.ledger.sent(recipient("v1", "carol"), "/a", entry, entry)
+        answer = await Way(world.engine.log, Hub(world.engine.log), world.why).entry(entry, WayFilter())
+
+        assert answer.states == {"sent": 2, "acked": 1}
+        assert [(one.recipient, one.state) for one in answer.recipients] == [
+            ("carol", "sent"), ("bob", "sent"), ("alice", "acked"),
+        ]  # fmt: skip

@@ -34,7 +34,7 @@ import logging
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Final
@@ -152,6 +152,10 @@ class _Waiter:
         self.error: NotRecorded | None = None
 
 
+LedgerRow = tuple[int, str, str, str, int, int, int]
+"""Time, state, reason, stream, first id, last id, and its group of recipients (`wire.ledger.with_recipients`)."""
+
+
 class Header(msgspec.Struct):
     """The first line of a batch."""
 
@@ -160,7 +164,7 @@ class Header(msgspec.Struct):
     sequence: int
     mark: str = ""
     lost: int = 0
-    rows: list[tuple[int, str, str, str, int, int, int]] = []
+    rows: list[LedgerRow] = []
     who: msgspec.Raw = msgspec.Raw(b"[]")
     items: list[_Item] = []
     groups: list[int] | None = None
@@ -530,13 +534,25 @@ def _little_endian(column: array[int]) -> array[int]:
 
 def decode(body: bytes) -> tuple[Header, list[LedgerEvent]]:
     """Read a batch back: its header, and everything in it one by one."""
-    line, _, column = body.partition(b"\n")
-    header = msgspec.json.decode(line, type=Header)
-    who = msgspec.json.decode(header.who, type=list[tuple[str, str]])
-    numbers, events = _little_endian(array("I", column)), []
-    for (ms, state, reason, stream, first, last, _), group in with_recipients(header.rows, header.groups, numbers):
-        for door, name in map(who.__getitem__, group):
-            events.append(LedgerEvent(ms, state, reason, door, name, stream, first, last))
+    header, found = decode_rows(body)
+    events = []
+    for (ms, state, reason, stream, first, last, _), who in found:
+        events += [LedgerEvent(ms, state, reason, door, name, stream, first, last) for door, name in who]
     for ms, state, reason, door, name, key, month, number, expires_ms in header.items:
         events.append(LedgerEvent(ms, state, reason, door, name, "", 0, 0, key, month, number, expires_ms))
     return header, events
+
+
+def decode_rows(
+    body: bytes, wanted: Callable[[LedgerRow], bool] = lambda row: True
+) -> tuple[Header, list[tuple[LedgerRow, list[tuple[str, str]]]]]:
+    """Read those rows of a batch that are wanted, each with its recipients (door and name): cheap for a fan-out."""
+    line, _, column = body.partition(b"\n")
+    header = msgspec.json.decode(line, type=Header)
+    numbers, found = _little_endian(array("I", column)), []
+    who: list[tuple[str, str]] | None = None
+    for row, group in with_recipients(header.rows, header.groups, numbers):
+        if wanted(row):
+            who = msgspec.json.decode(header.who, type=list[tuple[str, str]]) if who is None else who
+            found.append((row, [who[number] for number in group]))
+    return header, found

@@ -69,12 +69,12 @@ class Folded(Protocol):
         """The id of the log up to which batches are folded."""
         ...
 
-    async def of_entry(self, stream: str, id: int, recipient: str) -> list[LedgerEvent]:
-        """What happened to an entry for a recipient, as far as it is folded."""
+    async def of_entry(self, stream: str, id: int, recipient: str | None) -> list[LedgerEvent]:
+        """What happened to an entry for a recipient, or for all, as far as it is folded."""
         ...
 
-    async def of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
-        """What happened to an item for a recipient, as far as it is folded."""
+    async def of_item(self, key: str, recipient: str | None) -> list[LedgerEvent]:
+        """What happened to an item for a recipient, or for all, as far as it is folded."""
         ...
 
 
@@ -84,14 +84,14 @@ class Why:
     def __init__(
         self, log: Log, ledger: Ledger, hub: Hub, folded: Folded | None = None, everyone: Everyone | None = None
     ) -> None:
-        self._log, self._ledger, self._hub, self._folded = log, ledger, hub, folded
+        self._log, self._ledger, self._hub, self.folded = log, ledger, hub, folded
         self._everyone = everyone or Everyone()
 
     async def entry(self, id: int, recipient: str) -> WhyAnswer:
         """What became of an entry. `NotFound` if there is no such entry, `Trimmed` if it is too late to ask."""
         entry = await self._log.entry(id)
         if entry is None:
-            raise self._missing(id)
+            raise self.missing(id)
         events = await self._of_entry(entry, recipient)
         story = [f"accepted and stored at {timestamp(entry.published_ms)} in {entry.stream} as id {entry.id}"]
         if entry.id <= self._log.trimmed_upto:
@@ -108,11 +108,12 @@ class Why:
             reason = f"{recipient} confirmed {event} at {timestamp(position.ms)}; no record of the sending"
         return _answer(id, entry.stream, recipient, found, story, events, reason)
 
-    def _missing(self, id: int) -> PenstockError:
+    def missing(self, id: int) -> PenstockError:
+        """The error that says why there is no such entry."""
         if id > self._log.trimmed_upto:
             return NotFound("entry", str(id), remedy="Give the id that publish answered.")
         error = Trimmed(id - 1, self._log.trimmed_upto)
-        error.remedy = "It is not in the lake either." if self._folded else "With lake.url set the lake is asked, too."
+        error.remedy = "It is not in the lake either." if self.folded else "With lake.url set the lake is asked, too."
         return error
 
     async def item(self, key: str, recipient: str) -> WhyAnswer:
@@ -125,28 +126,29 @@ class Why:
         return _answer(key, "", recipient, _verdict(events), [], events, "")
 
     async def _of_entry(self, entry: Entry, recipient: str) -> list[LedgerEvent]:
-        after = max(entry.id, await self._flushed())  # only batches after an entry can speak of it
-        found = await self._folded.of_entry(entry.stream, entry.id, recipient) if self._folded else []
-        async for span, body in self._batches(after):
+        after = max(entry.id, await self.flushed())  # only batches after an entry can speak of it
+        found = await self.folded.of_entry(entry.stream, entry.id, recipient) if self.folded else []
+        async for span, body in self.batches(after):
             if span.min <= entry.id <= span.max:
                 found += [event for event in events_in(body) if _is_about(event, entry, recipient)]
         return sorted(found, key=_ms)
 
     async def _of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
-        after = await self._flushed()
-        found = await self._folded.of_item(key, recipient) if self._folded else []
-        async for span, body in self._batches(after):
+        after = await self.flushed()
+        found = await self.folded.of_item(key, recipient) if self.folded else []
+        async for span, body in self.batches(after):
             if span.items:
                 found += [event for event in events_in(body) if (event.key, event.recipient) == (key, recipient)]
         return sorted(found, key=_ms)
 
-    async def _flushed(self) -> int:
+    async def flushed(self) -> int:
         """Have everything recorded; return the id up to which it need not be read from the log."""
         await asyncio.gather(self._ledger.flush(), self._everyone.ask(FLUSH, bool))
         # Asked before the table is read: what is folded in between is then read twice rather than never.
-        return await self._folded.folded_upto() if self._folded else self._log.trimmed_upto
+        return await self.folded.folded_upto() if self.folded else self._log.trimmed_upto
 
-    async def _batches(self, after: int) -> AsyncIterator[tuple[BatchSpan, bytes]]:
+    async def batches(self, after: int) -> AsyncIterator[tuple[BatchSpan, bytes]]:
+        """The ledger's batches after an id, each with what it speaks of."""
         more = True
         while more:
             page = await self._log.read_after((STREAM,), after)

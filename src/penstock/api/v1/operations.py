@@ -13,6 +13,7 @@ import msgspec
 from penstock import __version__
 from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import INTEGER, STRING, an_object, operation, shown_as, text
+from penstock.api.v1.way import ENTRY_OR_MESSAGE
 from penstock.core.why import Folded, Why, WhyAnswer
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
@@ -20,7 +21,6 @@ from penstock.http.responses import Response
 from penstock.limits import MESSAGE_ID_CHARACTERS, RECIPIENT_BYTES
 
 _encode = msgspec.json.Encoder().encode
-_WHAT = r"^(?:[1-9][0-9]{0,17}|[^\x00]*[^0-9\x00][^\x00]*)$"  # an id, or what cannot be one
 _READY = an_object(status=STRING, uptime_seconds=INTEGER, durability=STRING, upto=INTEGER)
 Backup = Callable[[Path], Awaitable[object]]
 
@@ -38,7 +38,7 @@ class OperationsApi:
         self, context: Context, backup: Backup, readiness: Callable[[], str], folded: Folded | None = None
     ) -> None:
         self._context, self._backup, self._readiness = context, backup, readiness
-        self._why = Why(context.log, context.ledger, context.hub, folded, context.everyone)
+        self.lookup = Why(context.log, context.ledger, context.hub, folded, context.everyone)
         self._started = time.monotonic()
 
     @operation("The process answers.", answers={200: an_object(status=STRING, version=STRING)}, public=True)
@@ -70,7 +70,11 @@ class OperationsApi:
         "What became of an entry, or of a message, for a recipient.",
         query=(
             text(
-                "entry", "Id of the entry, or of the message.", pattern=_WHAT, most=MESSAGE_ID_CHARACTERS, required=True
+                "entry",
+                "Id of the entry, or of the message.",
+                pattern=ENTRY_OR_MESSAGE,
+                most=MESSAGE_ID_CHARACTERS,
+                required=True,
             ),
             text("recipient", "Name of the recipient.", least=1, most=RECIPIENT_BYTES, required=True),
         ),
@@ -86,10 +90,10 @@ class OperationsApi:
             raise InputInvalid("parameter recipient", f"is not 1 to {RECIPIENT_BYTES} characters")
         what = request.params.get("entry", "")
         if what.isascii() and what.isdigit():
-            return Response(200, _encode(await self._why.entry(integer(request, "entry", None, least=1), recipient)))
+            return Response(200, _encode(await self.lookup.entry(integer(request, "entry", None, least=1), recipient)))
         if not 0 < len(what) <= MESSAGE_ID_CHARACTERS:
             raise InputInvalid("parameter entry", "is neither the id of an entry nor that of a message")
-        return Response(200, _encode(await self._why.item(what, recipient)))
+        return Response(200, _encode(await self.lookup.item(what, recipient)))
 
     @operation(
         "Copy the data of the running node into a directory of its machine.",

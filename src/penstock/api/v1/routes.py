@@ -10,6 +10,7 @@ from penstock.api.v1.pipeline import PipelineApi
 from penstock.api.v1.publish import PublishApi
 from penstock.api.v1.read import ReadApi
 from penstock.api.v1.tail import TailApi
+from penstock.api.v1.way import WayApi
 from penstock.core.traffic import StreamTraffic
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES
@@ -33,6 +34,7 @@ def v1_routes(
         Route("GET", "/v1/streams", reader.streams, door="v1"),
         Route("GET", "/v1/consumers", reader.consumers, door="v1"),
         Route("GET", "/v1/why", operations.why, door="v1"),
+        *WayApi(context, operations.lookup).routes(),
         Route("GET", "/v1/log/plan", exporter.plan, door="export"),
         Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None, door="export"),
         *PipelineApi(context).routes(),

@@ -41,20 +41,22 @@ class Deliveries:
         record = await self._registry.get("lake/ledger")
         return msgspec.json.decode(record.value, type=Watermark).done if record else 0
 
-    async def of_entry(self, stream: str, id: int, recipient: str) -> list[LedgerEvent]:
+    async def of_entry(self, stream: str, id: int, recipient: str | None) -> list[LedgerEvent]:
         upto = await self.folded_upto()
         return await self._lake.run(lambda: self._find_all(stream, id, recipient, upto))
 
-    async def of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
+    async def of_item(self, key: str, recipient: str | None) -> list[LedgerEvent]:
         upto = await self.folded_upto()
         return await self._lake.run(lambda: list(self._find_item(key, recipient, upto)))
 
     # ── in the lake's threads ─────────────────────────────────────────────────────────────────
 
-    def _find_all(self, stream: str, id: int, recipient: str, upto: int) -> list[LedgerEvent]:
+    def _find_all(self, stream: str, id: int, recipient: str | None, upto: int) -> list[LedgerEvent]:
         found = list(self._find_entry(stream, id, recipient, upto))
         doors = {event.door for event in found if event.state in COVERED}  # that a position would say something about
-        if doors or not found:
+        if recipient is None:
+            found += self._find_positions(stream, id, None, upto)
+        elif doors or not found:
             for position in self._find_positions(stream, id, recipient, upto):
                 found.append(position)
                 doors.discard(position.door)
@@ -62,32 +64,32 @@ class Deliveries:
                     break
         return found
 
-    def _find_positions(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[LedgerEvent]:
+    def _find_positions(self, stream: str, id: int, recipient: str | None, upto: int) -> Iterator[LedgerEvent]:
         """Where the recipient said that it had come to this entry, or beyond it; of each file in order."""
         for footer in self._footers(self._positions, id, upto):
             rows = [row for row in self._positions_in(footer, id, recipient) if row["stream"] in ("", stream)]
             for row in sorted(rows, key=lambda row: row["time"]):
                 at = _ms(row["time"]) or 0
-                yield LedgerEvent(at, CONFIRMED, "", row["door"], recipient, row["stream"], 0, row["upto"])
+                yield LedgerEvent(at, CONFIRMED, "", row["door"], row["recipient"], row["stream"], 0, row["upto"])
 
-    def _positions_in(self, footer: Any, id: int, recipient: str) -> Iterator[dict[str, Any]]:
+    def _positions_in(self, footer: Any, id: int, recipient: str | None) -> Iterator[dict[str, Any]]:
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 
         reader = self._reader()
         for group in range(footer.metadata.num_row_groups):
             names, reached = reader.bounds(footer, group, "recipient"), reader.bounds(footer, group, "upto")
-            if (names is None or names[0] <= recipient <= names[1]) and (reached is None or reached[1] >= id):
+            mine = recipient is None or names is None or names[0] <= recipient <= names[1]
+            if mine and (reached is None or reached[1] >= id):
                 table = reader.table(footer, group, _POSITION)
-                mine = pc.equal(table.column("recipient"), recipient)
-                yield from table.filter(pc.and_(mine, pc.greater_equal(table.column("upto"), id))).to_pylist()
+                inside = pc.greater_equal(table.column("upto"), id)
+                yield from table.filter(_of(table, recipient, inside)).to_pylist()
 
-    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[LedgerEvent]:
+    def _find_entry(self, stream: str, id: int, recipient: str | None, upto: int) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
             inside = pc.and_(pc.less_equal(rows.column("first"), id), pc.greater_equal(rows.column("last"), id))
-            whose = pc.and_(pc.equal(rows.column("recipient"), recipient), pc.equal(rows.column("stream"), stream))
-            return pc.and_(inside, whose)
+            return _of(rows, recipient, pc.and_(inside, pc.equal(rows.column("stream"), stream)))
 
         reader = self._reader()
         for footer in self._footers(self._files, id, upto):
@@ -96,11 +98,11 @@ class Deliveries:
                 if (first is None or first[0] <= id) and (last is None or last[1] >= id):
                     yield from self._events(footer, group, chosen)
 
-    def _find_item(self, key: str, recipient: str, upto: int) -> Iterator[LedgerEvent]:
+    def _find_item(self, key: str, recipient: str | None, upto: int) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
-            return pc.and_(pc.equal(rows.column("key"), key), pc.equal(rows.column("recipient"), recipient))
+            return _of(rows, recipient, pc.equal(rows.column("key"), key))
 
         reader = self._reader()
         for footer in self._footers(self._files, 0, upto):
@@ -133,6 +135,13 @@ class Deliveries:
         if len(places):
             for row in reader.table(footer, group, _ROW).take(places).to_pylist():
                 yield from _told(row)
+
+
+def _of(rows: Any, recipient: str | None, chosen: Any) -> Any:
+    """Those of the chosen rows that are about *recipient*; all of them without one."""
+    import pyarrow.compute as pc
+
+    return chosen if recipient is None else pc.and_(chosen, pc.equal(rows.column("recipient"), recipient))
 
 
 def _told(row: dict[str, Any]) -> Iterator[LedgerEvent]:
