@@ -145,6 +145,20 @@ it is not complete; the lake, once the ledger is folded into it, has the rest.""
 WAY_PAGE: Final = 1_000
 """Recipients on one page of the way of a message, and of the list of recipients. Over it: 400."""
 
+TROUBLES: Final = 50_000
+"""Deliveries in trouble that a node holds for who asks about them, some 500 bytes each. Over it: the oldest are
+forgotten, and the answer says how many."""
+
+TROUBLE_LEDGER_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of the ledger's newest batches that are read when somebody first asks what is in trouble. Over it: the answer
+says since when it is complete."""
+
+REDRIVES: Final = 1_000
+"""Deliveries that one call tries again. Over it: those that are the newest; the answer says how many are left."""
+
+RECIPIENTS_SEEN: Final = 20_000
+"""Recipients of one kind that one list looks at. Over it: the answer says that there are more; one is found by name."""
+
 LAKE_READS: Final = 256
 """Reads of the lake that run or wait at once: each holds a place in line for its two threads. Over it: 503."""
 

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from penstock.api.context import Context
+from penstock.api.recipients import RecipientKind
 from penstock.core.metering import Sample
 from penstock.http.routing import Route
 from penstock.settings import Settings
@@ -49,6 +50,15 @@ class MonthlyDoor(Protocol):
 
     async def leave_month(self, month: str) -> None:
         """Say goodbye to everybody who is still on that month: it is about to be dropped."""
+        ...
+
+
+@runtime_checkable
+class RecipientsDoor(Protocol):
+    """A door that says who its recipients are."""
+
+    def recipient_kinds(self) -> list[RecipientKind]:
+        """One for each kind."""
         ...
 
 

@@ -140,7 +140,9 @@ class LiveWire:
         """The peer is gone."""
         self.feed.stop()
 
-    def token_ended(self) -> None:
-        """A proper end: the peer comes back with another token, and with its position."""
+    def end(self) -> None:
+        """End the answer properly: the peer may come back with its position."""
         self.feed.stop()
         self.tap.expire()
+
+    token_ended = end

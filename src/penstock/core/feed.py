@@ -203,6 +203,11 @@ class Feed:
         return self._hub.position - self.position if self.behind or self._waiting else 0
 
     @property
+    def sink(self) -> Sink:
+        """Where its entries go."""
+        return self._sink
+
+    @property
     def who(self) -> Recipient:
         """For whom it is."""
         return self._sink.who

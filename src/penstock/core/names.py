@@ -19,7 +19,8 @@ ROOT = "/"
 ROOMS = "/rooms"
 """Where one entry stands for all rooms that it names: who reads or writes it reads or writes any room."""
 SYSTEM_STREAMS: Final = (
-    "/_broadcast", "/_dead", "/_erased", "/_ledger", "/_presence", "/_receipts", "/_receipts/>", "/_sub", "/_sub/>",
+    "/_actions", "/_broadcast", "/_dead", "/_erased", "/_ledger", "/_presence", "/_receipts", "/_receipts/>", "/_sub",
+    "/_sub/>",
 )  # fmt: skip
 """Patterns that together cover the streams of Penstock itself. A new one is added here, or the audit misses it."""
 # Control characters, white space (Unicode's too), and what cursors, lists and patterns use.

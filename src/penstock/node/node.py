@@ -7,21 +7,27 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from penstock.api.auth import Gate, open_admin_token, open_keys
 from penstock.api.console import console_routes
 from penstock.api.context import Context
-from penstock.api.door import Door, MonthlyDoor
+from penstock.api.door import Door, MonthlyDoor, RecipientsDoor
+from penstock.api.recipients import RecipientKind
+from penstock.api.v1.actions import ActionLog
 from penstock.api.v1.erasing import ErasureApi
 from penstock.api.v1.export import ExportApi
 from penstock.api.v1.openapi import OpenApiDocument
 from penstock.api.v1.operations import OperationsApi
 from penstock.api.v1.publish import PublishApi
+from penstock.api.v1.readers import ConsumerRecipients, TailRecipients
+from penstock.api.v1.recipients import RecipientsApi
 from penstock.api.v1.retention import RetentionApi
 from penstock.api.v1.routes import v1_routes
 from penstock.api.v1.stats import StatsApi
+from penstock.api.v1.trouble import TroubleApi
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
 from penstock.core.epoch import open_epoch
@@ -193,14 +199,22 @@ class Node:
         keeper = engine.counts if isinstance(engine, KnowsMembers) else None
         metrics = Metrics(context, self._samples, histograms, keeper, public=self._settings.metrics.public)
         exporter, document = ExportApi(context, engine.export), OpenApiDocument(lambda: self.routes)
+        kinds, actions = partial(self._recipient_kinds, context), ActionLog(context)
         return [
             *v1_routes(context, publisher, operations, exporter, document, self._traffic),
             *self._stats.routes(),
             *RetentionApi(context, engine.log, trimming).routes(),
             *ErasureApi(context).routes(),
+            *RecipientsApi(context, kinds, actions).routes(),
+            *TroubleApi(context, kinds, actions).routes(),
             Route("GET", "/metrics", metrics),
             *console_routes(),
         ]
+
+    def _recipient_kinds(self, context: Context) -> list[RecipientKind]:
+        """The kinds of recipients that the open doors have, and those that every node has."""
+        of_doors = [kind for door in self._doors if isinstance(door, RecipientsDoor) for kind in door.recipient_kinds()]
+        return [TailRecipients(context), *of_doors, ConsumerRecipients(context)]
 
     async def _close_ledger(self) -> None:
         """A log that takes nothing any more must not hold up the stop."""

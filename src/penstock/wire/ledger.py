@@ -25,16 +25,17 @@ class LedgerState:
     rank: int
     final: bool
     meaning: str
+    failed: bool = False  # somebody should look at it
 
 
 STATES: Final = (
     LedgerState("acked", 1, True, "The recipient confirmed it."),
-    LedgerState("dead", 2, True, "The recipient said that it is gone for good."),
-    LedgerState("dropped", 3, True, "It was given up; the reason says why."),
-    LedgerState("expired", 4, True, "Its time ran out before it was confirmed."),
-    LedgerState("lost", 5, True, "It was accepted, and storing it failed."),
+    LedgerState("dead", 2, True, "The recipient said that it is gone for good.", failed=True),
+    LedgerState("dropped", 3, True, "It was given up; the reason says why.", failed=True),
+    LedgerState("expired", 4, True, "Its time ran out before it was confirmed.", failed=True),
+    LedgerState("lost", 5, True, "It was accepted, and storing it failed.", failed=True),
     LedgerState("moved", 6, True, "The item left this month and number; it waits under those that the reason names."),
-    LedgerState("retried", 7, False, "An attempt failed; another follows."),
+    LedgerState("retried", 7, False, "An attempt failed; another follows.", failed=True),
     LedgerState("sent", 7, False, "It was written to the recipient's wire, or taken by its push service."),
     LedgerState("stored", 8, False, "It waits in the recipient's mailbox."),
     LedgerState("accepted", 9, False, "The server has promised to deliver it."),
@@ -45,6 +46,9 @@ moment the name that is first in the alphabet: a failed attempt is recorded as `
 
 FINAL: Final = tuple(state.name for state in STATES if state.final)
 """States after which nothing more happens to an entry, or to an item in its place (month and number)."""
+
+FAILED: Final = tuple(state.name for state in STATES if state.failed)
+"""States of a delivery that did not go well, or not yet."""
 
 RANKS: Final = {state.name: state.rank for state in STATES}
 UNKNOWN_RANK: Final = 1 + max(RANKS.values())

@@ -164,6 +164,13 @@ class Conversation:
             return self._start(self._failing)
         return self._start(self._ready) if self._ready else None
 
+    def retry_now(self) -> None:
+        """Somebody says that the app is well again: what failed is due at once."""
+        self._held_until = 0.0
+        for flow in self.flows.values():
+            if flow.where is FlowPlace.LATER and flow.failures:
+                self._enqueue(flow)
+
     def next_due(self) -> float | None:
         """When `take` may have something again without anything else happening."""
         if self._held_until and (self._ready or self._failing):

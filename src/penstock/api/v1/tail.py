@@ -37,9 +37,13 @@ class TailWire(LiveWire):
     A chunk or a message holds one line per entry, as many as there are at the time.
     """
 
-    __slots__ = ()
+    __slots__ = ("opened_ms",)
 
     framing: TailLines
+
+    def __init__(self, who: Recipient, ledger: Ledger, framing: TailLines, now_ms: int) -> None:
+        super().__init__(who, ledger, framing)
+        self.opened_ms = now_ms
 
     def gap(self, after: int, upto: int) -> None:
         self.tap.put(self.framing.frame(b'{"gap":{"from":%d,"to":%d}}\n' % (after + 1, upto)))
@@ -91,12 +95,12 @@ class TailApi:
         return LIVE
 
     def _open(self, request: Request, who: Recipient) -> TailWire:
-        ledger = self._context.ledger
+        ledger, now_ms = self._context.ledger, self._context.clock.now_ms()
         if request.header(b"upgrade") is not None:
-            wire = self.kind(who, ledger, self._frames)
+            wire = self.kind(who, ledger, self._frames, now_ms)
             wire.tap = request.accept_websocket(wire, watch=ledger.enabled)
         else:
-            wire = self.kind(who, ledger, self._plain if request.http10 else self._chunks)
+            wire = self.kind(who, ledger, self._plain if request.http10 else self._chunks, now_ms)
             wire.tap = request.open(200, _HEADERS, owner=wire, watch=ledger.enabled)
         return wire
 

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -58,6 +59,14 @@ class PusherRecord(msgspec.Struct):
     def caller(self) -> Caller:
         """Its owner, as far as the owner could read."""
         return Caller(self.owner, self.admin, (), self.subscribe)
+
+
+class StreamBehind(NamedTuple):
+    """A stream of which an app does not have everything."""
+
+    stream: str
+    bytes: int
+    words: str
 
 
 _views = msgspec.json.Decoder(list[PusherView]).decode
@@ -184,15 +193,27 @@ class Pushers:
                     await asyncio.sleep(0.02)
 
     async def _asked(self, body: bytes) -> bytes:
-        """What another node wants to know: how those go that run here."""
+        """What another node wants to know: how those go that run here. It may want one of them to try again first."""
+        self._retry_here(body.decode())
         return _encode([self.view(managed) for managed in self.all.values() if managed.task is not None])
 
-    async def views_elsewhere(self) -> dict[str, PusherView]:
-        """How those go that run on other nodes."""
+    def _retry_here(self, id: str) -> bool:
+        managed = self.all.get(id)
+        if managed is None or managed.pusher is None or managed.task is None:
+            return False
+        managed.pusher.retry_now()
+        return True
+
+    async def retry(self, managed: ManagedPusher) -> bool:
+        """Try at once what failed, on whichever node it runs; False if it runs on none."""
+        return self._retry_here(managed.id) or managed.id in await self.views_elsewhere(retry=managed.id)
+
+    async def views_elsewhere(self, retry: str = "") -> dict[str, PusherView]:
+        """How those go that run on other nodes; one of them may be told to try again."""
         found: dict[str, PusherView] = {}
         for member in self._members.living():
             if member != self._members.me:
-                shown = await self._calls.ask(node_of(member), b"", _views)
+                shown = await self._calls.ask(node_of(member), retry.encode(), _views)
                 found |= {one.id: one for one in shown or ()}
         return found
 
@@ -314,15 +335,19 @@ class Pushers:
 
     def _lag(self, pusher: Pusher) -> tuple[int, int]:
         """Bytes and streams that the app is known not to have."""
-        if pusher.conversation is None:
-            return 0, 0
-        total = behind = 0
-        for flow in pusher.conversation.flows.values():
+        behind = self.behind(pusher)
+        return sum(one.bytes for one in behind), len(behind)
+
+    def behind(self, pusher: Pusher) -> list[StreamBehind]:
+        """The streams of which the app is known not to have everything."""
+        found = []
+        for flow in pusher.conversation.flows.values() if pusher.conversation else ():
             newest = self._subscriptions.newest(flow.stream) or flow.goal
             if newest is not None and flow.acked is not None and newest.ahead_of(flow.acked):
-                behind += 1
-                total += _distance(flow.acked, newest)
-        return total, behind
+                failed = f", failed {flow.failures} times in a row" if flow.failures else ""
+                words = f"the app has it up to {flow.acked}{failed}"
+                found.append(StreamBehind(flow.stream, _distance(flow.acked, newest), words))
+        return found
 
 
 def duty_of(id: str) -> str:

@@ -7,6 +7,7 @@ from typing import Self
 
 from penstock.api.auth import Caller
 from penstock.api.context import Context
+from penstock.api.recipients import RecipientKind
 from penstock.core.background import Loop
 from penstock.core.duties import Duties
 from penstock.core.metering import Sample
@@ -14,6 +15,7 @@ from penstock.doors.eventhorizon.activity import Activity
 from penstock.doors.eventhorizon.cluster import Pushers
 from penstock.doors.eventhorizon.pushers import PusherCalls
 from penstock.doors.eventhorizon.reader import ReaderCalls
+from penstock.doors.eventhorizon.recipients import PusherRecipients
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.eventhorizon.writer import WriterCalls
 from penstock.http.requests import Handler
@@ -53,6 +55,10 @@ class EventHorizon:
     def samples(self) -> Iterable[Sample]:
         """How many pushers this node runs."""
         yield "gauge", "pushers", "Pushers that this node runs.", self._pushers.running, {}
+
+    def recipient_kinds(self) -> list[RecipientKind]:
+        """Pushers."""
+        return [PusherRecipients(self._pushers)]
 
     def routes(self) -> list[Route]:
         """The original's paths, and those of managed pushers."""

@@ -116,6 +116,12 @@ class Pusher:
         """What is known of the app's positions."""
         return self._talk
 
+    def retry_now(self) -> None:
+        """Try at once what waits for its time after a failure."""
+        if self._talk is not None:
+            self._talk.retry_now()
+        self._changed.set()
+
     async def run(self) -> None:
         """Push until it is cancelled, or the app is `AppGone`."""
         id = await self._resolve()
@@ -129,12 +135,13 @@ class Pusher:
         """Learn the app's subscription id, however long it takes."""
         failures = 0
         while True:
+            self._changed.clear()
             try:
                 return read_subscription_id(await self._post(QUERY, "/:-1:-1", []))
             except (OutgoingError, AppRefused, AnswerInvalid) as error:
                 failures += 1
                 self._note(error)
-                await asyncio.sleep(self._delay(failures, error))
+                await self._wait(_now() + self._delay(failures, error))
 
     async def _converse(self, id: str) -> None:
         talk = self._talk = Conversation(id, repeat=self._repeat, slots=self._slots)

@@ -8,9 +8,11 @@ from typing import Self
 
 from penstock.api.auth import Caller
 from penstock.api.context import Context
+from penstock.api.recipients import RecipientKind
 from penstock.core.background import Loop
 from penstock.core.metering import Sample
 from penstock.doors.msgstream.backend import Emitter, SessionsApi
+from penstock.doors.msgstream.recipients import SessionRecipients
 from penstock.doors.msgstream.records import DOOR
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.doors.msgstream.stream import StreamRequests
@@ -58,6 +60,10 @@ class MessageStreamDoor:
         yield "gauge", "sessions_connected", "Sessions with a connection to this node.", sessions.connected, {}
         yield "counter", "sessions_ended", "Sessions that this node has cleared away.", sessions.ended, {}
         yield "counter", "packs_emitted", "Packs that were emitted here.", self._emitter.emitted, {}
+
+    def recipient_kinds(self) -> list[RecipientKind]:
+        """Sessions."""
+        return [SessionRecipients(self.sessions)]
 
     def routes(self) -> list[Route]:
         """The stream under its path, with and without a slash at the end, and the backend's calls."""

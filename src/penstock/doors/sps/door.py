@@ -12,11 +12,13 @@ import msgspec
 
 from penstock.api.context import Context, decoded, only
 from penstock.api.describing import INTEGER, STRING, an_object, operation
+from penstock.api.recipients import RecipientKind
 from penstock.core.metering import Sample
 from penstock.core.names import check_pattern
 from penstock.doors.sps.admission import Admission
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.publish import Notify, to_all, to_room, to_user
+from penstock.doors.sps.recipients import WireRecipients
 from penstock.doors.sps.requests import TokenRequest, read_subscribe
 from penstock.doors.sps.rooms import Rooms
 from penstock.doors.sps.wires import DOOR, Wires
@@ -56,6 +58,10 @@ class Sps:
     def samples(self) -> Iterable[Sample]:
         """Nothing that the node does not count for every door."""
         return ()
+
+    def recipient_kinds(self) -> list[RecipientKind]:
+        """Wires."""
+        return [WireRecipients(self._context, self.wires)]
 
     def routes(self) -> list[Route]:
         """Every path of the seed, and those that its promises need."""

@@ -57,6 +57,15 @@ class Wires:
 
     # ── finding ───────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def all(self) -> list[DeviceWire]:
+        """Every open wire of this node."""
+        return list(self._open.values())
+
+    def named(self, name: str) -> DeviceWire | None:
+        """The wire of the recipient of that name."""
+        return self._open.get(name)
+
     def find(self, uid: str, hid: str) -> DeviceWire | None:
         """The wire of one device."""
         return self._open.get(name_of(uid, hid))

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.api.context import Context, only
 from penstock.api.describing import INTEGER, STRING, STRING_OR_NULL, a_list, an_object, operation
+from penstock.api.recipients import RecipientKind
 from penstock.core.metering import Sample
 from penstock.core.registry import made_once
 from penstock.doors.trickle import answers, requests
@@ -21,6 +22,7 @@ from penstock.doors.trickle.cluster import ChannelState, KnownChannel, check_mem
 from penstock.doors.trickle.forwarding import forward
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import SegmentReading
+from penstock.doors.trickle.recipients import ChannelRecipients
 from penstock.doors.trickle.requests import DOOR, CapabilityRequest, ChannelRequest, Gatekeeper, SegmentRequest
 from penstock.doors.trickle.streams import Streams
 from penstock.errors import Busy, Conflict, PenstockError, TooLarge
@@ -87,6 +89,10 @@ class Trickle:
             Route("POST", "/v1/capabilities", self.capability, body=small, admit=admit, door=DOOR),
             Route("GET", "/v1/channels", self.list, door=DOOR),
         ]
+
+    def recipient_kinds(self) -> list[RecipientKind]:
+        """Channels."""
+        return [ChannelRecipients(self._context, self.channels)]
 
     def internal_routes(self) -> list[Route]:
         """What other nodes send on: the same calls, under the same rights."""

@@ -13,12 +13,14 @@ import msgspec
 from cryptography.fernet import Fernet
 
 from penstock.api.context import Context
+from penstock.api.recipients import RecipientKind
 from penstock.core.metering import Sample
 from penstock.core.months import months_in_use
 from penstock.core.registry import made_once
 from penstock.doors.webpush import inactive_agents
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
+from penstock.doors.webpush.recipients import AgentRecipients
 from penstock.doors.webpush.refusals import autopush_form
 from penstock.doors.webpush.session import AgentSession
 from penstock.errors import ConfigInvalid, PeerError
@@ -116,6 +118,10 @@ class WebPush:
     def reachable(self, address: str) -> None:
         """Other nodes reach our internal listener there."""
         self.agents.router.address = address
+
+    def recipient_kinds(self) -> list[RecipientKind]:
+        """User agents."""
+        return [AgentRecipients(self.agents)]
 
     async def leave_month(self, month: str) -> None:
         """Drop user agents that were not seen since that month."""

@@ -17,7 +17,7 @@ before such a write. With other nodes about, everything is read anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -80,6 +80,12 @@ class RouterTable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._owned.__aexit__(kind, error, trace)
+
+    async def each(self) -> AsyncIterator[tuple[str, RouterRecord]]:
+        """Every user agent that is known, with its record."""
+        async for uaid, found in self._owned.each():
+            if found.payload is not None:
+                yield uaid, found.payload
 
     async def find(self, uaid: str) -> RouterRecord | None:
         """The record as it is now."""

@@ -71,6 +71,7 @@ class BindingRecord(msgspec.Struct):
     created_ms: int
     after: int  # entries after this id are sent
     receipts: bool = False  # ask the push service what becomes of each
+    paused: bool = False  # by an operator: nothing is sent until it is resumed
 
     def caller(self) -> Caller:
         return Caller(self.owner, self.admin, (), self.subscribe)
@@ -161,8 +162,22 @@ class Binding(Timed):
         self._waiting.clear()
 
     def change(self, record: BindingRecord) -> None:
-        """The browser has other keys now, or the owner other wishes."""
+        """The browser has other keys now, or the owner other wishes; or it was paused, or resumed."""
         self.record, self._receiver = record, check_subscription(record.subscription)
+        if self.has_work:
+            self.queue.enqueue(self)
+
+    def retry_now(self) -> None:
+        """Try at once what waits for its time after a failure."""
+        self._context.wheel.forget(self)
+        self.expired()
+        self.queue.retry_now()
+
+    def redrive(self, entries: Sequence[Entry]) -> None:
+        """Send entries once more, after those that it holds. What is forgotten in a crash is still in trouble."""
+        self._waiting.extend(entry for entry in entries if entry not in self._waiting)
+        if self.has_work:
+            self.queue.enqueue(self)
 
     # ── as the feed's sink ────────────────────────────────────────────────────────────────────
 
@@ -198,7 +213,7 @@ class Binding(Timed):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting) and not self.paused
+        return bool(self._waiting) and not self.paused and not self.record.paused
 
     def expired(self) -> None:
         """The pause is over."""
@@ -269,7 +284,8 @@ class Binding(Timed):
         if state != "sent":
             with suppress(NotRecorded):  # it never can be, and the ledger says so: another try would end alike
                 await self._context.ledger.flush()
-        await self._keep_position(entry.id)
+        if entry.id > self.position:  # else it was sent once more
+            await self._keep_position(entry.id)
         self._count(state)
         if self._waiting and self._waiting[0] is entry:
             self._waiting.popleft()

@@ -17,6 +17,7 @@ from penstock.api.auth import Caller
 from penstock.api.context import Context, integer, only
 from penstock.api.describing import BOOLEAN, PATH_LEVEL, STRING, a_list, an_object, operation, text
 from penstock.api.describing import limit as limit_parameter
+from penstock.api.recipients import RecipientKind
 from penstock.core.metering import Sample
 from penstock.core.names import check_pattern
 from penstock.core.registry import made_once
@@ -24,6 +25,7 @@ from penstock.doors.webpush_sender.binding import BindingRecord, binding_id
 from penstock.doors.webpush_sender.bindings import BINDINGS as PREFIX
 from penstock.doors.webpush_sender.bindings import Bindings
 from penstock.doors.webpush_sender.push_client import PushClient, check_endpoint
+from penstock.doors.webpush_sender.recipients import BindingRecipients
 from penstock.doors.webpush_sender.requests import BindingShown, PushOrder, check_accepted, read_order
 from penstock.doors.webpush_sender.vapid_keys import open_vapid_key
 from penstock.errors import ConfigInvalid, NotFound, TooLarge
@@ -89,6 +91,10 @@ class WebPushSender:
         yield "counter", "webpush_unbound", "Bindings ended because nobody was there.", bindings.unbound, {}
         yield "gauge", "webpush_services_failing", "Push services that take nothing now.", bindings.failing, {}
 
+    def recipient_kinds(self) -> list[RecipientKind]:
+        """Bindings."""
+        return [BindingRecipients(self._context, self._bindings)]
+
     # ── the calls ──────────────────────────────────────────────────────────────────────────────
 
     @operation(
@@ -131,6 +137,7 @@ class WebPushSender:
         record = BindingRecord(
             stream, order.subscription, order.ttl, order.urgency, order.topic, order.allow_private,
             caller.subject, caller.admin, caller.subscribe, made_ms, after, order.receipts,
+            known is not None and known.paused,
         )  # fmt: skip
         await self._bindings.keep(id, record)
         return Response(200 if known else 201, _encode(await self._shown(id, record)))

@@ -88,6 +88,12 @@ class ServiceQueue(Timed):
         self.held = False
         self.advance()
 
+    def retry_now(self) -> None:
+        """Somebody says that it works again."""
+        if self.held:
+            self._wheel.forget(self)
+            self.expired()
+
     def close(self) -> None:
         """Nobody belongs here any more."""
         self._wheel.forget(self)

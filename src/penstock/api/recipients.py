@@ -1,0 +1,137 @@
+"""Who receives, as operators see it: each door says who its recipients are, and what can be done about them.
+
+A kind is a class of recipients: wires, sessions, user agents, pushers, bindings, channels, tails, consumers. `each`
+gives views that cost no look at the storage; `complete` adds what does, for the few that are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.core.log import Log
+from penstock.core.mailbox import Mailbox
+from penstock.core.trouble import Trouble
+from penstock.errors import Conflict, NotFound
+from penstock.values import Item
+
+Action = Literal["pause", "resume", "retry", "disconnect"]
+ACTIONS: Final[tuple[Action, ...]] = ("pause", "resume", "retry", "disconnect")
+
+
+class ActionImpossible(Conflict):
+    """What is asked for makes no sense for this recipient, or not as it is now. Nothing has changed."""
+
+    code = "action_impossible"
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
+class RecipientView(msgspec.Struct, gc=False):
+    """One recipient, as its door sees it now."""
+
+    kind: str
+    name: str  # as the ledger has it; for a pusher or a binding its id
+    door: str
+    state: str  # live, behind, connected, away, waiting, sending, failing, paused, gone, open …
+    streams: tuple[str, ...] = ()
+    position: int | None = None  # the id up to which it has what is for it
+    lag: int | None = None  # in *unit*; None where nobody knows without a look at the storage
+    unit: str = "ids"
+    error: str = ""  # the last one
+    error_ms: int | None = None
+    since_ms: int | None = None
+    node: str = ""  # where it is, if that is another node
+    connections: int = 1
+    actions: tuple[Action, ...] = ()
+
+
+class WaitingItem(msgspec.Struct, gc=False):
+    """Something that waits for one recipient."""
+
+    entry: int | None = None
+    message: str = ""
+    stream: str = ""
+    ms: int | None = None
+    bytes: int | None = None
+    about: str = ""
+
+
+class WaitingPage(msgspec.Struct):
+    """What waits for one recipient, the oldest first."""
+
+    items: list[WaitingItem]
+    more: bool = False
+    words: str = ""
+
+
+class RecipientKind:
+    """A class of recipients."""
+
+    kind: str
+    actions: tuple[Action, ...] = ()
+
+    def each(self) -> AsyncIterator[RecipientView]:
+        """Everybody of this kind."""
+        raise NotImplementedError
+
+    async def find(self, name: str) -> RecipientView | None:
+        """One of them."""
+        async for view in self.each():
+            if view.name == name:
+                return await self.complete(view)
+        return None
+
+    async def complete(self, view: RecipientView) -> RecipientView:
+        """Add what takes a look at the storage."""
+        return view
+
+    async def act(self, view: RecipientView, action: Action) -> None:
+        """Do something about one of them that its view allows."""
+        raise NotImplementedError
+
+    async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
+        """What waits for it."""
+        raise NotImplementedError
+
+    async def redrive(self, troubles: Sequence[Trouble]) -> str | None:
+        """Try again what is in trouble for one recipient.
+
+        Empty if that was begun; else why it is impossible. None if it is no recipient of this kind.
+        """
+        return None
+
+
+async def entries_waiting(log: Log, patterns: Sequence[str], after: int, limit: int) -> WaitingPage:
+    """Entries of the log that match and come after an id."""
+    if not patterns:
+        return WaitingPage([])
+    page = await log.read_after(tuple(patterns), after, limit=limit)
+    items = [WaitingItem(one.id, "", one.stream, one.published_ms, len(one.body)) for one in page.entries]
+    return WaitingPage(items, page.more and len(items) == limit)
+
+
+async def items_waiting(mailbox: Mailbox, recipient: str, month: str, limit: int) -> WaitingPage:
+    """Items of a mailbox that are not confirmed."""
+    try:
+        items = await mailbox.take(recipient, month, limit=limit)
+    except NotFound:  # the month is gone
+        return WaitingPage([])
+    return WaitingPage([_shown(item) for item in items], len(items) == limit)
+
+
+async def pending_items(mailbox: Mailbox, recipient: str, month: str) -> int:
+    """How many there are."""
+    try:
+        return (await mailbox.head(recipient, month)).pending
+    except NotFound:
+        return 0
+
+
+def _shown(item: Item) -> WaitingItem:
+    size = len(item.body) if item.body else None
+    return WaitingItem(item.entry_id, item.message_id, item.channel, item.stored_ms, size)

@@ -1,0 +1,73 @@
+"""Sessions as operators see them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from penstock.api.recipients import (
+    Action,
+    ActionImpossible,
+    RecipientKind,
+    RecipientView,
+    WaitingPage,
+    items_waiting,
+    pending_items,
+)
+from penstock.core.members import node_of
+from penstock.doors.msgstream.records import DOOR, is_actor, mailbox_of
+from penstock.doors.msgstream.sessions import Sessions
+from penstock.wire.msgstream_actions import SessionRecord
+
+_ACTIONS: Final[tuple[Action, ...]] = ("disconnect",)
+
+
+class SessionRecipients(RecipientKind):
+    """The sessions of all nodes, connected or not."""
+
+    kind, actions = "session", _ACTIONS
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions, self._context = sessions, sessions.context
+
+    async def each(self) -> AsyncIterator[RecipientView]:
+        async for actor, found in self._sessions.owned.each():
+            if found.payload is not None and not self._sessions.why_not(actor, found.payload, None):
+                yield self._view(actor, found.payload)
+
+    async def find(self, name: str) -> RecipientView | None:
+        found = (await self._sessions.owned.look(name)).payload if is_actor(name) else None
+        if found is None or self._sessions.why_not(name, found, None):
+            return None
+        return await self.complete(self._view(name, found))
+
+    def _view(self, actor: str, record: SessionRecord) -> RecipientView:
+        session, elsewhere = self._sessions.known.get(actor), self._sessions.owned.is_elsewhere(record)
+        transport = session.transport if session and not elsewhere else ""
+        view = RecipientView(
+            "session", actor, DOOR, "served elsewhere" if elsewhere else "connected" if transport else "away",
+            record.follow, record.after, None, "items", since_ms=record.created_ms, connections=int(bool(transport)),
+            node=node_of(record.owner) if elsewhere else "", actions=_ACTIONS if transport else (),
+        )  # fmt: skip
+        if session is not None and not elsewhere:
+            view.position, view.lag = session.machine.position, len(session.machine.packs)
+        return view
+
+    async def complete(self, view: RecipientView) -> RecipientView:
+        if view.lag is None and (record := (await self._sessions.owned.look(view.name)).payload) is not None:
+            view.lag = await pending_items(self._context.mailbox, mailbox_of(view.name), record.month)
+        return view
+
+    async def act(self, view: RecipientView, action: Action) -> None:
+        """End its connection; the session stays, and so does what waits in it."""
+        session = self._sessions.known.get(view.name)
+        if session is None or session.machine.connection is None:
+            raise ActionImpossible(f"{view.name} is not connected any more", "Look at it again.")
+        session.dismiss(session.machine.connection)
+
+    async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
+        """Packs that are not confirmed."""
+        record = (await self._sessions.owned.look(view.name)).payload
+        if record is None:
+            return WaitingPage([])
+        return await items_waiting(self._context.mailbox, mailbox_of(view.name), record.month, limit)

@@ -1,0 +1,66 @@
+"""User agents as operators see them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+from penstock.api.recipients import (
+    Action,
+    ActionImpossible,
+    RecipientKind,
+    RecipientView,
+    WaitingPage,
+    items_waiting,
+    pending_items,
+)
+from penstock.doors.webpush.agents import Agents
+from penstock.doors.webpush.router_table import RouterRecord
+from penstock.wire.webpush import Close
+
+_ACTIONS: Final[tuple[Action, ...]] = ("disconnect",)
+
+
+class AgentRecipients(RecipientKind):
+    """The user agents of all nodes, connected or not."""
+
+    kind, actions = "agent", _ACTIONS
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+
+    async def each(self) -> AsyncIterator[RecipientView]:
+        async for uaid, record in self._agents.router.each():
+            yield self._view(uaid, record)
+
+    async def find(self, name: str) -> RecipientView | None:
+        record = await self._agents.router.find(name)
+        return None if record is None else await self.complete(self._view(name, record))
+
+    def _view(self, uaid: str, record: RouterRecord) -> RecipientView:
+        here = uaid in self._agents.table
+        elsewhere = not here and record.node not in ("", self._agents.router.node)
+        return RecipientView(
+            "agent", uaid, "webpush", "connected" if here else "served elsewhere" if elsewhere else "away",
+            unit="items", since_ms=record.connected_at or None, node=record.node if elsewhere else "",
+            connections=int(here), actions=_ACTIONS if here else (),
+        )  # fmt: skip
+
+    async def complete(self, view: RecipientView) -> RecipientView:
+        if (record := await self._agents.router.find(view.name)) is not None:
+            view.lag = await pending_items(self._agents.messages.mailbox, view.name, record.month)
+        return view
+
+    async def act(self, view: RecipientView, action: Action) -> None:
+        """Close its WebSocket; it comes back by itself."""
+        session = self._agents.table.get(view.name)
+        if session is None:
+            raise ActionImpossible(f"{view.name} is not connected any more", "Look at it again.")
+        session.finish(Close.GOING_AWAY)
+
+    async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
+        """Messages that it has not acknowledged."""
+        record = await self._agents.router.find(view.name)
+        if record is None:
+            return WaitingPage([])
+        return await items_waiting(self._agents.messages.mailbox, view.name, record.month, limit)

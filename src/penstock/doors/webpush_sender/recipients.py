@@ -1,0 +1,99 @@
+"""Bindings as operators see them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.api.context import Context
+from penstock.api.recipients import (
+    Action,
+    ActionImpossible,
+    RecipientKind,
+    RecipientView,
+    WaitingPage,
+    entries_waiting,
+)
+from penstock.core.trouble import Trouble
+from penstock.doors.webpush_sender.binding import Binding, BindingRecord
+from penstock.doors.webpush_sender.bindings import BINDINGS, Bindings
+from penstock.values import Entry, Kind
+
+_RUNNING: Final[tuple[Action, ...]] = ("pause", "retry")
+_PAUSED: Final[tuple[Action, ...]] = ("resume",)
+
+
+class BindingRecipients(RecipientKind):
+    """The bindings of all nodes."""
+
+    kind, actions = "binding", (*_RUNNING, *_PAUSED)
+
+    def __init__(self, context: Context, bindings: Bindings) -> None:
+        self._context, self._bindings = context, bindings
+
+    async def each(self) -> AsyncIterator[RecipientView]:
+        async for found in self._bindings.records():
+            yield self._view(found.key.removeprefix(BINDINGS), msgspec.json.decode(found.value, type=BindingRecord))
+
+    async def find(self, name: str) -> RecipientView | None:
+        record = await self._bindings.find(name)
+        return None if record is None else await self.complete(self._view(name, record))
+
+    def _view(self, id: str, record: BindingRecord) -> RecipientView:
+        binding, newest = self._bindings.running.get(id), self._context.hub.position
+        view = RecipientView(
+            "binding", id, "webpush", "elsewhere", (record.stream,), since_ms=record.created_ms,
+            actions=_PAUSED if record.paused else _RUNNING,
+        )  # fmt: skip
+        if binding is not None:
+            status = binding.status
+            view.position, view.error, view.error_ms = binding.position, status.error, status.error_ms
+            view.state = "failing" if status.error else "sending" if binding.full else "waiting"
+            view.lag = newest - binding.position if binding.full else binding.feed.lag
+        if record.paused:
+            view.state = "paused"
+        return view
+
+    async def complete(self, view: RecipientView) -> RecipientView:
+        if view.position is None and (record := await self._bindings.find(view.name)) is not None:
+            view.position = await self._bindings.position(view.name, record)
+        return view
+
+    async def act(self, view: RecipientView, action: Action) -> None:
+        """Pause, resume, or try again at once."""
+        if action == "retry":
+            self._here(view.name).retry_now()
+            return
+        record = await self._bindings.find(view.name)
+        if record is not None:
+            await self._bindings.keep(view.name, msgspec.structs.replace(record, paused=action == "pause"))
+
+    def _here(self, id: str) -> Binding:
+        binding = self._bindings.running.get(id)
+        if binding is None:
+            raise ActionImpossible(f"binding {id} is sent for by another node", "Ask that node.")
+        return binding
+
+    async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
+        """Entries of its stream that are not settled."""
+        return await entries_waiting(self._context.log, view.streams, view.position or 0, limit)
+
+    async def redrive(self, troubles: Sequence[Trouble]) -> str | None:
+        """What failed is tried at once, and what was dropped is sent once more."""
+        if troubles[0].door != "webpush" or not troubles[0].stream:
+            return None
+        binding = self._bindings.running.get(troubles[0].recipient)
+        if binding is None or any(one.state == "dead" for one in troubles):
+            return "the binding is gone, or another node sends for it: the browser must subscribe again"
+        if binding.record.paused:
+            return "the binding is paused: resume it"
+        dropped = [one for one in troubles if one.state != "retried"]
+        binding.redrive([entry for one in dropped if (entry := await self._sendable(one)) is not None])
+        binding.retry_now()
+        return ""
+
+    async def _sendable(self, trouble: Trouble) -> Entry | None:
+        entry = await self._context.log.entry(trouble.first)
+        return entry if entry is not None and entry.kind is Kind.DATA else None
