@@ -21,6 +21,7 @@ from penstock.api.v1.erasing import ErasureApi
 from penstock.api.v1.export import ExportApi
 from penstock.api.v1.openapi import OpenApiDocument
 from penstock.api.v1.operations import OperationsApi
+from penstock.api.v1.pipeline import PipelineApi
 from penstock.api.v1.publish import PublishApi
 from penstock.api.v1.readers import ConsumerRecipients, TailRecipients
 from penstock.api.v1.recipients import RecipientsApi
@@ -41,7 +42,7 @@ from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
 from penstock.core.traffic import StreamTraffic
 from penstock.core.wishes import Wishes
-from penstock.engines.lake import ColdLog, Deliveries, open_lake
+from penstock.engines.lake import ColdLog, Deliveries, Figures, LakeReader, open_lake
 from penstock.errors import PenstockError
 from penstock.http.listener import Listener, make_caps
 from penstock.http.routing import Route, Router
@@ -117,7 +118,7 @@ class Node:
             self._background, lookout, self._everyone(),
         )  # fmt: skip
         self._stats = StatsApi(context)
-        routes = self._routes(context, trimming, Deliveries(lake, engine.registry) if lake else None)
+        routes = self._routes(context, trimming, lake)
         self._doors = await open_doors(self._stack, context, settings)
         months = MailboxMonths(context, [door for door in self._doors if isinstance(door, MonthlyDoor)])
         self._housekeeping.daily = months.daily
@@ -187,9 +188,10 @@ class Node:
         everyone.answer(FLUSH, flush)
         return everyone
 
-    def _routes(self, context: Context, trimming: Trimming, folded: Deliveries | None) -> list[Route]:
+    def _routes(self, context: Context, trimming: Trimming, lake: LakeReader | None) -> list[Route]:
         """What every node answers, whichever doors are open."""
         engine, publisher = self._engine, PublishApi(context)
+        folded = Deliveries(lake, engine.registry) if lake else None
         operations = OperationsApi(context, engine.backup, self._why_not_ready, folded)
         histograms = {
             "publish_seconds": ("From a publish of one event to its answer; one in 16 is timed.", publisher.seconds),
@@ -203,7 +205,8 @@ class Node:
         return [
             *v1_routes(context, publisher, operations, exporter, document, self._traffic),
             *self._stats.routes(),
-            *RetentionApi(context, engine.log, trimming).routes(),
+            *PipelineApi(context, Figures(lake) if lake else None).routes(),
+            *RetentionApi(context, engine.log, trimming, self._settings.log.keep).routes(),
             *ErasureApi(context).routes(),
             *RecipientsApi(context, kinds, actions).routes(),
             *TroubleApi(context, kinds, actions).routes(),

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from penstock.errors import PenstockError
-from penstock.pipeline import handed_jobs
+from penstock.pipeline import handed_jobs, run_records
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.jobs import JobOutcome, Workplace, find
 from penstock.pipeline.table_lease import own_name
@@ -121,13 +121,15 @@ class JobLoop:
 def perform(place: Workplace, name: str, options: Mapping[str, str]) -> JobOutcome:
     """Run one job. Raises `DriverBroken` if Spark's session has ended, which is no fault of the job."""
     try:
-        return find(name).run(place, options)
+        with run_records.noted(place.client, name) as note:
+            note.outcome = find(name).run(place, options)
     except PenstockError:
         raise
     except Exception as error:
         if _is_gone(place):
             raise DriverBroken(f"Spark does not answer: {error}") from error
         raise
+    return note.outcome
 
 
 def _is_gone(place: Workplace) -> bool:

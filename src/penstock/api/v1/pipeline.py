@@ -1,6 +1,8 @@
 """`/v1/pipeline`: what the pipeline keeps at the server, and what it waits for. docs/pipeline.md.
 
-    GET    /v1/pipeline                     watermarks, lag, the driver and its jobs
+    GET    /v1/pipeline                     watermarks, lag, the driver, its jobs' runs and the last audit
+    GET    /v1/pipeline/tables              the lake's tables, with their sizes
+    GET    /v1/pipeline/hours               what was published and delivered, by hour and door, from the rollup
     GET    /v1/pipeline/news                the newest id; waits for one above `after`
     GET    /v1/pipeline/position            the last id that was published before `time`
     POST   /v1/pipeline/consumers/NAME      where a consumer begins; the first answer stays
@@ -19,6 +21,7 @@ import msgspec
 
 from penstock.api.context import Context, decoded, integer, milliseconds, only
 from penstock.api.describing import (
+    BOOLEAN,
     INTEGER,
     LARGEST,
     PATH_LEVEL,
@@ -34,6 +37,7 @@ from penstock.api.v1.news import NewsPolls
 from penstock.core.epoch import KEY as EPOCH
 from penstock.core.epoch import LogEpoch
 from penstock.core.export import BeyondLog
+from penstock.core.hourly import HourSum, LakeFigures, TableSize
 from penstock.core.registry import NEW, made_once
 from penstock.errors import Conflict, InputInvalid, TooLarge
 from penstock.http.requests import Request
@@ -45,6 +49,13 @@ from penstock.values import Record
 DRIVER_SECONDS: Final = 30
 """A driver that was silent for so long counts as gone; it says something every five."""
 
+RUNS: Final = "pipeline/runs/"
+"""Records that a driver writes after each run of a job."""
+
+HOURS: Final = 24 * 90
+"""Hours that one answer sums up at most."""
+HOUR_MS: Final = 3600 * 1000
+
 ANYBODY: Final = ("pipeline/consumers/", "pipeline/sinks/")
 """Records that a token with `export` may change."""
 
@@ -54,6 +65,8 @@ _KEY: Final = (
 )
 _RECORD: Final = an_object(version=INTEGER, value={"type": "object"})
 _AFTER: Final = an_object(after=INTEGER)
+_TABLES: Final = an_object(lake=BOOLEAN, tables=a_list(TableSize), ms=INTEGER)
+_HOURS: Final = an_object(lake=BOOLEAN, since_ms=INTEGER, hours=a_list(HourSum), ms=INTEGER)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -80,8 +93,9 @@ class BeginRequest(msgspec.Struct, forbid_unknown_fields=True):
 class PipelineApi:
     """Answers the pipeline, and those who ask how it does."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, figures: LakeFigures | None = None) -> None:
         self._context, self._log, self._registry = context, context.log, context.registry
+        self._figures = figures
         self._news = NewsPolls(context.log, context.wheel)
 
     def routes(self) -> list[Route]:
@@ -91,6 +105,8 @@ class PipelineApi:
         whole = WHOLE(RECORD_BYTES)
         return [
             Route("GET", "/v1/pipeline", self.state, door="v1"),
+            Route("GET", "/v1/pipeline/tables", self.tables, door="export"),
+            Route("GET", "/v1/pipeline/hours", self.hours, door="export"),
             Route("GET", "/v1/pipeline/news", self.news, timeout=None, door="export"),
             Route("GET", "/v1/pipeline/position", self.position, door="export"),
             Route("POST", "/v1/pipeline/consumers/*", self.begin, body=whole, admit=admit, door="export"),
@@ -248,8 +264,42 @@ class PipelineApi:
             "lake": (await self._record("lake/id")).get("path", ""),
             "driver": {**driver, "alive": alive} if driver else None,
             "supervisor": await self._record("pipeline/supervisor") or None,
+            "runs": await self._runs(),
+            "audit": await self._record("pipeline/audit") or None,
+            "ms": self._context.clock.now_ms(),
         }
         return Response(200, _encode(shown))
+
+    async def _runs(self) -> dict[str, Any]:
+        """The newest runs by job, as drivers have reported them."""
+        records = await self._registry.list(RUNS)
+        return {one.key.removeprefix(RUNS): msgspec.json.decode(one.value).get("runs", []) for one in records}
+
+    @operation("The tables of the lake, with files, rows and bytes.", answers={200: _TABLES})
+    async def tables(self, request: Request) -> Response:
+        """How large each table is, and when its newest file was written."""
+        self._context.caller(request).check_grant("export")
+        only(request)
+        found = await self._figures.tables() if self._figures else []
+        return Response(200, _encode({"lake": self._figures is not None, "tables": found, "ms": self._now_ms()}))
+
+    @operation(
+        "What was published, sent, acked and expired, by hour and door, with latencies; from the rollup.",
+        query=(number("hours", "So many hours back; 48 if it is not said.", least=1, most=HOURS),),
+        answers={200: _HOURS},
+    )
+    async def hours(self, request: Request) -> Response:
+        """The sums of the last hours. Latencies are upper ends of classes that double."""
+        self._context.caller(request).check_grant("export")
+        only(request, "hours")
+        hours = integer(request, "hours", 48, least=1, most=HOURS)
+        since_ms = (self._now_ms() // HOUR_MS - hours + 1) * HOUR_MS
+        found = await self._figures.hours(since_ms) if self._figures else []
+        shown = {"lake": self._figures is not None, "since_ms": since_ms, "hours": found, "ms": self._now_ms()}
+        return Response(200, _encode(shown))
+
+    def _now_ms(self) -> int:
+        return self._context.clock.now_ms()
 
     async def _record(self, key: str) -> dict[str, Any]:
         record = await self._registry.get(key)

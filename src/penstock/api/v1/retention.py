@@ -5,6 +5,7 @@
     POST /v1/audit/heads        … and those of the streams in the body
     GET  /v1/audit/mailboxes    what each recipient of a month still has to confirm
     GET  /v1/audit/pushers      which pushers there are, in which state
+    GET  /v1/retention/plan     what `log.keep` wants to go, what may go, and what holds it back
     GET  /v1/retention/months   the months of the mailboxes, and what is in them
     POST /v1/log/trim           drop the oldest entries; says only what it would do unless told to `apply`
 
@@ -22,6 +23,7 @@ from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import (
     INTEGER,
     NAME_FIELD,
+    STRING,
     STRING_OR_NULL,
     a_list,
     an_object,
@@ -47,6 +49,10 @@ EVERYTHING: Final = (">", *SYSTEM_STREAMS)
 somebody has named like that are missing here; the lake knows them, and they are asked for by name."""
 
 _CUT = an_object(upto=INTEGER, trimmed=INTEGER, ms=INTEGER, ledger={"type": "object"})
+_PLAN = an_object(
+    keep=STRING, newest=INTEGER, trimmed=INTEGER, allowed=INTEGER, reason=STRING, bytes=INTEGER, months=a_list(STRING),
+    ms=INTEGER,
+)  # fmt: skip
 _encode = msgspec.json.Encoder().encode
 
 
@@ -80,8 +86,8 @@ _RIGHT = "audit and retention"
 class RetentionApi:
     """Answers the jobs audit and retention."""
 
-    def __init__(self, context: Context, log: Log, trimming: TrimLimit) -> None:
-        self._context, self._log, self._trimming = context, log, trimming
+    def __init__(self, context: Context, log: Log, trimming: TrimLimit, keep: str = "") -> None:
+        self._context, self._log, self._trimming, self._keep = context, log, trimming, keep
 
     def routes(self) -> list[Route]:
         """Its part of the table."""
@@ -92,6 +98,7 @@ class RetentionApi:
             Route("POST", "/v1/audit/heads", self.heads_of, body=WHOLE(1024 * 1024), admit=admit, door="v1"),
             Route("GET", "/v1/audit/mailboxes", self.mailboxes, door="v1"),
             Route("GET", "/v1/audit/pushers", self.pushers, door="v1"),
+            Route("GET", "/v1/retention/plan", self.plan, door="v1"),
             Route("GET", "/v1/retention/months", self.months, timeout=None, door="v1"),
             Route("POST", "/v1/log/trim", self.trim, body=small, timeout=None, admit=admit, door="v1"),
         ]
@@ -196,6 +203,24 @@ class RetentionApi:
         return Response(200, _encode({"pushers": shown}))
 
     # ── retention ─────────────────────────────────────────────────────────────────────────────
+
+    @operation("What may go from the log, and what holds it back.", answers={200: _PLAN})
+    async def plan(self, request: Request) -> Response:
+        """How far the log may be trimmed now. Nothing is dropped."""
+        self._admin(request)
+        only(request)
+        bound = await self._trimming.bound()
+        shown = {
+            "keep": self._keep,
+            "newest": self._log.followed,
+            "trimmed": self._log.trimmed_upto,
+            "allowed": bound.upto,
+            "reason": bound.reason,
+            "bytes": await self._log.stored_bytes(),
+            "months": await self._context.mailbox.months(),
+            "ms": self._context.clock.now_ms(),
+        }
+        return Response(200, _encode(shown))
 
     @operation(
         "The months of the mailboxes, and what is in them.",

@@ -6,7 +6,6 @@ from penstock.api.context import Context
 from penstock.api.v1.export import ExportApi
 from penstock.api.v1.openapi import OpenApiDocument
 from penstock.api.v1.operations import OperationsApi
-from penstock.api.v1.pipeline import PipelineApi
 from penstock.api.v1.publish import PublishApi
 from penstock.api.v1.read import ReadApi
 from penstock.api.v1.tail import TailApi
@@ -37,7 +36,6 @@ def v1_routes(
         *WayApi(context, operations.lookup).routes(),
         Route("GET", "/v1/log/plan", exporter.plan, door="export"),
         Route("GET", "/v1/log/arrow", exporter.arrow, timeout=None, door="export"),
-        *PipelineApi(context).routes(),
         Route("POST", "/v1/backup", operations.backup, body=WHOLE(CALL_BYTES), timeout=None, admit=admin, door="v1"),
         Route("GET", "/openapi.json", document),
         Route("GET", "/health", operations.alive),

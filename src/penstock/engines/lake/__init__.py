@@ -2,6 +2,7 @@
 
 from penstock.engines.lake.cold import ColdLog
 from penstock.engines.lake.deliveries import Deliveries
+from penstock.engines.lake.figures import Figures
 from penstock.engines.lake.lake import LakeReader, LakeUnreadable, open_lake
 
-__all__ = ["ColdLog", "Deliveries", "LakeReader", "LakeUnreadable", "open_lake"]
+__all__ = ["ColdLog", "Deliveries", "Figures", "LakeReader", "LakeUnreadable", "open_lake"]
