@@ -46,7 +46,7 @@ class RecipientView(msgspec.Struct, gc=False):
     error_ms: int | None = None
     since_ms: int | None = None
     node: str = ""  # where it is, if that is another node
-    connections: int = 1
+    connections: int = 0
     actions: tuple[Action, ...] = ()
 
 

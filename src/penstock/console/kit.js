@@ -283,7 +283,8 @@ export function table({ columns, open, label, sorted, onsort }) {
   const body = h("tbody");
   const head = columns.map((one) => h("th", { scope: "col", class: one.class, "aria-sort": sorted && one.sort === sorted ? "descending" : null },
     one.sort && onsort ? h("button", { type: "button", class: "plain", onclick: () => onsort(one.sort) }, one.title) : one.title));
-  const element = h("div", { class: "scroll" }, h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), body));
+  const reached = open ? {} : { tabindex: 0, role: "group", "aria-label": label }; // so that keys can scroll it
+  const element = h("div", { class: "scroll", ...reached }, h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), body));
   const steps = walk(body);
   let waiting = null;
   const put = (rows) => {

@@ -66,7 +66,7 @@ class ConsumerRecipients(RecipientKind):
             for record in records:
                 position = _value(record.value).get("after")
                 name = record.key.removeprefix(CONSUMERS)
-                yield RecipientView("consumer", name, "export", "begun", position=position, connections=0)
+                yield RecipientView("consumer", name, "export", "begun", position=position)
 
     async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
         """Unknown here."""

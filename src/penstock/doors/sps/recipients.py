@@ -35,7 +35,7 @@ class WireRecipients(RecipientKind):
         lag = feed.lag
         return RecipientView(
             "wire", wire.who.name, DOOR, "behind" if lag else "live", feed.patterns, feed.reached, lag,
-            since_ms=since_ms, actions=_ACTIONS,
+            since_ms=since_ms, connections=1, actions=_ACTIONS,
         )  # fmt: skip
 
     async def act(self, view: RecipientView, action: Action) -> None:

@@ -1,0 +1,87 @@
+"""The view Recipients in a real browser: one list of all kinds, one of them in full, and what is done about it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from playwright.sync_api import expect
+
+from penstock.testing import RunningServer
+from tests.api.client import Tail, publish
+from tests.api.test_v1_recipients import actions, state
+from tests.browser.console_page import Scheme, console, every_look, look
+from tests.doors import msgstream_client, trickle_client
+from tests.doors.push_service import Browser, bind, push_service
+from tests.doors.sps_client import Wire
+
+NAME = '<img src=x onerror="window.hit=1">/%2F " name that is long enough to be cut in the middle of it'
+
+
+@every_look
+def test_everybody_is_listed_and_one_is_shown_in_full(server: RunningServer, width: int, scheme: Scheme) -> None:
+    with ExitStack() as things, push_service(lambda push: 503) as service:
+        things.enter_context(Tail(server, "/orders/eu,/orders/>", consumer=NAME))
+        wire = things.enter_context(Wire(server, hid="phone")).opened()
+        msgstream_client.login(server, "<b>actor")
+        trickle_client.made(server, "film")
+        bind(server, Browser().subscription(service.endpoint("x")), "/orders/eu", ttl=600)
+        publish(server, "/orders/eu", b"<b>waits</b>")
+        with console(server, "#/recipients", width=width, scheme=scheme) as page:
+            expect(page.get_by_role("row")).to_have_count(6)
+            expect(page.get_by_role("row").filter(has_text="binding")).to_contain_text("failing", timeout=20_000)
+            look(page, "recipients", width, scheme)
+            page.get_by_label("Kind").select_option("wire")
+            expect(page.get_by_role("row")).to_have_count(2)
+            expect(page.get_by_role("row").nth(1)).to_contain_text(f"{wire.uid}/phone")
+            page.get_by_label("Kind").select_option("")
+            page.get_by_label("Search").fill("ONERROR")
+            expect(page.get_by_role("row")).to_have_count(2)
+            page.get_by_role("row").nth(1).click()
+            expect(page.get_by_role("heading", level=1)).to_contain_text("<img src=x")
+            expect(page.get_by_label("State", exact=True)).to_contain_text("/orders/eu")
+            expect(page.get_by_text("Nothing waits")).to_be_visible()
+            page.go_back()
+            page.get_by_label("Kind").select_option("binding")
+            page.get_by_role("row").nth(1).click()
+            expect(page.get_by_label("What waits for it")).to_contain_text("/orders/eu")
+            expect(page.get_by_label("State", exact=True)).to_contain_text("503")
+            look(page, "recipient", width, scheme)
+            assert page.evaluate("window.hit") is None
+
+
+def test_an_action_is_asked_for_twice_done_and_an_entry(server: RunningServer) -> None:
+    with Tail(server, "/acted", consumer=NAME) as tail, console(server, "#/recipients") as page:
+        page.get_by_role("row").filter(has_text="tail").click()
+        page.get_by_role("button", name="Disconnect").click()
+        page.get_by_role("button", name="Cancel").click()
+        assert state(server, "tail", NAME) == "live"
+        page.get_by_role("button", name="Disconnect").focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="End its connection").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("Done: disconnect.").first).to_be_visible()
+        expect(page.get_by_text("It is not there any more")).to_be_visible()
+        assert tail.response.read() == b""
+        assert state(server, "tail", NAME) == ""
+    said = actions(server)[-1]
+    assert (said["action"], said["recipient"], said["by"]) == ("disconnect", NAME, "admin")
+
+
+def test_a_list_that_is_read_holds_still(server: RunningServer) -> None:
+    with ExitStack() as tails, console(server, "#/recipients") as page:
+        tails.enter_context(Tail(server, "/held", consumer="first"))
+        expect(page.get_by_role("row")).to_have_count(2, timeout=15_000)
+        page.get_by_role("row").nth(1).hover()
+        tails.enter_context(Tail(server, "/held", consumer="another"))
+        with page.expect_response(
+            lambda reply: "/v1/recipients" in reply.url and "another" in reply.text(), timeout=20_000
+        ):
+            pass
+        expect(page.get_by_role("row")).to_have_count(2)
+        page.mouse.move(0, 0)
+        expect(page.get_by_role("row")).to_have_count(3)
+
+
+def test_nobody_yet_is_explained(server: RunningServer) -> None:
+    with console(server, "#/recipients") as page:
+        expect(page.get_by_text("Nobody receives yet")).to_be_visible()
