@@ -21,7 +21,7 @@ async function overview(signal) {
   const [pipeline, sizes, plan] = await Promise.all(["/v1/pipeline", "/v1/pipeline/tables", "/v1/retention/plan"].map((path) => api("GET", path, { signal })));
   if (!Object.keys(pipeline.tables).length && !pipeline.driver) {
     return [notice("empty", "No pipeline has run here", "It archives the log as tables, folds the ledger into deliveries, sums up by hour, and proves that nothing is missing.",
-      h("p", {}, "Start it with ", h("code", {}, "./penstock up --pipeline"), ", or run one job: ", h("code", {}, "./penstock pipeline run archive"), ".")), retention(plan)];
+      h("p", {}, "Start it with ", h("code", {}, "./penstock up"), ", which runs a driver beside the server; or run one job: ", h("code", {}, "./penstock pipeline archive --once"), ".")), retention(plan)];
   }
   return [h("div", { class: "pair" }, driver(pipeline), retention(plan)), tables(pipeline, sizes), audit(pipeline.audit), runs(pipeline.runs)];
 }

@@ -151,8 +151,8 @@ function timeline(way, one, signal) {
   api("GET", "/v1/why", { query: { entry: way.entry, recipient: one.recipient }, signal })
     .then((answer) => { words.textContent = answer.words; }, () => {});
   const steps = way.accepted_ms === null ? [] : [{ ms: way.accepted_ms, state: "accepted" }, { ms: way.accepted_ms, state: "stored" }];
-  const missing = ["acked", "dead", "dropped", "expired", "lost"].includes(one.state) ? [] : [h("li", { class: "step off" }, stateOf("", "not confirmed"), h("span", { class: "quiet" }, "so far"))];
+  const missing = ["acked", "dead", "dropped", "expired", "lost"].includes(one.state) ? [] : [h("li", { class: "stop" }, stateOf("", "not confirmed"), h("span", { class: "quiet" }, "so far"))];
   return h("article", {}, h("h2", {}, name(one.recipient, { most: 60, copies: true })), h("p", { class: "row" }, stateOf(one.state), h("span", { class: "quiet" }, `over ${one.door}`)),
-    h("ol", { class: "steps" }, [...steps, ...one.steps].map((step) => h("li", { class: "step" }, stateOf(step.state), moment(step.ms), h("span", { class: "quiet" }, step.ms > way.accepted_ms ? after(way, step) : ""),
+    h("ol", { class: "journey" }, [...steps, ...one.steps].map((step) => h("li", { class: "stop" }, stateOf(step.state), moment(step.ms), h("span", { class: "quiet" }, step.ms > way.accepted_ms ? after(way, step) : ""),
       step.reason ? h("p", {}, step.reason) : null)), missing), words);
 }
