@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import Reply, ask, publish
 from tests.api.test_v1_recipients import SLOW_RETRIES, actions
 from tests.doors.eventhorizon_client import Model, add_pusher, append, create, scripted, subscribe
-from tests.doors.push_service import Browser, bind, push_service
+from tests.doors.push_service import Browser, Push, bind, push_service
 
 ODD = "/trouble/<img-src=x"
 
@@ -106,11 +108,37 @@ def test_what_cannot_be_tried_again_is_said_and_counted(server: RunningServer) -
         assert states(server, id) == ["dead"]
 
 
+def test_a_redrive_that_a_crash_forgets_is_still_in_trouble(tmp_path: Path) -> None:
+    answer, held = [400], threading.Event()
+
+    def decide(push: Push) -> int:
+        if answer[0] == 0:
+            held.wait(20)  # it has come, and nothing is answered while the server lives
+        return answer[0] or 500
+
+    with start_server(tmp_path / "data", **SLOW_RETRIES) as server, push_service(decide) as service:
+        id = bind(server, Browser().subscription(service.endpoint("crash")), "/crash", ttl=600)
+        publish(server, "/crash", b"1")
+        wait_until(lambda: states(server, id) == ["dropped"])
+        answer[0] = 0
+        assert redrive(server, recipient=id).json["redriven"] == 1
+        wait_until(lambda: len(service.pushes) == 2)
+        server.kill()
+        server.restart()
+        held.set()
+        assert states(server, id) == ["dropped"]
+        answer[0] = 201
+        assert redrive(server, recipient=id).json["redriven"] == 1
+        wait_until(lambda: states(server, id) == [])
+        assert len(service.taken) == 1
+
+
 def test_a_redrive_must_say_what(server: RunningServer) -> None:
     before = len(actions(server))
 
     assert redrive(server).code == "input_invalid"
-    assert redrive(server, state="sent", cat=1).status == 400
+    assert redrive(server, state="sent").status == redrive(server, state="dead", cat=1).status == 400
+    assert redrive(server, entry=2**63).status == 400
     assert len(actions(server)) == before
     assert redrive(server, all=True, state="lost").json["redriven"] == 0
     assert len(actions(server)) == before + 1

@@ -3,7 +3,7 @@
 import { api, count, copyButton, cut, duration, fill, h, many, moment, name, notice, problem, table } from "./kit.js";
 import { choice, field, fitting, lookOf, MEANING, pager, stateOf } from "./states.js";
 
-const PAGE = 100;
+const PAGE = 50;
 const AREA = 160_000; // square pixels that the picture of all recipients takes
 const [SMALLEST, LARGEST] = [4, 16]; // pixels of one recipient in it
 
@@ -117,13 +117,14 @@ function cells(state, total, size, begin, pick, signal) {
     const across = Math.max(1, Math.floor(holder.clientWidth / size));
     if (!holder.clientWidth || (across === columns && anew !== true)) return;
     columns = across;
-    const ratio = devicePixelRatio || 1;
-    canvas.width = Math.min(columns, total) * size * ratio;
-    canvas.height = Math.ceil(total / columns) * size * ratio;
+    const [rows, step] = [Math.ceil(total / columns), Math.round(size * (devicePixelRatio || 1))];
+    canvas.width = Math.min(columns, total) * step;
+    canvas.height = rows * step;
+    canvas.style.width = `${Math.min(columns, total) * size}px`;
     const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
-    pen.fillStyle = pen.strokeStyle = getComputedStyle(holder).color;
-    for (let at = 0; at < total; at += 1) SHAPES[lookOf(state)](pen, (at % columns) * size, Math.floor(at / columns) * size, size - (size > 6 ? 2 : 1));
+    pen.fillStyle = pen.createPattern(tile(lookOf(state), step, getComputedStyle(holder).color), "repeat");
+    pen.fillRect(0, 0, canvas.width, (rows - 1) * step);
+    pen.fillRect(0, (rows - 1) * step, (total - (rows - 1) * columns) * step, step);
   };
   canvas.addEventListener("click", (event) => {
     const at = Math.floor(event.offsetY / size) * columns + Math.floor(event.offsetX / size);
@@ -136,9 +137,18 @@ function cells(state, total, size, begin, pick, signal) {
   return holder;
 }
 
+/** One shape of so many pixels: a crowd is a pattern of it, however large. */
+function tile(look, step, colour) {
+  const canvas = h("canvas", { width: step, height: step });
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = pen.strokeStyle = colour;
+  SHAPES[look](pen, 0, 0, step - (step > 6 ? 2 : 1));
+  return canvas;
+}
+
 const SHAPES = {
   ok: (pen, x, y, size) => { pen.beginPath(); pen.arc(x + size / 2, y + size / 2, size / 2, 0, 7); pen.fill(); },
-  wait: (pen, x, y, size) => { pen.beginPath(); pen.arc(x + size / 2, y + size / 2, Math.max(0.5, size / 2 - 1), 0, 7); pen.lineWidth = Math.max(1, size / 6); pen.stroke(); },
+  wait: (pen, x, y, size) => { pen.beginPath(); pen.arc(x + size / 2, y + size / 2, size / 2 - Math.max(1.5, size / 6) / 2, 0, 7); pen.lineWidth = Math.max(1.5, size / 6); pen.stroke(); },
   warn: (pen, x, y, size) => { pen.beginPath(); pen.moveTo(x + size / 2, y); pen.lineTo(x + size, y + size); pen.lineTo(x, y + size); pen.fill(); },
   bad: (pen, x, y, size) => pen.fillRect(x, y, size, size),
   off: (pen, x, y, size) => pen.fillRect(x, y + size / 2 - 1, size, 2),

@@ -74,7 +74,7 @@ class RedriveRequest(msgspec.Struct, forbid_unknown_fields=True):
     reason: str | None = None
     door: str = ""
     recipient: str = ""
-    entry: Annotated[int, shown_as(minimum=0, maximum=LARGEST)] = 0
+    entry: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)] = 0
     all: bool = False  # must be true where nothing else is given
 
 
@@ -143,6 +143,8 @@ class TroubleApi:
         caller.check_admin("trouble")
         only(request)
         asked = decoded(request.body, RedriveRequest)
+        if asked.state not in ("", *FAILED):
+            raise InputInvalid("state", f"{asked.state[:20]!r} is none of {', '.join(FAILED)}")
         wanted = TroubleFilter(asked.state, asked.reason, asked.door, asked.recipient, entry=asked.entry)
         if wanted == TroubleFilter() and not asked.all:
             raise InputInvalid("body", "names nothing", remedy='Give a state, a reason, …, or {"all": true}.')
