@@ -9,6 +9,7 @@ import threading
 from contextlib import ExitStack
 from itertools import count, cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,38 @@ def test_a_room_is_counted_over_all_nodes(nodes: Nodes) -> None:
     with Wire(nodes[0], tid=room).opened(), Wire(nodes[1], tid=room).opened(), Wire(nodes[1], tid=room).opened():
         for node in nodes:
             assert ask(node, "GET", "/rooms", tid=f"{room},nobody").json == {"rooms": {room: 3, "nobody": 0}}
+
+
+def test_any_node_lists_a_pusher_and_tells_the_one_that_runs_it_to_try_again(nodes: Nodes) -> None:
+    name = new_prefix()
+    model, broken = Model(f"/_sub/{name}"), [True]
+    with scripted(lambda request: (500, "broken") if broken[0] else model(request)) as app:
+        create(nodes[0], f"/_sub/{name}")
+        id = add_pusher(nodes[0], app.url)
+        for node in nodes:
+            wait_until(lambda node=node: _view(node, id)["state"] == "failing", within=15)
+        assert len([node for node in nodes if _view(node, id)["node"]]) == 2  # the third runs it itself
+        broken[0] = False
+        for node in nodes:
+            before = len(app.requests)
+            assert _act(node, id, "retry") == 200
+            wait_until(lambda before=before: len(app.requests) > before, within=15)
+            assert _act(node, id, "pause") == 200
+            assert [_view(one, id)["state"] for one in nodes] == ["paused"] * 3
+            assert _act(node, id, "resume") == 200
+            wait_until(lambda: {_view(one, id)["state"] for one in nodes} == {"pushing"}, within=15)
+        ask(nodes[0], "DELETE", f"/v1/pushers/{id}")
+
+
+def _view(node: RunningServer, id: str) -> dict[str, Any]:
+    reply = ask(node, "GET", "/v1/recipients/waiting", kind="pusher", name=id)
+    view: dict[str, Any] = reply.json["recipient"] if reply.status == 200 else {"state": "", "node": ""}
+    return view
+
+
+def _act(node: RunningServer, id: str, action: str) -> int:
+    body = json.dumps({"kind": "pusher", "name": id, "action": action}).encode()
+    return ask(node, "POST", "/v1/recipients/act", body).status
 
 
 def test_each_pusher_is_run_by_one_node_and_any_node_answers_for_it(nodes: Nodes) -> None:

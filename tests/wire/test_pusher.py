@@ -230,6 +230,23 @@ def test_a_wake_up_does_not_shorten_the_wait_after_a_failure() -> None:
     assert take(talk, 3).stream == "/a"
 
 
+def test_a_retry_ends_the_wait_after_a_failure_and_no_other() -> None:
+    talk = Conversation(SUB, repeat=5, slots=SLOTS)
+    idle(talk)
+    talk.wake("/a", at("/a", 10))
+    talk.failed(take(talk), due=300)
+    assert talk.take(1) is None
+
+    talk.retry_now()
+
+    assert take(talk, 1).stream == "/a"
+    talk.app_failed(talk.flows["/a"], due=900)
+    assert talk.take(2) is None
+    talk.retry_now()
+    assert take(talk, 2).stream == "/a"
+    assert talk.take(2) is None  # the subscription's own stream rests, as before
+
+
 def test_an_app_out_of_reach_is_felt_for_by_one_push_at_a_time() -> None:
     talk = Conversation(SUB, repeat=5, slots=SLOTS)
     for name in ("/a", "/b", "/c"):
@@ -332,7 +349,9 @@ def test_the_answers_of_the_protocol_are_read_with_and_without_their_empty_field
 # ── the whole of it against a model: an app, a log, and anything that can go wrong ─────────────
 
 events = st.lists(
-    st.tuples(st.sampled_from(["append", "announce", "step", "lose", "fail", "time", "restart"]), st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(["append", "announce", "step", "lose", "fail", "time", "retry", "restart"]), st.integers(0, 3)
+    ),
     max_size=80,
 )
 
@@ -408,6 +427,8 @@ def test_whatever_happens_the_app_gets_everything_in_the_end(steps: list[tuple[s
                 world.append(f"/s{number}", hint=number % 2 == 0)
             case "announce":
                 world.announce()
+            case "retry":
+                world.talk.retry_now()
             case "step":
                 world.step()
             case "lose":
