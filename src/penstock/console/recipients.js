@@ -76,7 +76,8 @@ async function mountOne(root, kind, id, signal) {
     return [h("div", { class: "split" },
       h("section", { class: "card", "aria-label": "State" }, facts(recipient), h("div", { class: "row actions" }, recipient.actions.length
         ? recipient.actions.map((action) => careful(action[0].toUpperCase() + action.slice(1), QUESTIONS[action], () => act(action), (error) => said.replaceChildren(problem(error))))
-        : h("p", { class: "quiet" }, "Nothing can be done about it from here."))),
+        : h("p", { class: "quiet" }, "Nothing can be done about it from here.")),
+      h("p", { class: "actions" }, h("a", { href: `#/trouble?search=${encodeURIComponent(kind === "pusher" ? recipient.streams[0] ?? id : id)}` }, "What is in trouble for it"))),
       h("section", { class: "card list", "aria-label": "What waits for it" }, h("h2", {}, "What waits for it"), waits(waiting)))];
   };
   root.append(h("p", {}, h("a", { href: "#/recipients" }, "Recipients")),

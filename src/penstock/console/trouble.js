@@ -1,6 +1,6 @@
 // Trouble: what is not delivered, by reason; and trying it again. Each action is an entry of /_actions.
 
-import { api, count, cut, h, many, moment, name, notice, problem, repeat, say, table } from "./kit.js";
+import { api, count, cut, h, moment, name, notice, problem, repeat, say, table } from "./kit.js";
 import { careful, choice, field, fitting, MEANING, pager, stateOf } from "./states.js";
 
 const PAGE = 50;
@@ -13,7 +13,7 @@ export async function mount(root, { query, signal }) {
     const done = await api("POST", "/v1/trouble/redrive", { body });
     const why = Object.entries(done.impossible);
     said.replaceChildren(h("div", { class: "card" },
-      h("p", {}, stateOf(done.redriven ? "acked" : "expired", `${many(done.redriven, "delivery").replace("deliverys", "deliveries")} tried again`), h("span", { class: "quiet" }, ` · entry ${done.action} of `), h("a", { href: "#/streams/%2F_actions" }, "/_actions"), done.left ? ` · ${count(done.left)} left: try again for those` : ""),
+      h("p", {}, stateOf(done.redriven ? "acked" : "expired", `${count(done.redriven)} tried again`), h("span", { class: "quiet" }, ` · entry ${done.action} of `), h("a", { href: "#/streams/%2F_actions" }, "/_actions"), done.left ? ` · ${count(done.left)} left: try again for those` : ""),
       why.length ? h("ul", {}, why.map(([reason, number]) => h("li", {}, `${count(number)} not: ${reason}`))) : null));
     say(`${done.redriven} tried again.`);
     await look({});
