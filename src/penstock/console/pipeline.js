@@ -11,28 +11,39 @@ export async function mount(root, { signal }) {
   const [now, hours, doors] = [h("div", { class: "view" }), h("div", { class: "view" }), h("div")];
   const spans = choice("span", DAYS, "48", () => charts());
   const charts = () => fill(hours, () => sums(spans.value, doors, signal), signal);
-  root.append(h("div", { class: "head" }, h("h1", {}, "Pipeline"), h("button", { type: "button", onclick: () => { show(); charts(); } }, "Look again")), now,
+  root.append(h("div", { class: "head" }, h("h1", {}, "Pipeline"),
+    h("button", { type: "button", onclick: () => { show(); charts(); } }, "Look again")), now,
     h("h2", {}, "By hour"), h("div", { class: "fields" }, field("Span", spans), doors), hours);
   const show = () => fill(now, () => overview(signal), signal);
   await Promise.all([show(), charts()]);
 }
 
 async function overview(signal) {
-  const [pipeline, sizes, plan] = await Promise.all(["/v1/pipeline", "/v1/pipeline/tables", "/v1/retention/plan"].map((path) => api("GET", path, { signal })));
+  const [pipeline, sizes, plan] = await Promise.all(["/v1/pipeline", "/v1/pipeline/tables",
+    "/v1/retention/plan"].map((path) => api("GET", path, { signal })));
   if (!Object.keys(pipeline.tables).length && !pipeline.driver) {
-    return [notice("empty", "No pipeline has run here", "It archives the log as tables, folds the ledger into deliveries, sums up by hour, and proves that nothing is missing.",
-      h("p", {}, "Start it with ", h("code", {}, "./penstock up"), ", which runs a driver beside the server; or run one job: ", h("code", {}, "./penstock pipeline archive --once"), ".")), retention(plan)];
+    return [notice("empty", "No pipeline has run here",
+      "It archives the log as tables, folds the ledger into deliveries and sums up by hour.",
+      "Its audit proves that nothing is missing.",
+      h("p", {}, "Start it with ", h("code", {}, "./penstock up"),
+        ", which runs a driver beside the server; or run one job: ",
+        h("code", {}, "./penstock pipeline archive --once"), ".")), retention(plan)];
   }
-  return [h("div", { class: "pair" }, driver(pipeline), retention(plan)), tables(pipeline, sizes), audit(pipeline.audit), runs(pipeline.runs)];
+  return [h("div", { class: "pair" }, driver(pipeline), retention(plan)), tables(pipeline, sizes),
+    audit(pipeline.audit), runs(pipeline.runs)];
 }
 
-const facts = (told) => h("dl", { class: "facts" }, Object.entries(told).filter(([, value]) => value !== null && value !== "" && value !== undefined).map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)]));
-const section = (title, ...content) => h("section", { class: "card list", "aria-label": title }, h("h2", {}, title), content);
+const facts = (told) => h("dl", { class: "facts" },
+  Object.entries(told).filter(([, value]) => value !== null && value !== ""
+  && value !== undefined).map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)]));
+const section = (title, ...content) =>
+  h("section", { class: "card list", "aria-label": title }, h("h2", {}, title), content);
 
 function driver({ driver: one, lake, epoch, newest, ms }) {
   const at = (text) => h("code", {}, cut(text, 48));
   return section("Driver", facts({
-    state: one ? (one.alive ? state("ok", "works") : state("bad", `silent for ${duration(ms - one.seen_ms)}`)) : state("off", "none runs"),
+    state: one ? (one.alive ? state("ok", "works") : state("bad", `silent for ${duration(ms - one.seen_ms)}`))
+      : state("off", "none runs"),
     "last heard of": one ? moment(one.seen_ms) : null, started: one ? moment(one.started_ms) : null,
     Spark: one ? `${one.spark}, ${one.master}` : null, process: one?.process ? at(one.process) : null,
     lake: lake ? at(lake) : "none", epoch: epoch.epoch ? at(epoch.epoch) : null, "newest id": count(newest),
@@ -41,21 +52,26 @@ function driver({ driver: one, lake, epoch, newest, ms }) {
 
 function retention(plan) {
   return section("Retention", facts({
-    "log keeps": plan.keep || "everything", "in the log": `ids ${count(plan.trimmed + 1)} to ${count(plan.newest)}, ${bytes(plan.bytes)}`,
+    "log keeps": plan.keep || "everything",
+      "in the log": `ids ${count(plan.trimmed + 1)} to ${count(plan.newest)}, ${bytes(plan.bytes)}`,
     "may go": plan.allowed > plan.trimmed ? `up to id ${count(plan.allowed)}` : "nothing", because: plan.reason,
     "mailboxes of": plan.months.join(", ") || "no month yet", "looked at": moment(plan.ms),
   }));
 }
 
 function tables(pipeline, sizes) {
-  const of = { deliveries: "ledger", positions: "ledger", unreadable: "ledger", rollup_hourly: "rollup", activity: "rollup" };
+  const of = { deliveries: "ledger", positions: "ledger", unreadable: "ledger", rollup_hourly: "rollup",
+    activity: "rollup" };
   const names = sizes.tables.length ? sizes.tables.map((one) => one.table) : Object.keys(pipeline.tables);
-  const rows = names.map((name) => ({ name, ...(sizes.tables.find((one) => one.table === name) ?? {}), job: pipeline.tables[of[name] ?? name] }));
+  const rows = names.map((name) =>
+    ({ name, ...(sizes.tables.find((one) => one.table === name) ?? {}), job: pipeline.tables[of[name] ?? name] }));
   const list = table({
     label: "Tables",
     columns: [
       { title: "Table", class: "grow", cell: (one) => h("code", {}, one.name) },
-      { title: "Freshness", cell: (one) => (!one.job ? stateOf("", "never written") : one.job.lag ? stateOf("behind", `${many(one.job.lag, "id")} behind`) : stateOf("acked", "up to date")) },
+      { title: "Freshness", cell: (one) =>
+        (!one.job ? stateOf("", "never written") : one.job.lag
+        ? stateOf("behind", `${many(one.job.lag, "id")} behind`) : stateOf("acked", "up to date")) },
       { title: "Up to id", class: "num", cell: (one) => count(one.job?.done) },
       { title: "At", cell: (one) => moment(one.job?.done_ms || null) },
       { title: "Rows", class: "num", cell: (one) => count(one.rows) },
@@ -64,11 +80,14 @@ function tables(pipeline, sizes) {
     ],
   });
   list.show(rows, { now: true });
-  return section("Tables", list.element, sizes.lake ? null : h("p", { class: "quiet" }, "Rows and sizes are known to a server that reads the lake: set lake.url."));
+  return section("Tables", list.element, sizes.lake ? null
+    : h("p", { class: "quiet" }, "Rows and sizes are known to a server that reads the lake: set lake.url."));
 }
 
 function audit(one) {
-  if (!one) return section("Last audit", h("p", { class: "quiet" }, "None is recorded. ", h("code", {}, "./penstock audit"), " proves from the lake that nothing is missing or there twice."));
+  if (!one) return section("Last audit",
+    h("p", { class: "quiet" }, "None is recorded. ", h("code", {}, "./penstock audit"),
+    " proves from the lake that nothing is missing or there twice."));
   const list = table({
     label: "Findings",
     columns: [
@@ -80,18 +99,27 @@ function audit(one) {
   list.show(one.findings, { now: true });
   const counts = Object.entries(one.counts ?? {}).map(([what, number]) => `${count(number)} ${what}`).join(", ");
   return section("Last audit",
-    h("p", { class: "row" }, one.verdict === "pass" ? state("ok", "passes") : state("bad", "FAILS"), h("span", {}, `up to id ${count(one.upto)}`), h("span", { class: "quiet" }, counts, " · ", moment(one.at_ms), `, took ${duration(one.seconds * 1000)}`)),
-    one.findings.length ? list.element : h("p", { class: "quiet" }, "It had nothing to say: all that was published is there, once."), one.more ? h("p", { class: "quiet" }, `and ${count(one.more)} more`) : null);
+    h("p", { class: "row" }, one.verdict === "pass" ? state("ok", "passes") : state("bad", "FAILS"),
+      h("span", {}, `up to id ${count(one.upto)}`),
+      h("span", { class: "quiet" }, counts, " · ", moment(one.at_ms), `, took ${duration(one.seconds * 1000)}`)),
+    one.findings.length ? list.element
+      : h("p", { class: "quiet" }, "It had nothing to say: all that was published is there, once."), one.more
+      ? h("p", { class: "quiet" }, `and ${count(one.more)} more`) : null);
 }
 
 function runs(by) {
-  const rows = Object.entries(by).flatMap(([job, some]) => some.map((run) => ({ job, ...run }))).sort((a, b) => b.at_ms - a.at_ms).slice(0, 30);
+  const rows = Object.entries(by).flatMap(([job, some]) => some.map((run) => ({ job, ...run }))).sort((a, b) =>
+    b.at_ms - a.at_ms).slice(0, 30);
   const list = table({
     label: "Runs",
     columns: [
       { title: "Job", cell: (one) => h("code", {}, one.job) },
-      { title: "Outcome", cell: (one) => (one.error ? state("bad", "failed") : one.exit_code ? state("warn", `exit code ${one.exit_code}`) : state("ok", "done")) },
-      { title: "What it said", class: "grow wraps", cell: (one) => h("span", { title: one.error ?? one.words }, cut((one.error ?? one.words).split("\n")[0], 120)) },
+      { title: "Outcome", cell: (one) =>
+        (one.error ? state("bad", "failed") : one.exit_code ? state("warn", `exit code ${one.exit_code}`)
+        : state("ok", "done")) },
+      { title: "What it said", class: "grow wraps",
+        cell: (one) => h("span", { title: one.error ?? one.words },
+        cut((one.error ?? one.words).split("\n")[0], 120)) },
       { title: "Began", cell: (one) => moment(one.at_ms) },
       { title: "Took", class: "num", cell: (one) => duration(one.seconds * 1000) },
     ],
@@ -104,8 +132,10 @@ function runs(by) {
 
 async function sums(span, choices, signal) {
   const answer = await api("GET", "/v1/pipeline/hours", { query: { hours: span }, signal });
-  if (!answer.lake) return notice("empty", "The server does not read a lake", "With lake.url set, what was published and delivered is drawn here by hour and door, from the table rollup_hourly.");
-  if (!answer.hours.length) return notice("empty", "Nothing is summed up for that span", "The job rollup runs once a minute while a driver runs; an hour is drawn as soon as it has any sum.");
+  if (!answer.lake) return notice("empty", "The server does not read a lake",
+    "With lake.url set, what was published and delivered is drawn here, from the table rollup_hourly.");
+  if (!answer.hours.length) return notice("empty", "Nothing is summed up for that span",
+    "The job rollup runs once a minute while a driver runs; an hour is drawn as soon as it has any sum.");
   const doors = [...new Set(answer.hours.map((one) => one.door).filter(Boolean))].sort();
   const place = h("div", { class: "pair" });
   const chosen = choice("rollup-door", [["", "every door"], ...doors], "", (door) => draw(door));
@@ -114,16 +144,26 @@ async function sums(span, choices, signal) {
     const at = new Map();
     for (const one of rows) at.set(one.hour_ms, [...(at.get(one.hour_ms) ?? []), one]);
     const hours = [];
-    for (let hour = answer.since_ms; hour <= answer.hours.at(-1).hour_ms; hour += 3600e3) hours.push({ ms: hour, rows: at.get(hour) ?? [] });
+    for (let hour = answer.since_ms; hour <= answer.hours.at(-1).hour_ms;
+      hour += 3600e3) hours.push({ ms: hour, rows: at.get(hour) ?? [] });
     const total = (name) => (hour) => hour.rows.reduce((sum, one) => sum + (one.states[name] ?? 0), 0);
-    const worst = (name, which) => (hour) => Math.max(...hour.rows.map((one) => one.latency_ms[name]?.[which] ?? 0)) || null;
+    const worst = (name, which) => (hour) => Math.max(...hour.rows.map((one) => one.latency_ms[name]?.[which] ?? 0))
+      || null;
     place.replaceChildren(
-      hourly({ title: "Events published", about: "Entries of users' streams that were appended, by hour", series: [{ label: "published", value: total(PUBLISHED) }], hours, format: count, unit: "events", signal }),
-      hourly({ title: "Deliveries", about: "Records of the ledger by hour", series: ["sent", "acked", "expired", "dropped"].map((name) => ({ label: name, value: total(name) })), hours, format: count, unit: "deliveries", signal }),
-      hourly({ title: "Published until sent", about: "Upper ends of classes that double", series: [{ label: "p50", value: worst("sent", 0) }, { label: "p99", value: worst("sent", 2) }], hours, format: duration, signal }),
-      hourly({ title: "Published until acked", about: "Upper ends of classes that double", series: [{ label: "p50", value: worst("acked", 0) }, { label: "p99", value: worst("acked", 2) }], hours, format: duration, signal }));
+      hourly({ title: "Events published", about: "Entries of users' streams that were appended, by hour",
+        series: [{ label: "published", value: total(PUBLISHED) }], hours, format: count, unit: "events", signal }),
+      hourly({ title: "Deliveries", about: "Records of the ledger by hour",
+        series: ["sent", "acked", "expired", "dropped"].map((name) => ({ label: name, value: total(name) })), hours,
+        format: count, unit: "deliveries", signal }),
+      hourly({ title: "Published until sent", about: "Upper ends of classes that double",
+        series: [{ label: "p50", value: worst("sent", 0) }, { label: "p99", value: worst("sent", 2) }], hours,
+        format: duration, signal }),
+      hourly({ title: "Published until acked", about: "Upper ends of classes that double",
+        series: [{ label: "p50", value: worst("acked", 0) }, { label: "p99", value: worst("acked", 2) }], hours,
+        format: duration, signal }));
   };
   draw("");
   choices.replaceChildren(field("Door", chosen));
-  return [place, h("p", { class: "quiet" }, `${many(answer.hours.length, "sum")} by hour and door, looked at `, moment(answer.ms))];
+  return [place, h("p", { class: "quiet" }, `${many(answer.hours.length, "sum")} by hour and door, looked at `,
+    moment(answer.ms))];
 }

@@ -1,6 +1,6 @@
 // What states are called and how they look, in one place: a colour and a shape each (`kit.state`).
 
-import { h, state } from "./kit.js";
+import { count, h, state } from "./kit.js";
 
 const LOOKS = {
   ok: ["acked", "live", "connected", "pushing", "sending", "open", "pass"],
@@ -10,7 +10,8 @@ const LOOKS = {
 };
 
 /** The look of a state: ok, wait, warn, bad; off for what is none of them. */
-export const lookOf = (word) => Object.keys(LOOKS).find((look) => LOOKS[look].includes(word)) ?? (word.startsWith("unknown") ? "warn" : "off");
+export const lookOf = (word) =>
+  Object.keys(LOOKS).find((look) => LOOKS[look].includes(word)) ?? (word.startsWith("unknown") ? "warn" : "off");
 
 /** A state by its word. */
 export const stateOf = (word, text = word) => state(lookOf(word), text);
@@ -18,7 +19,8 @@ export const stateOf = (word, text = word) => state(lookOf(word), text);
 /** What each state of a delivery means, for those who hover. */
 export const MEANING = {
   acked: "The recipient confirmed it.", sent: "It was written to the recipient's wire, or taken by its push service.",
-  stored: "It waits in the recipient's mailbox.", accepted: "The server has promised to deliver it.", moved: "It waits under another month.",
+  stored: "It waits in the recipient's mailbox.", accepted: "The server has promised to deliver it.",
+    moved: "It waits under another month.",
   waiting: "The recipient is connected and has not come to it yet.", retried: "An attempt failed; another follows.",
   dropped: "It was given up; the reason says why.", dead: "The recipient said that it is gone for good.",
   expired: "Its time ran out before it was confirmed.", lost: "It was accepted, and storing it failed.",
@@ -28,12 +30,14 @@ export const MEANING = {
 export const fitting = (columns) => columns.filter((one) => !(one.wide && innerWidth < 800));
 
 /** A field with its label. */
-export const field = (title, control) => h("div", { class: "field" }, h("label", { for: control.id }, title), control);
+export const field = (title, control) =>
+  h("div", { class: "field" }, h("label", { for: control.id }, title), control);
 
 /** A list to choose one from; options are texts or [value, text]. */
 export const choice = (id, options, chosen, onchange) => {
   const element = h("select", { id, onchange: () => onchange(element.value) },
-    options.map((one) => [one].flat()).map(([value, text = value]) => h("option", { value, selected: value === chosen }, text)));
+    options.map((one) => [one].flat()).map(([value, text = value]) =>
+      h("option", { value, selected: value === chosen }, text)));
   return element;
 };
 
@@ -50,7 +54,8 @@ export function careful(title, question, work, failed) {
     yes.disabled = false;
     place.replaceChildren(button);
   } }, question);
-  const really = h("span", { class: "row" }, yes, h("button", { type: "button", onclick: () => { place.replaceChildren(button); button.focus(); } }, "Cancel"));
+  const really = h("span", { class: "row" }, yes,
+    h("button", { type: "button", onclick: () => { place.replaceChildren(button); button.focus(); } }, "Cancel"));
   const place = h("span", { class: "careful" }, button);
   return place;
 }
@@ -63,7 +68,7 @@ export function pager(size, go) {
   let begin = 0;
   const show = (at, found) => {
     begin = at;
-    told.textContent = found ? `${(at + 1).toLocaleString("en")}–${Math.min(found, at + size).toLocaleString("en")} of ${found.toLocaleString("en")}` : "none";
+    told.textContent = found ? `${count(at + 1)}–${count(Math.min(found, at + size))} of ${count(found)}` : "none";
     back.disabled = at === 0;
     on.disabled = at + size >= found;
   };

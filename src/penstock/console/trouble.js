@@ -7,14 +7,20 @@ const PAGE = 50;
 const STATES = ["retried", "dropped", "dead", "expired", "lost"];
 
 export async function mount(root, { query, signal }) {
-  const wanted = { state: query.get("state") ?? "", reason: null, door: "", search: query.get("search") ?? "", from: 0 };
-  const [told, said, place] = [h("p", { class: "quiet", role: "status" }), h("div", { role: "status" }), h("div", { class: "view" })];
+  const wanted = { state: query.get("state") ?? "", reason: null, door: "", search: query.get("search") ?? "",
+    from: 0 };
+  const [told, said, place] = [h("p", { class: "quiet", role: "status" }), h("div", { role: "status" }),
+    h("div", { class: "view" })];
   const redrive = async (body) => {
     const done = await api("POST", "/v1/trouble/redrive", { body });
     const why = Object.entries(done.impossible);
     said.replaceChildren(h("div", { class: "card" },
-      h("p", {}, stateOf(done.redriven ? "acked" : "expired", `${count(done.redriven)} tried again`), h("span", { class: "quiet" }, ` · entry ${done.action} of `), h("a", { href: "#/streams/%2F_actions" }, "/_actions"), done.left ? ` · ${count(done.left)} left: try again for those` : ""),
-      why.length ? h("ul", {}, why.map(([reason, number]) => h("li", {}, `${count(number)} not: ${reason}`))) : null));
+      h("p", {}, stateOf(done.redriven ? "acked" : "expired", `${count(done.redriven)} tried again`),
+        h("span", { class: "quiet" }, ` · entry ${done.action} of `),
+        h("a", { href: "#/streams/%2F_actions" }, "/_actions"), done.left
+        ? ` · ${count(done.left)} left: try again for those` : ""),
+      why.length ? h("ul", {}, why.map(([reason, number]) => h("li", {}, `${count(number)} not: ${reason}`)))
+        : null));
     say(`${done.redriven} tried again.`);
     await look({});
   };
@@ -25,7 +31,9 @@ export async function mount(root, { query, signal }) {
     label: "Groups", open: (group) => look({ state: group.state, reason: group.reason, door: group.door }),
     columns: fitting([
       { title: "State", cell: (one) => h("span", { title: MEANING[one.state] ?? "" }, stateOf(one.state)) },
-      { title: "Reason", class: "grow", cell: (one) => h("span", { title: one.reason }, cut(one.reason || "no reason given", innerWidth < 800 ? 16 : 64)) },
+      { title: "Reason", class: "grow",
+        cell: (one) => h("span", { title: one.reason },
+        cut(one.reason || "no reason given", innerWidth < 800 ? 16 : 64)) },
       { title: "Door", cell: (one) => one.door },
       { title: "Deliveries", class: "num", cell: (one) => count(one.count) },
       { title: "Recipients", wide: true, class: "num", cell: (one) => count(one.recipients) },
@@ -36,43 +44,65 @@ export async function mount(root, { query, signal }) {
   const list = table({
     label: "Deliveries",
     columns: fitting([
-      { title: "What", cell: (one) => h("a", { href: `#/way/${encodeURIComponent(one.message || one.first)}` }, one.message ? cut(one.message, 20) : one.first === one.last ? `#${one.first}` : `#${one.first}–${one.last}`) },
+      { title: "What", cell: (one) =>
+        h("a", { href: `#/way/${encodeURIComponent(one.message || one.first)}` }, one.message ? cut(one.message, 20)
+        : one.first === one.last ? `#${one.first}` : `#${one.first}–${one.last}`) },
       { title: "Recipient", cell: (one) => name(one.recipient, { most: innerWidth < 800 ? 12 : 28 }) },
       { title: "Stream", wide: true, class: "grow", cell: (one) => name(one.stream, { most: 28 }) },
       { title: "State", cell: (one) => stateOf(one.state) },
       { title: "Reason", wide: true, cell: (one) => h("span", { title: one.reason }, cut(one.reason, 36)) },
       { title: "Tries", wide: true, class: "num", cell: (one) => count(one.tries) },
       { title: "Last", wide: true, cell: (one) => moment(one.ms) },
-      { title: "", cell: (one) => again("Redrive", "Try it again", { state: one.state, recipient: one.recipient, door: one.door, ...(one.first ? { entry: one.first } : {}) }) },
+      { title: "", cell: (one) => again("Redrive", "Try it again",
+        { state: one.state, recipient: one.recipient, door: one.door, ...(one.first ? { entry: one.first } : {}) }) },
     ]),
   });
   const pages = pager(PAGE, (begin) => look({ from: begin }));
   const look = async (change) => {
     if (change) Object.assign(wanted, "from" in change ? {} : { from: 0 }, change);
     const { reason, ...rest } = wanted;
-    const page = await api("GET", "/v1/trouble", { query: { ...rest, limit: PAGE, ...(reason ? { reason } : {}) }, signal });
-    told.replaceChildren(`${count(page.found)} in trouble at `, moment(page.ms), ", of what was recorded since ", moment(page.since_ms), page.forgotten ? `; ${count(page.forgotten)} older ones are forgotten` : "");
+    const page = await api("GET", "/v1/trouble",
+      { query: { ...rest, limit: PAGE, ...(reason ? { reason } : {}) }, signal });
+    told.replaceChildren(`${count(page.found)} in trouble at `, moment(page.ms), ", of what was recorded since ",
+      moment(page.since_ms), page.forgotten ? `; ${count(page.forgotten)} older ones are forgotten` : "");
     if (!page.found) {
       place.replaceChildren(wanted.state || wanted.reason || wanted.door || wanted.search
-        ? notice("empty", "Nothing like that is in trouble", h("button", { type: "button", onclick: clear }, "Show everything"))
-        : notice("empty", "Nothing is in trouble", "What fails is shown here by its reason: an app that refuses pushes, a push service that takes nothing, messages whose time ran out. What goes well after all leaves the list by itself."));
+        ? notice("empty", "Nothing like that is in trouble",
+          h("button", { type: "button", onclick: clear }, "Show everything"))
+        : notice("empty", "Nothing is in trouble",
+          "An app that refuses pushes, a push service that takes nothing, messages whose time ran out: by reason.",
+          "What goes well after all leaves the list by itself."));
       return;
     }
     groups.show(page.groups, { now: Boolean(change) });
     list.show(page.troubles, { now: Boolean(change) });
     pages.show(wanted.from, page.found);
     if (list.element.parentNode?.parentNode !== place) place.replaceChildren(...parts);
-    chosen.replaceChildren(...(wanted.reason ? [h("span", {}, "Only ", h("strong", {}, cut(wanted.reason, 60)), " over ", wanted.door), h("button", { type: "button", onclick: clear }, "Show everything")] : []));
-    if (change || !all.contains(document.activeElement)) all.replaceChildren(again(`Redrive all ${count(page.found)}`, `Try ${count(page.found)} again`, body()));
+    chosen.replaceChildren(...(wanted.reason
+      ? [h("span", {}, "Only ", h("strong", {}, cut(wanted.reason, 60)), " over ", wanted.door),
+        h("button", { type: "button", onclick: clear }, "Show everything")] : []));
+    if (change || !all.contains(document.activeElement)) {
+      all.replaceChildren(again(`Redrive all ${count(page.found)}`, `Try ${count(page.found)} again`, body()));
+    }
   };
-  const body = () => { const { state, reason, door } = wanted; return { state, door, ...(reason ? { reason } : {}), all: true }; };
+  const body = () => {
+    const { state, reason, door, search } = wanted;
+    return { state, door, search, ...(reason ? { reason } : {}), all: true };
+  };
   const clear = () => { states.value = search.value = ""; asked({ state: "", reason: null, door: "", search: "" }); };
-  const asked = (change) => look(change).catch((error) => { if (error.name !== "AbortError") place.replaceChildren(problem(error)); });
+  const asked = (change) => look(change).catch((error) => {
+    if (error.name !== "AbortError") place.replaceChildren(problem(error));
+  });
   const [chosen, all] = [h("div", { class: "row" }), h("span", {})];
-  const parts = [h("section", { class: "card list", "aria-label": "By reason" }, h("div", { class: "head" }, h("h2", {}, "By reason"), all), groups.element),
-    h("section", { class: "card list", "aria-label": "One by one" }, h("div", { class: "head" }, h("h2", {}, "One by one, the newest first"), chosen), list.element, pages.element)];
-  const search = h("input", { id: "search", type: "search", value: wanted.search, placeholder: "a recipient, a stream, a reason", oninput: () => asked({ search: search.value.trim() }) });
-  const states = choice("state", [["", "every state"], ...STATES], wanted.state, (state) => asked({ state, reason: null, door: "" }));
-  root.append(h("div", { class: "head" }, h("h1", {}, "Trouble"), told), h("div", { class: "fields" }, field("Search", search), field("State", states)), said, place);
+  const parts = [h("section", { class: "card list", "aria-label": "By reason" },
+    h("div", { class: "head" }, h("h2", {}, "By reason"), all), groups.element),
+    h("section", { class: "card list", "aria-label": "One by one" },
+      h("div", { class: "head" }, h("h2", {}, "One by one, the newest first"), chosen), list.element, pages.element)];
+  const search = h("input", { id: "search", type: "search", value: wanted.search,
+    placeholder: "a recipient, a stream, a reason", oninput: () => asked({ search: search.value.trim() }) });
+  const states = choice("state", [["", "every state"], ...STATES], wanted.state,
+    (state) => asked({ state, reason: null, door: "" }));
+  root.append(h("div", { class: "head" }, h("h1", {}, "Trouble"), told),
+    h("div", { class: "fields" }, field("Search", search), field("State", states)), said, place);
   await repeat(5000, signal, () => look(), (error) => place.replaceChildren(problem(error)));
 }

@@ -9,17 +9,21 @@ const [SMALLEST, LARGEST] = [4, 16]; // pixels of one recipient in it
 
 export async function mount(root, { path, signal }) {
   const what = path.join("/");
-  const field = h("input", { id: "what", value: what, autocomplete: "off", spellcheck: "false", placeholder: "an event's id, or a message id" });
+  const field = h("input", { id: "what", value: what, autocomplete: "off", spellcheck: "false",
+    placeholder: "an event's id, or a message id" });
   const go = (event) => {
     event.preventDefault();
     if (field.value.trim()) location.hash = `#/way/${encodeURIComponent(field.value.trim())}`;
   };
   const place = h("div", { class: "view" });
   root.append(h("div", { class: "head" }, h("h1", {}, "Way of a message")),
-    h("form", { class: "row", onsubmit: go, role: "search" }, h("label", { for: "what", class: "visually-hidden" }, "Id of an event or of a message"), field, h("button", { class: "primary" }, "Show its way")), place);
+    h("form", { class: "row", onsubmit: go, role: "search" },
+      h("label", { for: "what", class: "visually-hidden" }, "Id of an event or of a message"), field,
+      h("button", { class: "primary" }, "Show its way")), place);
   if (!what) {
     place.append(notice("empty", "Which message?",
-      "Every publish answers with an id; an emit or a push answers with a message id. Give one of them, and see who has it, who should, and what happened on the way.",
+      "Every publish answers with an id; an emit or a push answers with a message id.",
+      "Give one of them, and see who has it, who should, and what happened on the way.",
       h("p", {}, "Or pick an entry of a ", h("a", { href: "#/streams" }, "stream"), " and follow its link.")));
     field.focus();
     return;
@@ -32,7 +36,8 @@ const look = (what, query, signal) => api("GET", "/v1/why/recipients", { query: 
 async function wayOf(what, signal) {
   const wanted = { search: "", state: "", door: "", from: 0 };
   const first = await look(what, { limit: PAGE }, signal);
-  const detail = h("section", { class: "card detail", "aria-label": "One recipient" }, notice("loading", "Pick a recipient to see what happened when."));
+  const detail = h("section", { class: "card detail", "aria-label": "One recipient" },
+    notice("loading", "Pick a recipient to see what happened when."));
   const pick = (one) => {
     detail.replaceChildren(timeline(first, one, signal));
     if (innerWidth < 800) detail.scrollIntoView({ block: "start" });
@@ -47,7 +52,8 @@ async function wayOf(what, signal) {
       { title: "Reason", wide: true, cell: (one) => h("span", { title: reasonOf(one) }, cut(reasonOf(one), 40)) },
     ]),
   });
-  const nobody = notice("empty", "Nobody is found", "No recipient has that in its name, in that state, over that door.");
+  const nobody = notice("empty", "Nobody is found",
+    "No recipient has that in its name, in that state, over that door.");
   const pages = pager(PAGE, (begin) => ask({ from: begin }));
   const place = h("div", {}, list.element);
   let turn = 0;
@@ -67,30 +73,40 @@ async function wayOf(what, signal) {
     place.replaceChildren(page.found ? list.element : nobody);
   };
   put(first);
-  const search = h("input", { id: "search", type: "search", placeholder: "a part of the name", oninput: () => ask({ search: search.value.trim() }) });
+  const search = h("input", { id: "search", type: "search", placeholder: "a part of the name",
+    oninput: () => ask({ search: search.value.trim() }) });
   const states = choice("state", [["", "every state"], ...Object.keys(first.states)], "", (state) => ask({ state }));
   const doors = choice("door", [["", "every door"], ...Object.keys(first.doors)], "", (door) => ask({ door }));
   const choose = (state) => { states.value = state; ask({ state }); };
-  const one = async (at) => { const { recipients: [found] } = await look(what, { from: at, limit: 1 }, signal); if (found) pick(found); };
+  const one = async (at) => { const { recipients: [found] } = await look(what, { from: at, limit: 1 }, signal);
+    if (found) pick(found); };
   return [facts(first), ...(first.total
     ? [picture(first, choose, one, signal), h("div", { class: "split" },
-      h("div", { class: "card list" }, h("div", { class: "fields" }, field("Search", search), field("State", states), field("Door", doors)), place, pages.element), detail)]
-    : [notice("empty", "Nothing is recorded of anybody", "Nobody was subscribed when it came, or nobody has come to it yet. Whoever reads it later is recorded then.")])];
+      h("div", { class: "card list" },
+        h("div", { class: "fields" }, field("Search", search), field("State", states), field("Door", doors)), place,
+        pages.element), detail)]
+    : [notice("empty", "Nothing is recorded of anybody",
+      "Nobody was subscribed when it came, or nobody has come to it yet. Whoever reads it later is recorded then.")])];
 }
 
 const reasonOf = (one) => one.steps.findLast((step) => step.reason)?.reason ?? "";
-const after = (way, step) => (way.accepted_ms === null || !step || step.state === "waiting" ? "" : `+${duration(Math.max(0, step.ms - way.accepted_ms))}`);
+const after = (way, step) => (way.accepted_ms === null || !step || step.state === "waiting" ? ""
+  : `+${duration(Math.max(0, step.ms - way.accepted_ms))}`);
 
 function facts(way) {
   const told = {
     [way.kind === "message" ? "message" : "id"]: h("span", {}, String(way.entry), copyButton(String(way.entry))),
-    stream: way.stream ? h("a", { href: `#/streams/${encodeURIComponent(way.stream)}` }, name(way.stream, { most: 80 })) : null,
+    stream: way.stream ? h("a", { href: `#/streams/${encodeURIComponent(way.stream)}` },
+      name(way.stream, { most: 80 })) : null,
     "accepted and stored": way.accepted_ms === null ? null : moment(way.accepted_ms),
-    kept: way.kind === "message" ? "in mailboxes" : `in the ${way.cold ? "lake" : "log"}${way.kind === "data" ? "" : `, its body is ${way.kind}`}`,
+    kept: way.kind === "message" ? "in mailboxes"
+      : `in the ${way.cold ? "lake" : "log"}${way.kind === "data" ? "" : `, its body is ${way.kind}`}`,
     recipients: `${count(way.total)}${way.complete ? "" : " or more: the ledger holds more than one answer reads"}`,
     "looked at": moment(Date.now()),
   };
-  return h("dl", { class: "facts card columns" }, Object.entries(told).filter(([, value]) => value).map(([title, value]) => h("div", {}, h("dt", {}, title), h("dd", {}, value))));
+  return h("dl", { class: "facts card columns" },
+    Object.entries(told).filter(([, value]) => value)
+      .map(([title, value]) => h("div", {}, h("dt", {}, title), h("dd", {}, value))));
 }
 
 // ── the picture ──────────────────────────────────────────────────────────────────────────────────
@@ -103,14 +119,18 @@ function picture(way, choose, pick, signal) {
     const group = cells(state, total, size, begin, pick, signal);
     begin += total;
     return h("div", { class: "crowd" },
-      h("button", { type: "button", class: "plain", title: MEANING[state] ?? "", onclick: () => choose(state) }, stateOf(state), h("span", { class: "value" }, count(total))), group);
+      h("button", { type: "button", class: "plain", title: MEANING[state] ?? "", onclick: () => choose(state) },
+        stateOf(state), h("span", { class: "value" }, count(total))), group);
   });
-  return h("figure", { class: "card crowds", "aria-label": `${many(way.total, "recipient")}: ${Object.entries(way.states).map(([state, total]) => `${count(total)} ${state}`).join(", ")}` }, groups);
+  const said = Object.entries(way.states).map(([state, total]) => `${count(total)} ${state}`);
+  return h("figure", { class: "card crowds",
+    "aria-label": `${many(way.total, "recipient")}: ${said.join(", ")}` }, groups);
 }
 
 /** The crowd of one state on a canvas; it is drawn again when its width or the colours change. */
 function cells(state, total, size, begin, pick, signal) {
-  const canvas = h("canvas", { role: "img", "aria-label": `${many(total, "recipient")} ${state}`, title: "One shape is one recipient: click it to see its way" });
+  const canvas = h("canvas", { role: "img", "aria-label": `${many(total, "recipient")} ${state}`,
+    title: "One shape is one recipient: click it to see its way" });
   const holder = h("div", { class: `cells ${lookOf(state)}` }, canvas);
   let columns = 0;
   const draw = (anew) => {
@@ -148,8 +168,11 @@ function tile(look, step, colour) {
 
 const SHAPES = {
   ok: (pen, x, y, size) => { pen.beginPath(); pen.arc(x + size / 2, y + size / 2, size / 2, 0, 7); pen.fill(); },
-  wait: (pen, x, y, size) => { pen.beginPath(); pen.arc(x + size / 2, y + size / 2, size / 2 - Math.max(1.5, size / 6) / 2, 0, 7); pen.lineWidth = Math.max(1.5, size / 6); pen.stroke(); },
-  warn: (pen, x, y, size) => { pen.beginPath(); pen.moveTo(x + size / 2, y); pen.lineTo(x + size, y + size); pen.lineTo(x, y + size); pen.fill(); },
+  wait: (pen, x, y, size) => { pen.beginPath();
+    pen.arc(x + size / 2, y + size / 2,
+    size / 2 - Math.max(1.5, size / 6) / 2, 0, 7); pen.lineWidth = Math.max(1.5, size / 6); pen.stroke(); },
+  warn: (pen, x, y, size) => { pen.beginPath();
+    pen.moveTo(x + size / 2, y); pen.lineTo(x + size, y + size); pen.lineTo(x, y + size); pen.fill(); },
   bad: (pen, x, y, size) => pen.fillRect(x, y, size, size),
   off: (pen, x, y, size) => pen.fillRect(x, y + size / 2 - 1, size, 2),
 };
@@ -160,9 +183,14 @@ function timeline(way, one, signal) {
   const words = h("p", { class: "quiet" });
   api("GET", "/v1/why", { query: { entry: way.entry, recipient: one.recipient }, signal })
     .then((answer) => { words.textContent = answer.words; }, () => {});
-  const steps = way.accepted_ms === null ? [] : [{ ms: way.accepted_ms, state: "accepted" }, { ms: way.accepted_ms, state: "stored" }];
-  const missing = ["acked", "dead", "dropped", "expired", "lost"].includes(one.state) ? [] : [h("li", { class: "stop" }, stateOf("", "not confirmed"), h("span", { class: "quiet" }, "so far"))];
-  return h("article", {}, h("h2", {}, name(one.recipient, { most: 60, copies: true })), h("p", { class: "row" }, stateOf(one.state), h("span", { class: "quiet" }, `over ${one.door}`)),
-    h("ol", { class: "journey" }, [...steps, ...one.steps].map((step) => h("li", { class: "stop" }, stateOf(step.state), moment(step.ms), h("span", { class: "quiet" }, step.ms > way.accepted_ms ? after(way, step) : ""),
+  const steps = way.accepted_ms === null ? []
+    : [{ ms: way.accepted_ms, state: "accepted" }, { ms: way.accepted_ms, state: "stored" }];
+  const missing = ["acked", "dead", "dropped", "expired", "lost"].includes(one.state) ? []
+    : [h("li", { class: "stop" }, stateOf("", "not confirmed"), h("span", { class: "quiet" }, "so far"))];
+  return h("article", {}, h("h2", {}, name(one.recipient, { most: 60, copies: true })),
+    h("p", { class: "row" }, stateOf(one.state), h("span", { class: "quiet" }, `over ${one.door}`)),
+    h("ol", { class: "journey" }, [...steps,
+      ...one.steps].map((step) => h("li", { class: "stop" }, stateOf(step.state), moment(step.ms),
+      h("span", { class: "quiet" }, step.ms > way.accepted_ms ? after(way, step) : ""),
       step.reason ? h("p", {}, step.reason) : null)), missing), words);
 }

@@ -74,6 +74,7 @@ class RedriveRequest(msgspec.Struct, forbid_unknown_fields=True):
     reason: str | None = None
     door: str = ""
     recipient: str = ""
+    search: str = ""  # a part of a recipient, a stream or a reason
     entry: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)] = 0
     all: bool = False  # must be true where nothing else is given
 
@@ -145,7 +146,7 @@ class TroubleApi:
         asked = decoded(request.body, RedriveRequest)
         if asked.state not in ("", *FAILED):
             raise InputInvalid("state", f"{asked.state[:20]!r} is none of {', '.join(FAILED)}")
-        wanted = TroubleFilter(asked.state, asked.reason, asked.door, asked.recipient, entry=asked.entry)
+        wanted = TroubleFilter(asked.state, asked.reason, asked.door, asked.recipient, asked.search, asked.entry)
         if wanted == TroubleFilter() and not asked.all:
             raise InputInvalid("body", "names nothing", remedy='Give a state, a reason, …, or {"all": true}.')
         found = await self._index.find(wanted)
