@@ -109,6 +109,20 @@ def test_what_cannot_be_tried_again_is_said_and_counted(server: RunningServer) -
         assert states(server, id) == ["dead"]
 
 
+def test_what_is_too_large_for_any_push_is_not_held_for_another_try(server: RunningServer) -> None:
+    with push_service(lambda push: 413) as service:
+        id = bind(server, Browser().subscription(service.endpoint("large")), "/large", ttl=600)
+        publish(server, "/large", b"x" * 100_000)
+        publish(server, "/large", b"small")
+        wait_until(lambda: states(server, id) == ["dropped"] * 2)
+        tried = len(service.pushes)
+        done = redrive(server, recipient=id).json
+
+        assert done["redriven"] == 1
+        assert done["impossible"] == {"the body is gone, or larger than a push message may be": 1}
+        wait_until(lambda: len(service.pushes) == tried + 1)
+
+
 def test_a_redrive_that_a_crash_forgets_is_still_in_trouble(tmp_path: Path) -> None:
     answer, held = [400], threading.Event()
 

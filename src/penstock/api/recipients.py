@@ -7,7 +7,7 @@ gives views that cost no look at the storage; `complete` adds what does, for the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -69,6 +69,13 @@ class WaitingPage(msgspec.Struct):
     words: str = ""
 
 
+class Redriven(NamedTuple):
+    """How many deliveries are tried again, and why the rest cannot be."""
+
+    deliveries: int
+    why: str = ""
+
+
 class RecipientKind:
     """A class of recipients."""
 
@@ -98,11 +105,8 @@ class RecipientKind:
         """What waits for it."""
         raise NotImplementedError
 
-    async def redrive(self, troubles: Sequence[Trouble]) -> str | None:
-        """Try again what is in trouble for one recipient.
-
-        Empty if that was begun; else why it is impossible. None if it is no recipient of this kind.
-        """
+    async def redrive(self, troubles: Sequence[Trouble]) -> Redriven | None:
+        """Try again what is in trouble for one recipient; None if it is no recipient of this kind."""
         return None
 
 

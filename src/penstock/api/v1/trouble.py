@@ -18,6 +18,7 @@ import msgspec
 from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import LARGEST, number, operation, shown_as, text
 from penstock.api.describing import limit as limit_parameter
+from penstock.api.recipients import Redriven
 from penstock.api.v1.actions import ActionLog
 from penstock.api.v1.recipients import Kinds
 from penstock.api.v1.way import checked
@@ -160,20 +161,18 @@ class TroubleApi:
         impossible = Counter(OVER[one.state] for one in troubles if one.state in OVER)
         redriven = 0
         for some in by_recipient(one for one in troubles if one.state not in OVER).values():
-            why = await self._redrive_one(some)
-            if why:
-                impossible[why] += len(some)
-            else:
-                redriven += len(some)
+            count, why = await self._redrive_one(some)
+            redriven += count
+            if count < len(some):
+                impossible[why] += len(some) - count
         return redriven, impossible
 
-    async def _redrive_one(self, troubles: Sequence[Trouble]) -> str:
-        """Try again for one recipient; why not, if that is impossible."""
+    async def _redrive_one(self, troubles: Sequence[Trouble]) -> Redriven:
         for kind in self._kinds():
-            why = await kind.redrive(troubles)
-            if why is not None:
-                return why
-        return NOBODY
+            redriven = await kind.redrive(troubles)
+            if redriven is not None:
+                return redriven
+        return Redriven(0, NOBODY)
 
 
 def _grouped(found: Sequence[Trouble]) -> list[TroubleGroup]:

@@ -6,7 +6,15 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from penstock.api.recipients import Action, ActionImpossible, RecipientKind, RecipientView, WaitingItem, WaitingPage
+from penstock.api.recipients import (
+    Action,
+    ActionImpossible,
+    RecipientKind,
+    RecipientView,
+    Redriven,
+    WaitingItem,
+    WaitingPage,
+)
 from penstock.core.trouble import Trouble
 from penstock.doors.eventhorizon.cluster import ManagedPusher, Pushers
 from penstock.doors.eventhorizon.requests import PusherView
@@ -40,7 +48,9 @@ class PusherRecipients(RecipientKind):
 
     async def act(self, view: RecipientView, action: Action) -> None:
         """Pause, resume, or try again at once; done on whichever node it runs."""
-        managed = self._pushers.all[view.name]
+        managed = self._pushers.all.get(view.name)
+        if managed is None:
+            raise ActionImpossible(f"pusher {view.name} was just removed", "Look at the list again.")
         if action == "pause":
             await self._pushers.pause(managed)
         elif action == "resume":
@@ -57,7 +67,7 @@ class PusherRecipients(RecipientKind):
         items = [WaitingItem(stream=one.stream, bytes=one.bytes, about=one.words) for one in behind[:limit]]
         return WaitingPage(items, len(behind) > limit)
 
-    async def redrive(self, troubles: Sequence[Trouble]) -> str | None:
+    async def redrive(self, troubles: Sequence[Trouble]) -> Redriven | None:
         """What failed is tried at once. An app that was gone is pushed to again from where it is."""
         name = troubles[0].recipient
         for managed in list(self._pushers.all.values()):
@@ -65,11 +75,12 @@ class PusherRecipients(RecipientKind):
                 if managed.record.state == "gone":
                     await self._pushers.resume(managed)
                 elif managed.record.state == "paused":
-                    return "the pusher is paused: resume it"
+                    return Redriven(0, "the pusher is paused: resume it")
                 elif not await self._pushers.retry(managed):
-                    return "the pusher runs on no node now"
-                return ""
-        return "the app is pushed to by another program" if troubles[0].door == "eventhorizon" else None
+                    return Redriven(0, "the pusher runs on no node now")
+                return Redriven(len(troubles))
+        another = Redriven(0, "the app is pushed to by another program")
+        return another if troubles[0].door == "eventhorizon" else None
 
 
 def _ms(text: str) -> int | None:

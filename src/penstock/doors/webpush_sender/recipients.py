@@ -13,6 +13,7 @@ from penstock.api.recipients import (
     ActionImpossible,
     RecipientKind,
     RecipientView,
+    Redriven,
     WaitingPage,
     entries_waiting,
 )
@@ -20,6 +21,7 @@ from penstock.core.trouble import Trouble
 from penstock.doors.webpush_sender.binding import Binding, BindingRecord
 from penstock.doors.webpush_sender.bindings import BINDINGS, Bindings
 from penstock.values import Entry, Kind
+from penstock.wire.webcrypto import RECORD_BYTES
 
 _RUNNING: Final[tuple[Action, ...]] = ("pause", "retry")
 _PAUSED: Final[tuple[Action, ...]] = ("resume",)
@@ -80,20 +82,23 @@ class BindingRecipients(RecipientKind):
         """Entries of its stream that are not settled."""
         return await entries_waiting(self._context.log, view.streams, view.position or 0, limit)
 
-    async def redrive(self, troubles: Sequence[Trouble]) -> str | None:
+    async def redrive(self, troubles: Sequence[Trouble]) -> Redriven | None:
         """What failed is tried at once, and what was dropped is sent once more."""
         if troubles[0].door != "webpush" or not troubles[0].stream:
             return None
         binding = self._bindings.running.get(troubles[0].recipient)
         if binding is None or any(one.state == "dead" for one in troubles):
-            return "the binding is gone, or another node sends for it: the browser must subscribe again"
+            return Redriven(0, "the binding is gone, or another node sends for it: the browser must subscribe again")
         if binding.record.paused:
-            return "the binding is paused: resume it"
+            return Redriven(0, "the binding is paused: resume it")
         dropped = [one for one in troubles if one.state != "retried"]
-        binding.redrive([entry for one in dropped if (entry := await self._sendable(one)) is not None])
+        entries = [entry for one in dropped if (entry := await self._sendable(one)) is not None]
+        binding.redrive(entries)
         binding.retry_now()
-        return ""
+        tried = len(troubles) - len(dropped) + len(entries)
+        return Redriven(tried, "the body is gone, or larger than a push message may be")
 
     async def _sendable(self, trouble: Trouble) -> Entry | None:
         entry = await self._context.log.entry(trouble.first)
-        return entry if entry is not None and entry.kind is Kind.DATA else None
+        fits = entry is not None and entry.kind is Kind.DATA and len(entry.body) <= RECORD_BYTES
+        return entry if fits else None
