@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.client.http import HttpClient
 from tests.cli.running_demo import started
 
 pytestmark = pytest.mark.doors
@@ -28,7 +29,8 @@ def test_the_fast_story_ends_well_and_leaves_nothing_behind(tmp_path: Path) -> N
         assert max(map(len, said.splitlines())) <= 80
         assert "\x1b" not in said
         # And the server is there until somebody has seen enough
-        assert re.search(r"  http://127\.0\.0\.1:\d+/console/#token=[0-9a-f]{32}\n", said)
+        server = re.search(r"  (http://127\.0\.0\.1:\d+)/console/#token=[0-9a-f]{32}\n", said)
+        assert b"<title>" in HttpClient(server[1], keep=False).send("GET", "/console/")
         assert demo.left_behind() != []
         demo.process.communicate(b"\n", timeout=60)
     assert demo.process.returncode == 0, demo.said
