@@ -24,6 +24,7 @@ from penstock.wire.ledger import STATES
 DOCS = Path(__file__).parent
 FIGURES = DOCS / "figures.json"
 PEERS = DOCS / "peers.json"
+BESIDE = "peers"  # the benchmark that has a table of its own
 
 
 def limits_page() -> str:
@@ -128,10 +129,28 @@ def columns_table() -> str:
     return "\n".join(["| column | type | |", "|---|---|---|", *rows]) + "\n"
 
 
+def peers_table() -> str:
+    """The figures of `bench peers`: ours beside theirs, and what each of them does for it."""
+    figures = json.loads(FIGURES.read_text()).get(BESIDE, {})
+    rows = [_beside(name, figure) for name, figure in figures.items()]
+    table = ["| what | Penstock | the peer | ratio | marks | the peer, its protocol, where the event is |"]
+    return "\n".join([*table, "|---|---:|---:|---:|---|---|", *rows, "", _when(figures) if figures else ""]) + "\n"
+
+
+def _beside(name: str, figure: dict[str, Any]) -> str:
+    runs, unit = figure["runs"], figure["unit"]
+    marks = " / ".join(_number(figure[mark]) for mark in ("must", "aim") if figure[mark] is not None)
+    met = {"no": " **no**", None: ""}.get(runs[-1]["met"], f" {runs[-1]['met']}")
+    values = (f"{_spread(runs, 'value')} {unit}", _spread(runs, "floor"), _spread(runs, "ratio"))
+    return f"| {name.partition(' / ')[0]} | {' | '.join(values)} | {marks}{met} | {figure['floor_of']} |"
+
+
 def figures_tables() -> str:
     """The figures of docs/figures.json, a table a benchmark."""
     parts: list[str] = []
     for bench, figures in json.loads(FIGURES.read_text()).items():
+        if bench == BESIDE:
+            continue
         parts += [f"### `bench {bench}`", ""]
         parts += ["| figure | value | floor | ratio | must / aim | met |", "|---|---|---|---|---|---|"]
         parts += [_figure(name, figure) for name, figure in figures.items()]
@@ -219,7 +238,7 @@ MADE = {"limits.md": limits_page, "errors.md": errors_page}
 
 PARTS = {
     "operations.md": {"settings": settings_tables},
-    "performance.md": {"figures": figures_tables},
+    "performance.md": {"peers": peers_table, "figures": figures_tables},
     "pipeline.md": {"states": states_table},
     "export.md": {"columns": columns_table},
     "tour.md": {"rooms": rooms_list},

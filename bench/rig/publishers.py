@@ -104,9 +104,9 @@ class Run:
 class ClosedLoop(Run):
     """The next request goes out when the last one was answered."""
 
-    def __init__(self, requests: list[bytes], *, until: float, total: int) -> None:
+    def __init__(self, requests: list[bytes], *, seconds: float, total: int) -> None:
         super().__init__(requests)
-        self._until, self._total = until, total
+        self._seconds, self._total, self._until = seconds, total, 0.0
 
     def answered(self, publisher: Publisher) -> None:
         now = time.perf_counter()
@@ -117,6 +117,7 @@ class ClosedLoop(Run):
             publisher.send(self.next_request())
 
     def start(self, publishers: list[Publisher]) -> None:
+        self._until = time.perf_counter() + self._seconds
         for publisher in publishers[: self._total]:
             publisher.send(self.next_request())
 
@@ -190,7 +191,7 @@ def plan(requests: list[bytes], kind: str, *numbers: str) -> ClosedLoop | OpenLo
         return OpenLoop(requests, rate=float(numbers[0]), total=sys.maxsize)
     seconds = float(numbers[0]) if kind == "seconds" else float("inf")
     total = int(numbers[0]) if kind == "total" else sys.maxsize
-    return ClosedLoop(requests, until=time.perf_counter() + seconds, total=total)
+    return ClosedLoop(requests, seconds=seconds, total=total)
 
 
 async def measure(port: str, connections: str, file: str, *wanted: str) -> None:
@@ -202,6 +203,11 @@ async def measure(port: str, connections: str, file: str, *wanted: str) -> None:
     if isinstance(run, OpenLoop) and wanted[0] == "meanwhile":
         await run.meanwhile(len(publishers))
     await run.done
+    say_outcome(run, began, cpu)
+
+
+def say_outcome(run: Run, began: float, cpu: float) -> None:
+    """Answer with what came of a run that began at these times."""
     seconds, times = time.perf_counter() - began, sorted(run.seconds)
     reply(
         requests=len(times),

@@ -1,9 +1,9 @@
 """Many open responses in one process, as cheap as Python can hold them: sockets and one epoll.
 
-    python -m bench.rig.wires PORT COUNT REQUESTS [STATUS] [tls] [returns] [from=ADDRESS]
+    python -m bench.rig.wires PORT COUNT REQUESTS [STATUS] [tls] [until=HEX] [returns] [from=ADDRESS]
 
-Opens them one after the other, with the requests in turn, each to be answered with STATUS (200), and
-says `{"open": COUNT}`. Then `total N` is answered when N marks have arrived over all wires since the
+Opens them one after the other, with the requests in turn, each to be answered with STATUS (200), or with something
+that has the bytes of `until` in it, and says `{"open": COUNT}`. Then `total N` is answered when N marks have arrived over all wires since the
 start, with how many of them came on the wire that got the fewest. Wires that `returns` are opened again when they
 are closed; then `settled S` is answered when some were, and nothing of the kind has happened for S seconds.
 """
@@ -35,19 +35,19 @@ class Wires:
         self._seen: dict[int, int] = {}
         self._total = self._wanted = self._lost = 0
 
-    def open(self, port: int, request: bytes, status: str, *, tls: bool) -> None:
-        """Connect, ask and read the head of the answer."""
+    def open(self, port: int, request: bytes, status: str, until: bytes = b"", *, tls: bool) -> None:
+        """Connect, ask and read the beginning of the answer: its head, or all up to the bytes of *until*."""
         wire: socket.socket = socket.create_connection(("127.0.0.1", port), _PATIENCE, self._source)
         if tls:
             wire = _trusting().wrap_socket(wire)
         wire.sendall(request)
         received = b""
-        while b"\r\n\r\n" not in received:
+        while (until or b"\r\n\r\n") not in received:
             piece = wire.recv(4096)
             if not piece:
                 raise SystemExit(f"wire {len(self._sockets)} was closed after {received!r}")
             received += piece
-        if received[9:12] != status.encode():
+        if not until and received[9:12] != status.encode():
             raise SystemExit(f"wire {len(self._sockets)} was answered with {received!r}")
         self._sockets[wire.fileno()] = wire
         self._seen[wire.fileno()] = 0
@@ -114,13 +114,14 @@ def main(port: str, count: str, requests: str, *options: str) -> None:
     asked = load(Path(requests))
     status = next(filter(str.isdigit, options), "200")
     source = next((option.removeprefix("from=") for option in options if option.startswith("from=")), "")
+    until = bytes.fromhex(next((one.removeprefix("until=") for one in options if one.startswith("until=")), ""))
 
     def reopen() -> None:
         wires.open(int(port), asked[0], status, tls=False)
 
     wires = Wires(reopen if "returns" in options else None, source)
     for number in range(int(count)):
-        wires.open(int(port), asked[number % len(asked)], status, tls="tls" in options)
+        wires.open(int(port), asked[number % len(asked)], status, until, tls="tls" in options)
     reply(open=int(count))
     wires.run()
 
