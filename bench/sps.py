@@ -262,6 +262,9 @@ def _report_storms(report: Report, name: str, ours: list[Stormed], floors: list[
     report.add(
         Figure(f"{name} caught up", seconds, "s", floor, "listener that answers from memory", 5, 3, detail=detail)
     )
+    cost, floor = (1e6 * median([one.cpu for one in many]) / wires for many in (ours, floors))
+    title = f"{name}, CPU of one that comes back"
+    report.add(Figure(title, cost, "CPU µs/wire", floor, "listener that answers from memory", detail=detail))
     value, floor = (median([one.publish_ms for one in many]) for many in (ours, floors))
     rounds, floor_rounds = ([round(one.publish_ms, 1) for one in many] for many in (ours, floors))
     detail = {"events_per_second": RATE, "rounds": rounds, "floor_rounds": floor_rounds}

@@ -6,15 +6,19 @@ import ast
 import json
 import re
 import statistics
+import sys
 import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `bench`, which is no part of the package
+
 from error_codes import error_codes
 from rooms import rooms_list
 
+from bench import reconnect
 from penstock import limits
 from penstock.settings import Settings
 from penstock.settings_reading import KNOWN, SettingDescription
@@ -23,7 +27,6 @@ from penstock.wire.ledger import STATES
 
 DOCS = Path(__file__).parent
 FIGURES = DOCS / "figures.json"
-PEERS = DOCS / "peers.json"
 BESIDE = "peers"  # the benchmark that has a table of its own
 
 
@@ -130,19 +133,30 @@ def columns_table() -> str:
 
 
 def peers_table() -> str:
-    """The figures of `bench peers`: ours beside theirs, and what each of them does for it."""
+    """The figures of `bench peers`: ours beside theirs, and below them what each peer does for it."""
     figures = json.loads(FIGURES.read_text()).get(BESIDE, {})
     rows = [_beside(name, figure) for name, figure in figures.items()]
-    table = ["| what | Penstock | the peer | ratio | marks | the peer, its protocol, where the event is |"]
-    return "\n".join([*table, "|---|---:|---:|---:|---|---|", *rows, "", _when(figures) if figures else ""]) + "\n"
+    peers = sorted({figure["floor_of"] for figure in figures.values()})
+    table = ["| what / peer | Penstock | the peer | ratio | must / aim |", "|---|---:|---:|---:|---|"]
+    return "\n".join([*table, *rows, "", *map(_item, peers), "", _when(figures) if figures else ""]) + "\n"
 
 
 def _beside(name: str, figure: dict[str, Any]) -> str:
-    runs, unit = figure["runs"], figure["unit"]
+    runs = figure["runs"]
     marks = " / ".join(_number(figure[mark]) for mark in ("must", "aim") if figure[mark] is not None)
-    met = {"no": " **no**", None: ""}.get(runs[-1]["met"], f" {runs[-1]['met']}")
-    values = (f"{_spread(runs, 'value')} {unit}", _spread(runs, "floor"), _spread(runs, "ratio"))
-    return f"| {name.partition(' / ')[0]} | {' | '.join(values)} | {marks}{met} | {figure['floor_of']} |"
+    met = {"no": ": **no**", None: ""}.get(runs[-1]["met"], f": {runs[-1]['met']}")
+    ours = f"{_middle(runs, 'value')} {figure['unit']}"
+    return f"| {name} | {ours} | {_middle(runs, 'floor')} | {_spread(runs, 'ratio')} | {marks}{met} |"
+
+
+def _middle(runs: list[dict[str, Any]], name: str) -> str:
+    return _number(statistics.median(run[name] for run in runs if run[name] is not None))
+
+
+def storms_table() -> str:
+    """What is reckoned of one lost machine."""
+    table = [f"| {' | '.join(reconnect.HEADINGS)} |", "|" + "---:|" * len(reconnect.HEADINGS)]
+    return "\n".join([*table, *(f"| {' | '.join(row)} |" for row in reconnect.rows())]) + "\n"
 
 
 def figures_tables() -> str:
@@ -160,7 +174,7 @@ def figures_tables() -> str:
 
 def _figure(name: str, figure: dict[str, Any]) -> str:
     runs = figure["runs"]
-    floor = "" if runs[-1]["floor"] is None else _spread(runs, "floor")
+    floor = "" if runs[-1]["floor"] is None else _middle(runs, "floor")
     ratio = "" if runs[-1]["ratio"] is None else _spread(runs, "ratio")
     marks = " / ".join("–" if figure[mark] is None else _number(figure[mark]) for mark in ("must", "aim"))
     of = " ×" if figure["judged"] == "ratio" and marks != "– / –" else ""
@@ -198,21 +212,30 @@ def _when(figures: dict[str, Any]) -> str:
     return f"{times}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {'; '.join(machines)}."
 
 
-def peers_table() -> str:
-    """Our figures beside those of others that do the same."""
-    book, peers = json.loads(FIGURES.read_text()), json.loads(PEERS.read_text())
-    names = peers["peers"]
-    table = [f"| | Penstock | {' | '.join(names)} |", "|---|---:|" + "---:|" * len(names)]
-    for row in peers["rows"]:
-        bench, figure = row["figure"]
-        own = statistics.median(run["value"] for run in book[bench][figure]["runs"])
-        others = [_number(row["values"][name]) if name in row["values"] else "" for name in names]
-        table.append(f"| {row['what']} | {_number(own)} | {' | '.join(others)} |")
-    note = (
-        f"Penstock: medians of [performance](docs/performance.md). The others ({peers['settings']}): measured "
-        f"{peers['measured']} than ours, so read them as orders of magnitude. Empty: another job, or not measured."
-    )
-    return "\n".join([*table, "", *textwrap.wrap(note, 116, break_on_hyphens=False)]) + "\n"
+SHOWN_BESIDE = {
+    "publishes/s, on the disk before the answer": "durable publish, 64 in flight",
+    "µs of CPU for a live delivery": "fan-out",
+    "KB of memory for an idle connection": "idle",
+    "events/s to a reader that catches up": "replay",
+}
+"""The rows of the README's table, and the disciplines of `bench peers` that they show."""
+
+
+def short_peers_table() -> str:
+    """The same for the README: one row a discipline, one column a peer."""
+    figures = json.loads(FIGURES.read_text()).get(BESIDE, {})
+    peers = list(dict.fromkeys(name.partition(" / ")[2] for name in figures))
+    table = [f"| | Penstock | {' | '.join(peers)} |", "|---|---:|" + "---:|" * len(peers)]
+    for what, discipline in SHOWN_BESIDE.items():
+        of = {name.partition(" / ")[2]: figure["runs"] for name, figure in figures.items() if _is_of(name, discipline)}
+        if of:
+            theirs = [_middle(of[peer], "floor") if peer in of else "" for peer in peers]
+            table.append(f"| {what} | {_middle(next(iter(of.values())), 'value')} | {' | '.join(theirs)} |")
+    return "\n".join([*table, "", _when(figures) if figures else ""]) + "\n"
+
+
+def _is_of(name: str, discipline: str) -> bool:
+    return name.partition(" / ")[0] == discipline
 
 
 def errors_page() -> str:
@@ -241,8 +264,9 @@ PARTS = {
     "performance.md": {"peers": peers_table, "figures": figures_tables},
     "pipeline.md": {"states": states_table},
     "export.md": {"columns": columns_table},
+    "scale.md": {"storms": storms_table},
     "tour.md": {"rooms": rooms_list},
-    "../README.md": {"peers": peers_table},
+    "../README.md": {"peers": short_peers_table},
 }
 """Pages that are written by hand but for these parts."""
 

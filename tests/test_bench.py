@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from bench import (
     msgstream,
     peers,
     push,
+    reconnect,
     replay,
     sps,
     start,
@@ -49,7 +51,7 @@ EVERY = {
     "push": (push, [], 3),
     "replay": (replay, [], 1),
     "msgstream": (msgstream, [], 5),
-    "sps": (sps, [], 7),
+    "sps": (sps, [], 9),
     "start": (start, [], 2),
     "streams": (streams, [], 1),
     "trickle": (trickle, [], 4),
@@ -179,3 +181,17 @@ def test_our_own_work_is_not_the_neighbours() -> None:
     neighbours = Neighbours()
 
     assert neighbours.cores(ours=1e9) == 0.0
+
+
+def test_the_storm_that_is_reckoned_ends_and_follows_its_causes() -> None:
+    """Fewer cores make it longer, and so does a slower registry; clients that wait in vain come again."""
+    case = reconnect.Case(200_000, 5, 1.0)
+    came = reconnect.simulate(case, 200.0)
+
+    assert came == reconnect.simulate(case, 200.0)
+    assert 0 < came.half <= came.nearly_all <= came.all <= came.claimed
+    assert came.tries == 1
+    slow = reconnect.simulate(replace(case, free=0.02), 200.0)
+    assert slow.all > came.all
+    assert slow.tries > 1
+    assert reconnect.simulate(replace(case, claims=400.0), 200.0).claimed > came.claimed

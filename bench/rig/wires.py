@@ -3,9 +3,10 @@
     python -m bench.rig.wires PORT COUNT REQUESTS [STATUS] [tls] [until=HEX] [returns] [from=ADDRESS]
 
 Opens them one after the other, with the requests in turn, each to be answered with STATUS (200), or with something
-that has the bytes of `until` in it, and says `{"open": COUNT}`. Then `total N` is answered when N marks have arrived over all wires since the
-start, with how many of them came on the wire that got the fewest. Wires that `returns` are opened again when they
-are closed; then `settled S` is answered when some were, and nothing of the kind has happened for S seconds.
+that has the bytes of `until` in it, and says `{"open": COUNT}`. Then `total N` is answered when N marks have arrived
+over all wires since the start, with how many of them came on the wire that got the fewest. Wires that `returns` are
+opened again when they are closed; then `settled S` is answered when some were, and nothing of the kind has happened for
+S seconds.
 """
 
 from __future__ import annotations
