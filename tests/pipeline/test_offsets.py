@@ -11,6 +11,7 @@ from penstock.pipeline.offsets import (
     Cut,
     cuts_between,
     cuts_given,
+    lost_before,
     narrow,
     offset_of,
     position_of,
@@ -44,6 +45,19 @@ def test_nothing_lies_between_an_offset_and_itself(numbers: list[int]) -> None:
 def test_a_batch_that_does_not_begin_where_the_last_one_ended_is_refused() -> None:
     with pytest.raises(InputInvalid, match="it begins at 5"):
         cuts_between(offset_of(5), offset_of(20, [Cut(0, 10), Cut(10, 20)]))
+
+
+@given(rising)
+def test_an_offset_tells_what_was_lost_before_its_cuts(numbers: list[int]) -> None:
+    start, begin, cuts = numbers[0], numbers[1], [Cut(lo, hi) for lo, hi in pairwise(numbers[1:])]
+
+    end = offset_of(numbers[-1], cuts, lost_before(start, begin))
+
+    assert cuts_between(offset_of(start), end) == cuts
+    assert end["lost"] == f"{start},{begin}"
+    assert lost_before(begin, begin) is None
+    with pytest.raises(InputInvalid, match="it begins at"):
+        cuts_between(offset_of(start + 1), {**end, "upto": numbers[-1] + 2})
 
 
 @pytest.mark.parametrize("text", ["", "7", "7,", "a,b", "5,5", "9,3", "-1,4", "1,²"])
@@ -88,6 +102,7 @@ def test_options_are_taken_whatever_their_case() -> None:
         ("wait", "nan", "not a number of seconds"),
         ("wait", "-1", "not a number of seconds"),
         ("wait", "61", "not a number of seconds"),
+        ("failOnDataLoss", "maybe", "neither true nor false"),
         ("strems", "/a", "is unknown"),
     ],
 )

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import io
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import GreaterThan
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import _parse_datatype_string
 
+from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.offsets import Cut
-from penstock.pipeline.publishing import PublishRequest
-from penstock.pipeline.sink import StagedFile, WriterTaken, _Sink
-from penstock.pipeline.source import CutOff, Part, PenstockSource, _checked
-from penstock.testing import RunningServer
-from tests.spark.filling import publish
-
-BODIES = StructType.fromJson(
-    {"type": "struct", "fields": [{"name": "body", "type": "binary", "nullable": True, "metadata": {}}]}
+from penstock.pipeline.offsets import Cut, offset_of
+from penstock.pipeline.source import (
+    CutOff,
+    LogReader,
+    LogStreamReader,
+    Part,
+    PenstockSource,
+    PositionBeyondLog,
+    _checked,
 )
+from penstock.testing import RunningServer
+from tests.api.lake_rig import trim
+from tests.spark.filling import publish
+from tests.spark.recording import recording
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +69,66 @@ def test_a_read_gives_every_row_once_whatever_the_partitions(spark: SparkSession
         assert bodies(frame.where("kind = 'data'")) == lines(3_000)
 
 
-def test_filters_on_ids_and_streams_narrow_what_is_exported(spark: SparkSession, client: PipelineClient) -> None:
+def with_pushdown(spark: SparkSession, on: bool) -> SparkSession:
+    """A session of its own, set as Spark is by default or with filters pushed down."""
+    other = spark.newSession()
+    other.conf.set("spark.sql.python.filterPushdown.enabled", str(on).lower())
+    register(other)
+    return other
+
+
+def test_filters_are_pushed_where_spark_does_that_and_give_the_same_rows_where_not(
+    spark: SparkSession, shared_server: RunningServer, client: PipelineClient
+) -> None:
     publish(client, "/source/filters", lines(100))
     ids = sorted(row.id for row in reading(spark, client, streams="/source/filters", columns="id").collect())
+    middle = (F.col("id") > ids[10]) & (F.col("id") <= ids[20])
+    filters: dict[str, tuple[Column, int, set[str | None]]] = {
+        "id": (middle & (F.col("stream") == "/source/filters"), 10, {"/source/filters"}),
+        "stream": (middle & F.col("stream").isin("/source/filters", "/source/none"), 10,
+                   {"/source/filters,/source/none"}),
+        "no name": (middle & F.col("stream").isin("/source/filters", "a,b"), 10, {"/source/filters"}),
+        "never": (F.col("stream") == "*", 0, set()),
+        "before": (F.col("time") < F.lit("2020-01-01").cast("timestamp"), 0, set()),
+        "since": ((F.col("time") >= F.lit("2020-01-01").cast("timestamp")) & middle, 10, {None}),
+    }  # fmt: skip
 
-    frame = reading(spark, client)
-    found = frame.where((F.col("id") > ids[10]) & (F.col("id") <= ids[20]) & (F.col("stream") == "/source/filters"))
+    for wanted, most, streams in filters.values():
+        found = []
+        for on in (False, True):
+            with recording(shared_server) as server:
+                frame = reading(with_pushdown(spark, on), PipelineClient(server.url, client.token))
+                found.append(sorted(row.id for row in frame.where(wanted).select("id").collect()))
+            if on:
+                assert server.ids() <= most
+                assert {one.get("streams") for one in server.asked("/v1/log/arrow")} == streams
+            else:
+                assert server.ids() > 10
+        assert found[0] == found[1] == (ids[11:21] if most else [])
 
-    assert sorted(row.id for row in found.select("id").collect()) == ids[11:21]
+
+def test_a_filter_narrows_the_streams_of_the_options_and_never_widens_them(
+    spark: SparkSession, client: PipelineClient
+) -> None:
+    publish(client, "/source/narrow/a", lines(3))
+    publish(client, "/source/narrow/b", lines(4))
+
+    frame = reading(spark, client, streams="/source/narrow/*").where("kind = 'data'")
+    assert frame.where("stream = '/source/narrow/a'").count() == 3
+    assert frame.where("stream = '/source/filters'").count() == 0
+
+
+def test_a_time_is_looked_for_with_a_margin_for_clocks(shared_server: RunningServer, client: PipelineClient) -> None:
+    publish(client, "/source/margin", lines(5))
+    asked = []
+    for hours in (0, 3):  # of what was published now, and of what will be published in some hours
+        with recording(shared_server) as server:
+            options = {"url": server.url, "token": client.token}
+            reader = LogReader(options, _parse_datatype_string(PenstockSource(options).schema()))
+            reader.pushFilters([GreaterThan(("time",), datetime.now(UTC) + timedelta(hours=hours))])
+            asked.append(bool(reader.partitions()))
+
+    assert asked == [True, False]
 
 
 def test_a_read_by_time_and_by_ids_ends_where_it_is_told_to(spark: SparkSession, client: PipelineClient) -> None:
@@ -182,152 +243,79 @@ def test_a_stream_without_a_consumer_is_refused(spark: SparkSession, client: Pip
         run_to_end(streaming(spark, client, streams="/source/now"), tmp_path / "c", tmp_path / "o")
 
 
-# ── the sink ───────────────────────────────────────────────────────────────────────────────────
+# ── lag, and what was trimmed ──────────────────────────────────────────────────────────────────
 
 
-def published(client: PipelineClient, stream: str) -> list[str]:
-    asked = {"stream": stream, "from": 0, "limit": 1000}
-    return [entry["data"] for entry in client.call("GET", "/v1/read", asked)["entries"]]
+def progress(frame: DataFrame, checkpoint: Path) -> list[Any]:
+    """What the one source of a query said of each of its batches."""
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    running = query.trigger(availableNow=True).start()
+    running.awaitTermination()
+    return [json.loads(one.json)["sources"][0] for one in running.recentProgress]
 
 
-def writing(frame: DataFrame, client: PipelineClient, staging: Path, **options: object) -> None:
-    writer = frame.write.format("penstock").mode("append").option("url", client.url).option("token", client.token)
-    writer.options(staging=str(staging), **{name: str(value) for name, value in options.items()}).save()
+def test_a_query_says_how_far_it_is_behind(spark: SparkSession, server: RunningServer, tmp_path: Path) -> None:
+    client = PipelineClient(server.url, server.admin_token)
+    publish(client, "/lag", lines(3_000))
+    stream = streaming(spark, client, streams="/lag", consumer="lag", columns="id", maxEventsPerTrigger=1_200)
+
+    said = progress(stream, tmp_path / "c")
+
+    ends = [one["endOffset"]["upto"] for one in said]
+    assert [one["latestOffset"]["lag"] for one in said] == [client.newest() - end for end in ends]
+    assert said[0]["latestOffset"]["lag"] > 1_500
+    assert said[-1]["latestOffset"] == {"upto": client.newest(), "lag": 0}
 
 
-def test_a_batch_that_is_written_again_adds_nothing(
-    spark: SparkSession, client: PipelineClient, tmp_path: Path
+def trimmed_under_a_query(spark: SparkSession, server: RunningServer, folder: Path) -> PipelineClient:
+    """A query has read 1,000 rows; then 2,000 more came, and the first 1,500 of all were trimmed."""
+    client = PipelineClient(server.url, server.admin_token)
+    publish(client, "/trim", lines(1_000))
+    progress(streaming(spark, client, consumer="trim", columns="id"), folder)
+    publish(client, "/trim", lines(2_000))
+    assert trim(server, upto=client.newest() - 1_500, apply=True).status == 200
+    return client
+
+
+def test_a_query_that_lost_rows_to_the_trim_ends_unless_it_may_go_on(
+    spark: SparkSession, server: RunningServer, tmp_path: Path
 ) -> None:
-    rows = [("/sink/batch", bytearray(line)) for line in lines(300)]
-    frame = spark.createDataFrame(rows, "stream STRING, body BINARY").coalesce(1)
+    client = trimmed_under_a_query(spark, server, tmp_path / "c")
+    newest = client.newest()
 
-    for _ in range(2):
-        writing(frame, client, tmp_path, writer="orders", batch=1)
+    with pytest.raises(StreamingQueryException, match=r"were trimmed from the log(.|\n)*failOnDataLoss"):
+        progress(streaming(spark, client, consumer="trim", columns="id"), tmp_path / "c")
 
-    assert published(client, "/sink/batch") == [line.decode() for line in lines(300)]
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    allowed = streaming(spark, client, consumer="trim", columns="id", failOnDataLoss="false")
+    said = progress(allowed, tmp_path / "c")
+    lost = [int(number) for number in said[0]["endOffset"]["lost"].split(",")]
+    assert lost == [said[0]["startOffset"]["upto"], newest - 1_500]
+    assert sum(one["numInputRows"] for one in said) == 1_500
+    # And it goes on from there as ever
+    publish(client, "/trim", lines(7))
+    assert sum(one["numInputRows"] for one in progress(streaming(spark, client, consumer="trim", columns="id"),
+                                                       tmp_path / "c")) == 7  # fmt: skip
 
 
-def test_a_stream_is_written_once_also_when_its_checkpoint_is_lost(
-    spark: SparkSession, client: PipelineClient, tmp_path: Path
+def test_a_read_of_what_was_trimmed_is_refused_unless_it_may_go_on(
+    spark: SparkSession, server: RunningServer, tmp_path: Path
 ) -> None:
-    publish(client, "/sink/from", lines(200))
-    source = streaming(spark, client, streams="/sink/from", consumer="sink", columns="kind,body").where("kind = 'data'")
+    client = trimmed_under_a_query(spark, server, tmp_path / "c")
 
-    def run(checkpoint: Path) -> None:
-        query = source.select("body").writeStream.format("penstock").option("checkpointLocation", str(checkpoint))
-        query = query.options(url=client.url, token=client.token, writer="copy", stream="/sink/to")
-        query.trigger(availableNow=True).start().awaitTermination()
-
-    run(tmp_path / "one")
-    run(tmp_path / "one")
-    assert sorted(published(client, "/sink/to")) == sorted(line.decode() for line in lines(200))
-
-    with pytest.raises(StreamingQueryException, match="in use by another query"):
-        run(tmp_path / "two")
-    assert len(published(client, "/sink/to")) == 200
+    with pytest.raises(PySparkException, match="were trimmed from the log"):
+        reading(spark, client, columns="id").count()
+    assert reading(spark, client, columns="id", failOnDataLoss="false").count() == 1_500
+    # A plan that was made before the trim is read as far as it is still there
+    cuts = f"0,1000,{client.newest()}"
+    assert reading(spark, client, columns="id", cuts=cuts, failOnDataLoss="false").count() == 1_500
+    with pytest.raises(PySparkException, match="were trimmed from the log"):
+        reading(spark, client, columns="id", cuts=cuts).count()
 
 
-class Sink(_Sink):
-    """A sink that can be made to end after some requests."""
+def test_a_checkpoint_ahead_of_the_log_is_told(client: PipelineClient) -> None:
+    options = {"url": client.url, "token": client.token, "consumer": "ahead", "wait": "0"}
+    reader = LogStreamReader(options, _parse_datatype_string(PenstockSource(options).schema()))
+    ahead = client.newest() + 10_000
 
-    def __init__(self, client: PipelineClient, staging: Path, writer: str, *, ends_after: int = 10**9) -> None:
-        options = {"url": client.url, "token": client.token, "writer": writer, "stream": f"/sink/{writer}"}
-        super().__init__({**options, "staging": str(staging)}, BODIES)
-        self._left = ends_after
-
-    def stage_bodies(self, bodies: list[bytes], query: str = "q") -> StagedFile:
-        schema = pa.schema([("body", pa.binary())])
-        staged = self.stage(iter([pa.record_batch([pa.array(bodies, pa.binary())], schema)]))
-        return StagedFile(staged.path, staged.rows, query)
-
-    def _send(self, request: PublishRequest, producer: str, sequence: int) -> None:
-        if not self._left:
-            raise KeyboardInterrupt
-        self._left -= 1
-        super()._send(request, producer, sequence)
-
-
-class Forgetful(Sink):
-    """The sabotage: it publishes what came last instead of what its manifest says."""
-
-    def _manifest(self, batch: int, staged: Any) -> list[StagedFile]:
-        return list(staged)
-
-
-FIRST, SECOND = ([b"%s\n%d" % (name, number) for number in range(5)] for name in (b"a", b"b"))
-"""Each of them is a request of its own, as they are no lines."""
-
-
-def write_twice(sink: type[Sink], client: PipelineClient, staging: Path, writer: str) -> list[str]:
-    """Write a batch that ends in the middle, and once more with its rows in another order."""
-    ending = sink(client, staging, writer, ends_after=7)
-    with pytest.raises(KeyboardInterrupt):
-        ending.publish([ending.stage_bodies(FIRST), ending.stage_bodies(SECOND)], 4)
-    again = sink(client, staging, writer)
-    again.publish([again.stage_bodies(SECOND), again.stage_bodies(FIRST)], 4)
-    return published(client, f"/sink/{writer}")
-
-
-def test_a_commit_that_ended_in_the_middle_goes_on_from_its_manifest(client: PipelineClient, tmp_path: Path) -> None:
-    assert write_twice(Sink, client, tmp_path, "middle") == [body.decode() for body in FIRST + SECOND]
-    assert list((tmp_path / "penstock-sink").iterdir()) == []
-
-
-def test_without_the_manifest_rows_are_lost_and_doubled(client: PipelineClient, tmp_path: Path) -> None:
-    assert write_twice(Forgetful, client, tmp_path, "forgetful") != [body.decode() for body in FIRST + SECOND]
-
-
-def test_a_batch_long_gone_adds_nothing(client: PipelineClient, tmp_path: Path) -> None:
-    sink = Sink(client, tmp_path, "long")
-    for batch in (1, 2, 1):
-        sink.publish([sink.stage_bodies([b"%d" % batch])], batch)
-
-    assert published(client, "/sink/long") == ["1", "2"]
-
-
-def test_a_writer_s_name_belongs_to_one_query_until_a_new_epoch(client: PipelineClient, tmp_path: Path) -> None:
-    sink = Sink(client, tmp_path, "named")
-    sink.publish([sink.stage_bodies([b"one"], "query-1")], 0)
-
-    with pytest.raises(WriterTaken, match="in epoch 1"):
-        sink.publish([sink.stage_bodies([b"two"], "query-2")], 1)
-    sink._sink = type(sink._sink)(client, "named", 2, "/sink/named", sink._sink.staging)
-    sink.publish([sink.stage_bodies([b"three"], "query-2")], 0)
-
-    assert published(client, "/sink/named") == ["one", "three"]
-
-
-def test_bodies_that_are_no_lines_come_out_as_they_went_in(client: PipelineClient, tmp_path: Path) -> None:
-    sink = Sink(client, tmp_path, "odd")
-    odd = [b"two\nlines", b"", b"plain", b"ends\r", b"plain too"]
-
-    sink.publish([sink.stage_bodies(odd)], 0)
-
-    assert published(client, "/sink/odd") == [body.decode() for body in odd]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"writer": ""}, "writer"),
-        ({"writer": "a/b"}, "'/'"),
-        ({"stream": ""}, "column or an option"),
-        ({"x": "1"}, "unknown"),
-    ],
-)
-def test_a_write_that_cannot_be_is_refused(
-    client: PipelineClient, tmp_path: Path, options: dict[str, str], said: str
-) -> None:
-    good = {"url": client.url, "token": client.token, "writer": "w", "stream": "/s", "staging": str(tmp_path)}
-
-    with pytest.raises(Exception, match=said):
-        _Sink({**good, **options}, BODIES)
-
-
-def test_overwriting_is_refused(spark: SparkSession, client: PipelineClient, tmp_path: Path) -> None:
-    frame = spark.createDataFrame([(bytearray(b"x"),)], "body BINARY")
-    writer = frame.write.format("penstock").mode("overwrite").options(url=client.url, token=client.token, writer="w")
-
-    with pytest.raises(PySparkException, match="only added to"):
-        writer.options(stream="/s", staging=str(tmp_path)).save()
+    with pytest.raises(PositionBeyondLog, match="the log ends at"):
+        reader.latestOffset(offset_of(ahead), ReadAllAvailable())

@@ -2,7 +2,8 @@
 
 Spark keeps an offset in its checkpoint and may come back to it after a restart with other options. A batch must
 then be cut exactly as before: else rows that were written under its old cuts are written again under new ones. So an
-offset carries the cuts of the batch that it ends: {"upto": 2000, "cuts": "0,1024,2000"}.
+offset carries the cuts of the batch that it ends: {"upto": 2000, "cuts": "0,1024,2000"}. Where a read went on without
+ids that were trimmed before it came to them, it says which as well: {…, "cuts": "300,1024,2000", "lost": "0,300"}.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ID_END: Final = 2**63 - 1
 
 READING: Final = frozenset(
     ("url", "token", "streams", "after", "upto", "since", "until", "columns", "partitions", "maxeventspertrigger",
-     "maxbytespertrigger", "consumer", "startingposition", "wait", "cuts")
+     "maxbytespertrigger", "consumer", "startingposition", "wait", "cuts", "failondataloss")
 )  # fmt: skip
 """The options of a read, in lower case."""
 
@@ -55,6 +56,7 @@ class ReadOptions:
     max_bytes: int | None
     wait: float
     cuts: tuple[Cut, ...]
+    fail_on_data_loss: bool
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -82,6 +84,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         number_of(options, "maxbytespertrigger", least=1),
         _seconds(options, "wait", "5"),
         tuple(cuts_given(options["cuts"])) if options.get("cuts") else (),
+        _flag(options, "failondataloss", "true"),
     )
 
 
@@ -99,10 +102,16 @@ def start_of(options: ReadOptions) -> dict[str, str | int]:
     return {"position": options.position or "earliest"}
 
 
-def offset_of(upto: int, cuts: Sequence[Cut] = ()) -> dict[str, str | int]:
-    """The offset at *upto*, with the cuts of the batch that ends there."""
+def offset_of(upto: int, cuts: Sequence[Cut] = (), lost: Cut | None = None) -> dict[str, str | int]:
+    """The offset at *upto*, with the cuts of the batch that ends there, and the ids that were *lost* before these."""
     numbers = [cuts[0].lo, *(cut.hi for cut in cuts)] if cuts else []
-    return {"upto": upto, "cuts": ",".join(map(str, numbers))}
+    said = {"lost": f"{lost.lo},{lost.hi}"} if lost else {}
+    return {"upto": upto, "cuts": ",".join(map(str, numbers)), **said}
+
+
+def lost_before(after: int, begin: int) -> Cut | None:
+    """What is missing between the end of the last batch and the first id that the log still has."""
+    return Cut(after, begin) if begin > after else None
 
 
 def position_of(offset: Mapping[str, str | int]) -> int:
@@ -114,8 +123,9 @@ def cuts_between(start: Mapping[str, str | int], end: Mapping[str, str | int]) -
     """The cuts of the batch from *start* to *end*, as they were when it was planned first."""
     if position_of(start) == position_of(end):
         return []
-    numbers = [int(text) for text in str(end["cuts"]).split(",") if text]
-    if not numbers or numbers[0] != position_of(start) or numbers[-1] != position_of(end):
+    lost, numbers = _numbers(end.get("lost", "")), _numbers(end["cuts"])
+    reached = lost + (numbers[1:] if lost and numbers[:1] == lost[-1:] else numbers)
+    if not reached or reached[0] != position_of(start) or reached[-1] != position_of(end):
         raise InputInvalid(
             "the checkpoint",
             f"holds a batch {end['cuts']} up to {position_of(end)}, but it begins at {position_of(start)}",
@@ -130,6 +140,10 @@ def cuts_given(text: str) -> list[Cut]:
     if len(parts) < 2 or not all(part.isascii() and part.isdigit() for part in parts):
         raise InputInvalid("option cuts", f"{text[:40]!r} is not a list of at least two ids")
     return _cuts([int(part) for part in parts])
+
+
+def _numbers(text: str | int) -> list[int]:
+    return [int(one) for one in str(text).split(",") if one]
 
 
 def _cuts(numbers: Sequence[int]) -> list[Cut]:
@@ -188,6 +202,13 @@ def _seconds(options: Mapping[str, str], name: str, default: str) -> float:
     if not 0 <= seconds <= MOST_WAIT:
         raise InputInvalid(f"option {name}", f"{text[:40]!r} is not a number of seconds from 0 to {MOST_WAIT}")
     return seconds
+
+
+def _flag(options: Mapping[str, str], name: str, default: str) -> bool:
+    text = options.get(name, default).lower()
+    if text not in ("true", "false"):
+        raise InputInvalid(f"option {name}", f"{text[:40]!r} is neither true nor false")
+    return text == "true"
 
 
 def _columns(text: str) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ It needs the standard library, pyarrow and pyspark, nothing else: this is what r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import (
@@ -35,21 +37,26 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.errors import InputInvalid, PenstockError
+from penstock.client.http import ApiError
+from penstock.core.names import check_name, matches
+from penstock.errors import InputInvalid, NameInvalid, PenstockError, Trimmed
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.offsets import (
     Cut,
     cuts_between,
     cuts_of,
+    lost_before,
     narrow,
     offset_of,
     position_of,
     read_options,
     start_of,
 )
-from penstock.wire.columns import EVENT, NAMES, ddl
+from penstock.wire.columns import EVENT, ddl
 
-_SIGNS: dict[type[Filter], str] = {
+log = logging.getLogger("penstock.pipeline")
+
+_SIGNS: Final[dict[type[Filter], str]] = {
     EqualTo: "=",
     GreaterThan: ">",
     GreaterThanOrEqual: ">=",
@@ -57,12 +64,43 @@ _SIGNS: dict[type[Filter], str] = {
     LessThanOrEqual: "<=",
 }
 
+CLOCK_MARGIN: Final = timedelta(hours=1)
+"""Entries carry the time of their node's clock, which may be set back. A range of time becomes a range of ids that is
+wider by this much on both sides, so that a clock may have been wrong by as much without any row being missed."""
+
+MOST_NAMES: Final = 64
+"""Streams that a filter may name one by one and that the server is asked for. With more of them it is not narrowed."""
+
 
 class CutOff(PenstockError):
     """An export ended before its last message. The task fails, and is run again from its beginning."""
 
     code = "export_cut_off"
     remedy = "Run the task again; look at the server's log if it happens often."
+
+
+class DataLost(PenstockError):
+    """What is to be read next is no longer in the log."""
+
+    code = "data_lost"
+
+    def __init__(self, after: int, upto: int) -> None:
+        super().__init__(f"ids {after + 1:,} to {upto:,} were trimmed from the log before they were read")
+        self.remedy = (
+            "Read them from the lake's table events. To go on without them, set the option failOnDataLoss to false."
+        )
+        self.add_note(f"{self.code}: {self.remedy}")  # all that Spark shows of an error is its traceback
+
+
+class PositionBeyondLog(PenstockError):
+    """The checkpoint is ahead of the log, which was restored from a backup or is another one."""
+
+    code = "position_beyond_log"
+    remedy = "Begin with a new checkpoint and a new consumer name."
+
+    def __init__(self, position: int, newest: int) -> None:
+        super().__init__(f"the checkpoint is at id {position:,}, and the log ends at {newest:,}")
+        self.add_note(f"{self.code}: {self.remedy}")
 
 
 class Part(InputPartition):
@@ -114,9 +152,54 @@ class _Reader:
         self._streams = self._read.streams
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Part):  # what Spark makes of a read without any part
-            return iter(())
-        return read_slice(self._client, partition, self._read.columns, self._streams)
+        part = partition if isinstance(partition, Part) else None  # Spark's own stands for a read without any part
+        while part and part.lo < part.hi:
+            try:
+                yield from read_slice(self._client, part, self._asked())
+                return
+            except ApiError as error:  # it came instead of the first batch
+                part = Part(Cut(self._go_on_at(error, part.lo), part.hi))
+
+    def _asked(self) -> dict[str, str]:
+        return {"columns": ",".join(self._read.columns), **({"streams": self._streams} if self._streams else {})}
+
+    def _plan(self, after: int, upto: int, **limits: int) -> tuple[int, dict[str, Any]]:
+        """A plan, and where it begins: at *after*, or at the trim point if less is left and that was allowed."""
+        try:
+            return after, self._client.plan(after, upto, parts=self._read.partitions, **limits)
+        except ApiError as error:
+            trimmed = self._go_on_at(error, after)
+        return self._plan(trimmed, max(upto, trimmed), **limits)
+
+    def _go_on_at(self, error: ApiError, after: int) -> int:
+        """The trim point, when *error* says that ids after *after* were trimmed and the read may do without them."""
+        if error.code != Trimmed.code:
+            raise error
+        trimmed = int(self._client.call("GET", "/v1/pipeline")["trimmed"])
+        lost = DataLost(after, trimmed)
+        if self._read.fail_on_data_loss:
+            raise lost from None
+        log.warning("source.data_lost: %s", lost)
+        return trimmed
+
+
+class _OptionalPushdown:
+    """`pushFilters` of a reader that also works where filters are not pushed down.
+
+    Spark refuses a reader that defines `pushFilters` while `spark.sql.python.filterPushdown.enabled` is off, its
+    default: the rows might then not be filtered. Ours hands every filter back to Spark, so they always are. What
+    Spark looks at is `__func__`: it finds its own method there.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        for one in filters:
+            self._reader.narrow_by(one)
+        return filters
 
 
 class LogReader(_Reader, DataSourceReader):
@@ -125,19 +208,31 @@ class LogReader(_Reader, DataSourceReader):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
         self._bounds: list[tuple[str, int]] = []
+        self._times: list[tuple[str, datetime]] = []
+        self._nothing = False
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Narrow the range by what is said about `id`, and the streams by what is said about `stream`.
+    @property
+    def pushFilters(self) -> Callable[[list[Filter]], Iterable[Filter]]:  # noqa: N802 - Spark's name
+        return _OptionalPushdown(self)
 
-        Every filter is handed back: Spark looks at the rows again, so a filter misread here costs time only.
-        """
-        for one in filters:
-            attribute = getattr(one, "attribute", ())
-            if attribute == ("id",) and type(one) in _SIGNS:
-                self._bounds.append((_SIGNS[type(one)], int(one.value)))  # type: ignore[attr-defined]
-            elif attribute == ("stream",) and not self._streams:
-                self._streams = _exactly(one)
-        return filters
+    def narrow_by(self, one: Filter) -> None:
+        """Ask the server for less, by what a filter says of `id`, `time` or `stream`. Spark looks at the rows again."""
+        attribute, value, sign = getattr(one, "attribute", ()), getattr(one, "value", None), _SIGNS.get(type(one))
+        if attribute == ("id",) and sign and isinstance(value, int):
+            self._bounds.append((sign, value))
+        elif attribute == ("time",) and sign and isinstance(value, datetime):
+            self._times.append((sign, value))
+        elif attribute == ("stream",) and isinstance(one, (EqualTo, In)):
+            self._narrow_streams([one.value] if isinstance(one, EqualTo) else list(one.value))
+
+    def _narrow_streams(self, names: list[Any]) -> None:
+        patterns = self._streams.split(",") if self._streams else []
+        wanted = [name for name in names if _is_name(name)]
+        if patterns:
+            wanted = [name for name in wanted if any(matches(pattern.strip(), name) for pattern in patterns)]
+        self._nothing = self._nothing or not wanted
+        if 0 < len(wanted) <= MOST_NAMES:
+            self._streams = ",".join(sorted(set(wanted)))
 
     def partitions(self) -> Sequence[InputPartition]:
         client, read = self._client, self._read
@@ -146,13 +241,20 @@ class LogReader(_Reader, DataSourceReader):
         newest = client.newest()
         after = client.position(read.since) if read.since else read.after or 0
         upto = client.position(read.until) if read.until else newest if read.upto is None else read.upto
-        after, upto = narrow(after, upto, self._bounds)
+        after, upto = narrow(after, upto, [*self._bounds, *self._ids_of_times()])
         cuts: list[Cut] = []
-        while after < upto:
-            plan = client.plan(after, upto, parts=read.partitions)
+        while after < upto and not self._nothing:
+            _, plan = self._plan(after, upto)
             cuts += cuts_of(plan["slices"])
             after = plan["upto"]
         return [Part(cut) for cut in cuts]
+
+    def _ids_of_times(self) -> Iterator[tuple[str, int]]:
+        for sign, moment in self._times:
+            if sign != "<" and sign != "<=":
+                yield ">", self._client.position(_text(moment - CLOCK_MARGIN))
+            if sign != ">" and sign != ">=":
+                yield "<=", self._client.position(_text(moment + CLOCK_MARGIN))
 
 
 class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -161,6 +263,7 @@ class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
         self._end: int | None = None
+        self._planned = 0
         if not self._read.consumer:
             raise InputInvalid(
                 "option consumer",
@@ -181,12 +284,30 @@ class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch. Waits at the server when there is nothing new."""
-        after = position_of(start)
+        after = self._planned = position_of(start)
         upto = self._client.newest(after, wait=self._read.wait) if self._end is None else self._end
+        if upto < after:
+            self._check_in_log(after, upto)
         if upto <= after:
             return start
-        plan = self._client.plan(after, upto, parts=self._read.partitions, **self._limits(limit))
-        return offset_of(plan["upto"], cuts_of(plan["slices"]) or [Cut(after, plan["upto"])])
+        begin, plan = self._plan(after, upto, **self._limits(limit))
+        self._planned = plan["upto"]
+        cuts = cuts_of(plan["slices"]) or ([Cut(begin, self._planned)] if begin < self._planned else [])
+        return offset_of(self._planned, cuts, lost_before(after, begin))
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """The end of the log, and how many ids the query is behind it: `latestOffset` in its progress."""
+        newest = self._client.newest()
+        return {"upto": newest, "lag": max(0, newest - self._planned)}
+
+    def _check_in_log(self, position: int, newest: int) -> None:
+        """Refuse a position that the log never had. A node that only lags behind is waited for."""
+        try:
+            self._client.plan(position, position)
+        except ApiError as error:
+            if error.status == 404:
+                raise PositionBeyondLog(position, newest) from None
+            raise
 
     def _limits(self, limit: ReadLimit) -> dict[str, int]:
         if isinstance(limit, ReadMaxRows):
@@ -197,14 +318,9 @@ class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
         return [Part(cut) for cut in cuts_between(start, end)]
 
 
-def read_slice(
-    client: PipelineClient, part: Part, columns: Sequence[str] = NAMES, streams: str = ""
-) -> Iterator[pa.RecordBatch]:
+def read_slice(client: PipelineClient, part: Part, asked: Mapping[str, str] | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of one cut. Fails rather than giving fewer: see `CutOff`."""
-    asked: dict[str, object] = {"after": part.lo, "upto": part.hi, "columns": ",".join(columns)}
-    if streams:
-        asked["streams"] = streams
-    with client.open("/v1/log/arrow", asked) as answer:
+    with client.open("/v1/log/arrow", {"after": part.lo, "upto": part.hi, **(asked or {})}) as answer:
         yield from _checked(pa.ipc.open_stream(answer), part)
 
 
@@ -224,10 +340,16 @@ def _checked(reader: Any, part: Part) -> Iterator[pa.RecordBatch]:
         raise CutOff(f"the export of ({part.lo}, {part.hi}] gave {rows} rows of {metadata[b'rows'].decode()}")
 
 
-def _exactly(one: Filter) -> str:
-    """Streams that a filter names one by one, as the server takes them."""
-    names = [one.value] if isinstance(one, EqualTo) else list(one.value) if isinstance(one, In) else []
-    return ",".join(names) if len(names) <= 64 and all(isinstance(name, str) for name in names) else ""
+def _is_name(value: object) -> bool:
+    """Whether a stream may be called so. If not there is none, and the server need not be asked."""
+    try:
+        return isinstance(value, str) and bool(check_name(value))
+    except NameInvalid:
+        return False
+
+
+def _text(moment: datetime) -> str:
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
 def _given(**limits: int | None) -> dict[str, int]:
