@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,11 +37,27 @@ def options(folder: Path, **more: str) -> dict[str, str]:
         ({"writer": ""}, "option writer: is missing"),
         ({"strem": "/b"}, "is unknown"),
         ({"staging": "s3://bucket"}, "is not a folder"),
+        ({"publish": "later"}, "option publish"),
+        ({"publish": "commit", "staging": ""}, "option staging: is missing"),
+        ({"publish": "commit", "staging": "", "checkpointLocation": "s3://bucket"}, "is not a folder"),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_name(tmp_path: Path, more: dict[str, str], said: str) -> None:
     with pytest.raises(InputInvalid, match=said):
         sink_options(options(tmp_path, **more), schema("body"))
+
+
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        ({"staging": "/x"}, "/x/penstock-sink"),
+        ({"staging": "", "checkpointLocation": "file:/y%20z"}, "/y z/penstock-sink"),
+        ({"staging": "", "checkpointLocation": "s3://bucket/z"}, tempfile.gettempdir() + "/penstock-sink"),
+        ({"staging": ""}, tempfile.gettempdir() + "/penstock-sink"),
+    ],
+)
+def test_tasks_stage_where_they_can_write(tmp_path: Path, more: dict[str, str], where: str) -> None:
+    assert sink_options(options(tmp_path, **more), schema("body")).staging == Path(where)
 
 
 @pytest.mark.parametrize("columns", [("stream",), ("body", "extra"), ("body", "stream")])
@@ -55,7 +73,7 @@ def test_a_row_that_does_not_say_where_to_fails_its_task(tmp_path: Path) -> None
     batch = pa.RecordBatch.from_pydict({"stream": ["/a", None], "body": ["1", "2"]})
 
     with pytest.raises(InputInvalid, match="column stream: is null in 1 rows"):
-        sink.write(iter([batch]))
+        sink._sink.stage(iter([batch]))
 
 
 def test_a_log_cannot_be_overwritten(tmp_path: Path) -> None:
@@ -69,9 +87,10 @@ def published(server: RunningServer, folder: Path, *, times: int) -> list[str]:
     rows = pa.RecordBatch.from_pydict({"body": [f"{number}\n" for number in range(10)]})  # no line: one request each
     sink = StreamSink(given, schema("body"))
     for batch in (0, 1):
-        message = sink.write(iter([rows]))
+        message = sink._sink.stage(iter([rows]))
         for _ in range(times):
-            sink._sink._publish_files([message], batch)  # type: ignore[list-item]
+            with closing(sink._sink._sink.client()) as client:
+                sink._sink._publish_files(client, [message], batch)
     entries = ask(server, "GET", "/v1/read", stream=f"/{folder.name}", limit=100).json["entries"]
     return [entry["data"] for entry in entries]
 

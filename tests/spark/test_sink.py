@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.publishing import PublishRequest
-from penstock.pipeline.sink import StagedFile, WriterTaken, _Sink
+from penstock.pipeline.client import PipelineClient, StoredRecord
+from penstock.pipeline.publishing import EncodedRequest
+from penstock.pipeline.sink import RowsNotRepeated, WriterTaken, _Sink
+from penstock.pipeline.staged_requests import StagedFile
+from penstock.testing import RunningServer
 from tests.spark.filling import publish
+from tests.spark.recording import recording
 from tests.spark.test_source import client, lines, streaming
 
 __all__ = ["client"]
@@ -66,31 +71,48 @@ def test_a_stream_is_written_once_also_when_its_checkpoint_is_lost(
     assert len(published(client, "/sink/to")) == 200
 
 
-class Sink(_Sink):
-    """A sink that can be made to end after some requests."""
+def bodies_batch(bodies: list[bytes]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(bodies, pa.binary())], pa.schema([("body", pa.binary())]))
 
-    def __init__(self, client: PipelineClient, staging: Path, writer: str, *, ends_after: int = 10**9) -> None:
-        options = {"url": client.url, "token": client.token, "writer": writer, "stream": f"/sink/{writer}"}
-        super().__init__({**options, "staging": str(staging)}, BODIES)
+
+class Sink(_Sink):
+    """A sink without Spark, that can be made to end after some requests."""
+
+    def __init__(
+        self, client: PipelineClient, staging: Path, writer: str, *, ends_after: int = 10**9, **options: object
+    ) -> None:
+        given = {"url": client.url, "token": client.token, "writer": writer, "stream": f"/sink/{writer}"}
+        more = {name: str(value) for name, value in options.items()}
+        super().__init__({**given, "staging": str(staging), "publish": "commit", **more}, BODIES)
         self._left = ends_after
 
-    def stage_bodies(self, bodies: list[bytes], query: str = "q") -> StagedFile:
-        schema = pa.schema([("body", pa.binary())])
-        staged = self.stage(iter([pa.record_batch([pa.array(bodies, pa.binary())], schema)]))
-        return StagedFile(staged.path, staged.rows, query)
+    def stage_bodies(self, bodies: list[bytes], query: str = "q", partition: int = 0) -> StagedFile:
+        staged = self.stage(iter([bodies_batch(bodies)]))
+        return replace(staged, query=query, partition=partition)
 
-    def _send(self, request: PublishRequest, producer: str, sequence: int) -> None:
+    def run_task(self, batch: int, bodies: list[bytes], query: str = "q", partition: int = 0) -> StagedFile:
+        """What a task does that publishes its own rows."""
+        staged = self.stage_bodies(bodies, query, partition)
+        with closing(self._sink.client()) as client:
+            self._publish_partition(client, staged, batch)
+        self.discard([staged])
+        return staged
+
+    def _send(self, client: PipelineClient, request: EncodedRequest, producer: str, sequence: int) -> None:
         if not self._left:
             raise KeyboardInterrupt
         self._left -= 1
-        super()._send(request, producer, sequence)
+        super()._send(client, request, producer, sequence)
 
 
 class Forgetful(Sink):
-    """The sabotage: it publishes what came last instead of what its manifest says."""
+    """The sabotage: it publishes what came last instead of what its manifest, or its claim, says."""
 
     def _manifest(self, batch: int, staged: Any) -> list[StagedFile]:
         return list(staged)
+
+    def _agreed(self, claim: StoredRecord, staged: StagedFile, batch: int) -> StoredRecord | None:
+        return StoredRecord(claim.version, {**claim.value, "path": staged.path})
 
 
 FIRST, SECOND = ([b"%s\n%d" % (name, number) for number in range(5)] for name in (b"a", b"b"))
@@ -101,9 +123,9 @@ def write_twice(sink: type[Sink], client: PipelineClient, staging: Path, writer:
     """Write a batch that ends in the middle, and once more with its rows in another order."""
     ending = sink(client, staging, writer, ends_after=7)
     with pytest.raises(KeyboardInterrupt):
-        ending.publish([ending.stage_bodies(FIRST), ending.stage_bodies(SECOND)], 4)
+        ending.commit([ending.stage_bodies(FIRST), ending.stage_bodies(SECOND)], 4)
     again = sink(client, staging, writer)
-    again.publish([again.stage_bodies(SECOND), again.stage_bodies(FIRST)], 4)
+    again.commit([again.stage_bodies(SECOND), again.stage_bodies(FIRST)], 4)
     return published(client, f"/sink/{writer}")
 
 
@@ -116,22 +138,130 @@ def test_without_the_manifest_rows_are_lost_and_doubled(client: PipelineClient, 
     assert write_twice(Forgetful, client, tmp_path, "forgetful") != [body.decode() for body in FIRST + SECOND]
 
 
+# ── tasks that publish ─────────────────────────────────────────────────────────────────────────
+
+
+def repeat_a_task(sink: type[Sink], client: PipelineClient, writer: str, first: Path, second: Path) -> list[str]:
+    """A task ends after three of its ten requests; the next attempt has its rows in another order."""
+    with pytest.raises(KeyboardInterrupt):
+        sink(client, first, writer, ends_after=3, publish="tasks").run_task(4, FIRST + SECOND)
+    again = sink(client, second, writer, publish="tasks")
+    again.commit([again.run_task(4, SECOND + FIRST)], 4)
+    again.commit([again.run_task(4, SECOND + FIRST)], 4)
+    return published(client, f"/sink/{writer}")
+
+
+def test_a_task_that_is_run_again_publishes_what_it_had_claimed(client: PipelineClient, tmp_path: Path) -> None:
+    found = repeat_a_task(Sink, client, "claimed", tmp_path, tmp_path)
+
+    assert found == [body.decode() for body in FIRST + SECOND]
+    assert list((tmp_path / "penstock-sink").iterdir()) == []
+
+
+def test_without_the_claim_rows_are_lost_and_doubled(client: PipelineClient, tmp_path: Path) -> None:
+    found = repeat_a_task(Forgetful, client, "unclaimed", tmp_path, tmp_path)
+
+    assert sorted(found) != sorted(body.decode() for body in FIRST + SECOND)
+
+
+def test_where_the_claimed_file_is_out_of_reach_another_order_is_refused_and_the_same_one_goes_on(
+    client: PipelineClient, tmp_path: Path
+) -> None:
+    other = tmp_path / "other worker"
+    with pytest.raises(KeyboardInterrupt):
+        Sink(client, tmp_path, "apart", ends_after=3, publish="tasks").run_task(4, FIRST + SECOND)
+    for staged in (tmp_path / "penstock-sink").iterdir():  # it was on a worker that is gone
+        staged.unlink()
+    again = Sink(client, other, "apart", publish="tasks")
+
+    with pytest.raises(RowsNotRepeated, match="cannot be read here"):
+        again.run_task(4, SECOND + FIRST)
+    assert len(published(client, "/sink/apart")) == 3
+    again.commit([again.run_task(4, FIRST + SECOND)], 4)
+    assert published(client, "/sink/apart") == [body.decode() for body in FIRST + SECOND]
+
+
+class Trusting(Sink):
+    """The sabotage: it compares no rows."""
+
+    def _agreed(self, claim: StoredRecord, staged: StagedFile, batch: int) -> StoredRecord | None:
+        return None if claim.value["done"] else claim
+
+    def _check_claims(self, client: PipelineClient, staged: Any, batch: int) -> None:
+        pass
+
+
+def repeat_elsewhere(sink: type[Sink], client: PipelineClient, staging: Path, writer: str) -> list[str]:
+    """One of two tasks has published when the query ends; repeated, rows are in other partitions."""
+    first = sink(client, staging, writer, publish="tasks")
+    first.run_task(4, FIRST, partition=1)
+    again = sink(client, staging, writer, publish="tasks")
+    again.commit([again.run_task(4, SECOND, partition=1), again.run_task(4, FIRST, partition=0)], 4)
+    return sorted(published(client, f"/sink/{writer}"))
+
+
+def test_rows_that_move_to_another_partition_are_refused(client: PipelineClient, tmp_path: Path) -> None:
+    with pytest.raises(RowsNotRepeated, match="other rows in partition 1"):
+        repeat_elsewhere(Sink, client, tmp_path, "moved")
+
+    assert published(client, "/sink/moved") == [body.decode() for body in FIRST]
+
+
+def test_who_compares_no_rows_loses_and_doubles_some(client: PipelineClient, tmp_path: Path) -> None:
+    assert repeat_elsewhere(Trusting, client, tmp_path, "trusting") == sorted(2 * [body.decode() for body in FIRST])
+
+
+def test_a_batch_that_is_repeated_in_fewer_partitions_is_refused(client: PipelineClient, tmp_path: Path) -> None:
+    sink = Sink(client, tmp_path, "fewer", publish="tasks")
+    sink.run_task(0, SECOND, partition=1)
+
+    with pytest.raises(RowsNotRepeated, match="in other partitions"):
+        sink.commit([sink.run_task(0, FIRST + SECOND, partition=0)], 0)
+
+
+def test_tasks_publish_at_once_each_on_one_connection(
+    spark: SparkSession, shared_server: RunningServer, client: PipelineClient, tmp_path: Path
+) -> None:
+    rows = [(bytearray(b"%d\n%d" % (number % 4, number)),) for number in range(200)]  # a request each
+    frame = spark.createDataFrame(rows, "body BINARY").repartition(4)
+    with recording(shared_server) as server:
+        writing(frame, PipelineClient(server.url, client.token), tmp_path, writer="four", stream="/sink/four")
+
+    assert sorted(published(client, "/sink/four")) == sorted(row[0].decode() for row in rows)
+    assert len(server.asked("/v1/publish")) == 200
+    assert server.connections == 4 + 1, "a connection for each task, and one for the commit"
+
+
+def test_a_batch_that_a_commit_began_is_brought_to_its_end_by_commit(client: PipelineClient, tmp_path: Path) -> None:
+    ending = Sink(client, tmp_path, "switched", ends_after=7)
+    with pytest.raises(KeyboardInterrupt):
+        ending.commit([ending.stage_bodies(FIRST), ending.stage_bodies(SECOND)], 4)
+    again = Sink(client, tmp_path, "switched", publish="tasks")
+
+    again.commit([again.write(iter([bodies_batch(FIRST + SECOND)]), 4)], 4)
+
+    assert published(client, "/sink/switched") == [body.decode() for body in FIRST + SECOND]
+
+
+# ── both ways ──────────────────────────────────────────────────────────────────────────────────
+
+
 def test_a_batch_long_gone_adds_nothing(client: PipelineClient, tmp_path: Path) -> None:
     sink = Sink(client, tmp_path, "long")
     for batch in (1, 2, 1):
-        sink.publish([sink.stage_bodies([b"%d" % batch])], batch)
+        sink.commit([sink.stage_bodies([b"%d" % batch])], batch)
 
     assert published(client, "/sink/long") == ["1", "2"]
 
 
 def test_a_writer_s_name_belongs_to_one_query_until_a_new_epoch(client: PipelineClient, tmp_path: Path) -> None:
     sink = Sink(client, tmp_path, "named")
-    sink.publish([sink.stage_bodies([b"one"], "query-1")], 0)
+    sink.commit([sink.stage_bodies([b"one"], "query-1")], 0)
 
     with pytest.raises(WriterTaken, match="in epoch 1"):
-        sink.publish([sink.stage_bodies([b"two"], "query-2")], 1)
-    sink._sink = type(sink._sink)(client, "named", 2, "/sink/named", sink._sink.staging)
-    sink.publish([sink.stage_bodies([b"three"], "query-2")], 0)
+        sink.commit([sink.stage_bodies([b"two"], "query-2")], 1)
+    sink = Sink(client, tmp_path, "named", epoch=2)
+    sink.commit([sink.stage_bodies([b"three"], "query-2")], 0)
 
     assert published(client, "/sink/named") == ["one", "three"]
 
@@ -140,7 +270,7 @@ def test_bodies_that_are_no_lines_come_out_as_they_went_in(client: PipelineClien
     sink = Sink(client, tmp_path, "odd")
     odd = [b"two\nlines", b"", b"plain", b"ends\r", b"plain too"]
 
-    sink.publish([sink.stage_bodies(odd)], 0)
+    sink.commit([sink.stage_bodies(odd)], 0)
 
     assert published(client, "/sink/odd") == [body.decode() for body in odd]
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from penstock.client.http import ApiError, HttpClient, ServerUnreachable, Values
 from penstock.errors import PenstockError
+from penstock.limits import PAGE_ENTRIES
 from penstock.wire.retrying import RetryPolicy
 
 T = TypeVar("T")
@@ -41,11 +42,18 @@ class StoredRecord:
 
 
 class PipelineClient:
-    """One server, one token. Every call is a connection of its own: it may be pickled, and used from threads."""
+    """One server, one token. Every call is a connection of its own: it may be pickled, and used from threads.
 
-    def __init__(self, url: str, token: str, *, patience: float = PATIENCE_SECONDS) -> None:
-        self._http = HttpClient(url, token, timeout=TIMEOUT_SECONDS, keep=False)
+    With *keep* one connection serves all calls, for one thread at a time: `close` it.
+    """
+
+    def __init__(self, url: str, token: str, *, patience: float = PATIENCE_SECONDS, keep: bool = False) -> None:
+        self._http = HttpClient(url, token, timeout=TIMEOUT_SECONDS, keep=keep)
         self.url, self.token, self.patience = self._http.url, token, patience
+
+    def close(self) -> None:
+        """Let go of a connection that was kept."""
+        self._http.close()
 
     # ── the log ───────────────────────────────────────────────────────────────────────────────
 
@@ -102,8 +110,14 @@ class PipelineClient:
 
     def list(self, prefix: str) -> dict[str, StoredRecord]:
         """The records whose keys begin with *prefix*."""
-        answer = self.call("GET", "/v1/pipeline/records", {"prefix": prefix})
-        return {one["key"]: StoredRecord(one["version"], one["value"]) for one in answer["records"]}
+        found: dict[str, StoredRecord] = {}
+        after: dict[str, str] = {}
+        while True:
+            page = self.call("GET", "/v1/pipeline/records", {"prefix": prefix, **after})["records"]
+            found |= {one["key"]: StoredRecord(one["version"], one["value"]) for one in page}
+            if len(page) < PAGE_ENTRIES:
+                return found
+            after = {"after": page[-1]["key"]}
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────
 

@@ -78,22 +78,39 @@ def sequence_of(producer: str, batch: int, number: int) -> tuple[str, int]:
     return f"{producer}~{further}" if further else producer, batch * PER_BATCH + place
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedRequest:
+    """A request as it travels: all that is needed to send it, and nothing left to decide."""
+
+    stream: str
+    type: str
+    attributes: str
+    lines: bool  # whether the body is one event a line, or a single event
+    body: bytes
+
+
+def encode(request: PublishRequest) -> EncodedRequest:
+    """The body of *request*, made once; it may then be kept, and sent as often as it must."""
+    first = request.events[0]
+    body = b"\n".join([event.body for event in request.events]) if first.is_line else first.body
+    return EncodedRequest(first.stream, first.type, first.attributes, first.is_line, body)
+
+
 def publish(client: PipelineClient, request: PublishRequest, producer: str, sequence: int) -> None:
     """Publish one request under *producer*/*sequence*. Repeating it, whenever, adds nothing."""
-    first = request.events[0]
-    headers = {"Producer": f"{producer}/{sequence}"}
-    if first.type:
-        headers["Event-Type"] = first.type
-    if first.attributes:
-        headers["Event-Attributes"] = first.attributes
-    if first.is_line:
-        headers["Content-Type"] = "application/x-ndjson"
-        body = b"\n".join(event.body for event in request.events)
-    else:
-        headers["Content-Type"] = "application/octet-stream"
-        body = first.body
+    send(client, encode(request), producer, sequence)
+
+
+def send(client: PipelineClient, request: EncodedRequest, producer: str, sequence: int) -> None:
+    """Publish what was encoded, as `publish` does."""
+    headers = {
+        "Producer": f"{producer}/{sequence}",
+        "Event-Type": request.type,
+        "Event-Attributes": request.attributes,
+        "Content-Type": "application/x-ndjson" if request.lines else "application/octet-stream",
+    }
     try:
-        client.call("POST", "/v1/publish", {"stream": first.stream}, body, headers)
+        client.call("POST", "/v1/publish", {"stream": request.stream}, request.body, headers)
     except ApiError as error:
         # After a day the server no longer knows which of our streams a number went to, only that it came.
         if error.code != SequencePassed.code:

@@ -1,22 +1,33 @@
 """The writing half of `format("penstock")`: events into streams, each batch exactly once.
 
-Spark tells a writer neither which batch it is in (before the commit) nor whether a task is a repeat, and the order
-of rows within a partition may differ between runs. So rows are staged first and published from what was staged:
+Spark runs a task again when it likes, and the rows of a task may come in another order then. The server adds nothing
+for a numbered request that it has seen, so what must not change is which rows a number stands for. There are two ways.
 
-    write      an Arrow file under <checkpoint>/penstock-sink/, made durable; the message is its name and its rows
+`publish=tasks`, the default: every task publishes its own rows, all tasks at once.
+
+    write      rows become encoded requests in a file (`staged_requests`), with a digest of the rows
+               the task claims its partition of the batch at the server: file and digest; who is first has decided
+               publish the requests under the partition's own producer, then say at the server that it is done
+               a repeat publishes the same rows in the same order, or the file that was claimed, if it can open it;
+               if it has other rows it fails with `rows_not_repeated`, and adds nothing
+    commit     compare what was claimed with the tasks that count, then remember the batch at the server
+
+`publish=commit`: for queries that give other rows when they are repeated (random numbers, new ids). Tasks only stage,
+in a folder that driver and workers share, and the driver publishes:
+
     commit     batch not above the last one that the server remembers: nothing to do
                else write the manifest (which files, in which order) unless there is one; publish its files in
                numbered requests; then remember the batch at the server, and remove the files
 
-A batch that is repeated after a crash finds the manifest and publishes those files, with the same numbers; the
-server adds nothing for numbers it has seen. A batch repeated long after, the checkpoint restored or not, ends at once.
+A batch that is repeated long after, the checkpoint restored or not, ends at once.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -28,19 +39,25 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InputInvalid
-from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.client import PipelineClient, RecordChanged, StoredRecord
 from penstock.pipeline.offsets import known_options, number_of, required
-from penstock.pipeline.publishing import NewEvent, PublishRequest, publish, requests, sequence_of
-from penstock.pipeline.tables import sync, write_durably
+from penstock.pipeline.publishing import EncodedRequest, send, sequence_of
+from penstock.pipeline.staged_requests import StagedFile, stage, staged_requests
+from penstock.pipeline.tables import write_durably
 
 Messages: TypeAlias = Sequence[WriterCommitMessage | None]
 
-_WRITING: Final = frozenset(("url", "token", "writer", "epoch", "stream", "staging", "batch", "checkpointlocation"))
+_WRITING: Final = frozenset(
+    ("url", "token", "writer", "epoch", "stream", "staging", "batch", "publish", "checkpointlocation")
+)
 MOST_EPOCH: Final = 2**31
 MOST_BATCH: Final = 2**42
 """A batch's number is the upper part of a producer's sequence, which has 63 bits: 20 are for its requests."""
 
 _COLUMNS: Final = frozenset(("stream", "body", "type", "attributes"))
+TASKS, COMMIT = "tasks", "commit"
+_BATCH_PROPERTY: Final = "streaming.sql.batchId"
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
 
 
 class WriterTaken(Conflict):
@@ -49,24 +66,40 @@ class WriterTaken(Conflict):
     code = "writer_taken"
 
 
-@dataclass(frozen=True)
-class StagedFile(WriterCommitMessage):
-    """What a task has staged."""
+class RowsNotRepeated(Conflict):
+    """A task that was run again has other rows than before, and some of those before may have been published."""
 
-    path: str
-    rows: int
-    query: str
+    code = "rows_not_repeated"
+
+    def __init__(self, writer: str, batch: int, what: str) -> None:
+        super().__init__(f"batch {batch} of writer {writer!r} was repeated with {what}")
+        self.remedy = (
+            "What it has published stays; the rest was not added. Use publish=commit with a staging folder that all "
+            "workers share for a query whose rows differ when it is repeated, and a new epoch to go on."
+        )
+        self.add_note(f"{self.code}: {self.remedy}")  # all that Spark shows of an error is its traceback
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """The options of a write, checked."""
 
-    client: PipelineClient
+    url: str
+    token: str
     writer: str
     epoch: int
     stream: str
+    publish: str
     staging: Path
+
+    @property
+    def key(self) -> str:
+        """Where the server remembers the writer; under it, the claims of its partitions."""
+        return f"pipeline/sinks/{self.writer}"
+
+    def client(self) -> PipelineClient:
+        """One connection for all that a task or a commit asks."""
+        return PipelineClient(self.url, self.token, keep=True)
 
 
 def sink_options(given: Mapping[str, str], schema: StructType) -> SinkOptions:
@@ -76,13 +109,30 @@ def sink_options(given: Mapping[str, str], schema: StructType) -> SinkOptions:
     if "/" in writer or len(writer) > 100:
         raise InputInvalid("option writer", "has a '/' or over 100 characters")
     _check_columns(schema, options.get("stream", ""))
-    staging = options.get("staging") or options.get("checkpointlocation", "")
-    if not staging:
-        raise InputInvalid("option staging", "is missing", remedy="Give a folder that driver and workers share.")
+    publish = options.get("publish", TASKS)
+    if publish not in (TASKS, COMMIT):
+        raise InputInvalid("option publish", f"{publish[:40]!r} is neither {TASKS} nor {COMMIT}")
     epoch = number_of(options, "epoch", least=1, most=MOST_EPOCH) or 1
     number_of(options, "batch", most=MOST_BATCH)
-    folder = _folder(staging) / "penstock-sink"
-    return SinkOptions(PipelineClient(url, token), writer, epoch, options.get("stream", ""), folder)
+    PipelineClient(url, token)  # says what is wrong with the address
+    return SinkOptions(url, token, writer, epoch, options.get("stream", ""), publish, _staging(options, publish))
+
+
+def _staging(options: Mapping[str, str], publish: str) -> Path:
+    """Where tasks write: what was given, else beside the checkpoint if that is a folder, else where temporary files go.
+
+    Only a commit that publishes must find it again.
+    """
+    given, checkpoint = options.get("staging", ""), options.get("checkpointlocation", "")
+    place = urlsplit(given or checkpoint)
+    if (given or publish == COMMIT) and place.scheme not in ("", "file"):
+        remedy = "Give a folder that driver and workers share."
+        raise InputInvalid("option staging", f"{given or checkpoint} is not a folder", remedy=remedy)
+    if not (given or checkpoint) and publish == COMMIT:
+        raise InputInvalid("option staging", "is missing", remedy="Give a folder that driver and workers share.")
+    if not (given or checkpoint) or place.scheme not in ("", "file"):
+        return Path(tempfile.gettempdir(), "penstock-sink")
+    return Path(unquote(place.path) if place.scheme else given or checkpoint).absolute() / "penstock-sink"
 
 
 class _Sink:
@@ -91,55 +141,141 @@ class _Sink:
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._sink = sink_options(options, schema)
 
+    # ── in a task ─────────────────────────────────────────────────────────────────────────────
+
+    def write(self, batches: Iterator[pa.RecordBatch], batch: int) -> StagedFile:
+        """Stage what a task got, and publish it, unless the commit does that."""
+        staged = self.stage(batches)
+        if not self._is_published_by_commit(batch):
+            with closing(self._sink.client()) as client:
+                self._publish_partition(client, staged, batch)
+            self.discard([staged])
+        return staged
+
     def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedFile:
         """Write what a task got to a file of its own, durably."""
-        folder = self._sink.staging
-        folder.mkdir(parents=True, exist_ok=True)
-        path, rows = folder / f"{uuid.uuid4().hex}.arrow", 0
-        writer = None
-        with path.open("wb") as file:
-            for batch in batches:
-                _check_streams(batch)
-                writer = writer or pa.ipc.new_stream(file, batch.schema)
-                writer.write_batch(batch)
-                rows += batch.num_rows
-            if writer:
-                writer.close()
-        sync(path)
-        sync(folder)
-        return StagedFile(str(path), rows, _query())
+        context = TaskContext.get()
+        query = (context.getLocalProperty(_QUERY_PROPERTY) or "") if context else ""
+        partition = context.partitionId() if context else 0
+        return stage(self._sink.staging, map(_checked, batches), self._sink.stream, query, partition)
 
-    def publish(self, messages: Messages, batch: int) -> None:
-        """Publish what the winning tasks have staged, once."""
+    def _publish_partition(self, client: PipelineClient, staged: StagedFile, batch: int) -> None:
+        sink, kept = self._sink, client.get(self._sink.key).value
+        self._check_writer(kept, [staged])
+        if not staged.rows or (kept.get("epoch") == sink.epoch and batch <= kept["last"]):
+            return
+        if (claim := self._claim(client, staged, batch)) is None:
+            return
+        producer = f"{sink.writer}~{sink.epoch}~p{staged.partition}"
+        for number, request in enumerate(staged_requests(claim.value["path"])):
+            self._send(client, request, *sequence_of(producer, batch, number))
+        with suppress(RecordChanged):  # another attempt has said so, or the query has gone on
+            client.put(self._claim_key(staged), {**claim.value, "done": True}, expect=claim.version)
+        Path(claim.value["path"]).unlink(missing_ok=True)
+
+    def _claim_key(self, staged: StagedFile) -> str:
+        return f"{self._sink.key}/{staged.partition}"
+
+    def _claim(self, client: PipelineClient, staged: StagedFile, batch: int) -> StoredRecord | None:
+        """The claim of this partition of *batch*, its path a file to be published; None if there is nothing to do."""
+        sink = self._sink
+        own = {"epoch": sink.epoch, "batch": batch, "query": staged.query, "path": staged.path, "order": staged.order,
+               "content": staged.content, "done": False}  # fmt: skip
+        while True:
+            kept = client.get(self._claim_key(staged))
+            held = (kept.value.get("epoch", 0), kept.value.get("batch", -1))
+            if held[0] > sink.epoch:
+                raise self._taken(held[0])
+            if held > (sink.epoch, batch):  # this task was given up long ago, and the query has gone on without it
+                return None
+            if held == (sink.epoch, batch):
+                return self._agreed(kept, staged, batch)
+            try:
+                return client.put(self._claim_key(staged), own, expect=kept.version)
+            except RecordChanged:  # another attempt of this task was quicker
+                continue
+
+    def _agreed(self, claim: StoredRecord, staged: StagedFile, batch: int) -> StoredRecord | None:
+        """What an earlier attempt has claimed, if this one can bring it to its end."""
+        held = claim.value
+        if held["query"] != staged.query:
+            raise self._taken(held["epoch"])
+        if held["content"] != staged.content:
+            raise RowsNotRepeated(self._sink.writer, batch, f"other rows in partition {staged.partition}")
+        if held["done"]:
+            return None
+        if held["order"] == staged.order:
+            return StoredRecord(claim.version, {**held, "path": staged.path})
+        if not Path(held["path"]).exists():
+            what = f"rows in another order in partition {staged.partition}, and {held['path']} cannot be read here"
+            raise RowsNotRepeated(self._sink.writer, batch, what)
+        return claim
+
+    # ── at the driver ─────────────────────────────────────────────────────────────────────────
+
+    def commit(self, messages: Messages, batch: int) -> None:
+        """Bring a batch to its end: publish it, unless the tasks have, and remember it."""
         sink, staged = self._sink, [message for message in messages if isinstance(message, StagedFile)]
-        key = f"pipeline/sinks/{sink.writer}"
-        kept = sink.client.get(key)
-        self._check_writer(kept.value, staged)
-        fresh = sink.epoch > kept.value.get("epoch", 0)
-        if fresh or batch > kept.value["last"]:
-            files = self._manifest(batch, staged)
-            self._publish_files(files, batch)
-            query = staged[0].query if staged else kept.value.get("query", "")
-            sink.client.put(key, {"epoch": sink.epoch, "query": query, "last": batch}, expect=kept.version)
-            self._manifest_path(batch).unlink(missing_ok=True)
-            self.discard(files)
+        with closing(sink.client()) as client:
+            kept = client.get(sink.key)
+            self._check_writer(kept.value, staged)
+            if sink.epoch > kept.value.get("epoch", 0) or batch > kept.value["last"]:
+                files = self._finish(client, staged, batch)
+                query = staged[0].query if staged else kept.value.get("query", "")
+                client.put(sink.key, {"epoch": sink.epoch, "query": query, "last": batch}, expect=kept.version)
+                self._manifest_path(batch).unlink(missing_ok=True)
+                self.discard(files)
         self.discard(staged)
 
-    def discard(self, messages: Messages | Sequence[StagedFile]) -> None:
+    def _finish(self, client: PipelineClient, staged: Sequence[StagedFile], batch: int) -> Sequence[StagedFile]:
+        if not self._is_published_by_commit(batch):
+            self._check_claims(client, staged, batch)
+            return ()
+        files = self._manifest(batch, staged)
+        self._publish_files(client, files, batch)
+        return files
+
+    def _check_claims(self, client: PipelineClient, staged: Sequence[StagedFile], batch: int) -> None:
+        """Refuse a batch of which a partition was published that is none of those that count."""
+        claims = client.list(self._sink.key + "/").items()
+        now = {"epoch": self._sink.epoch, "batch": batch}
+        claimed = {
+            key.rpartition("/")[2]: one.value["content"] for key, one in claims if now.items() <= one.value.items()
+        }
+        if claimed != {str(one.partition): one.content for one in staged if one.rows}:
+            raise RowsNotRepeated(self._sink.writer, batch, "its rows in other partitions")
+
+    def _publish_files(self, client: PipelineClient, files: Sequence[StagedFile], batch: int) -> None:
+        producer = f"{self._sink.writer}~{self._sink.epoch}"
+        encoded = (request for file in files for request in staged_requests(file.path))
+        for number, request in enumerate(encoded):
+            self._send(client, request, *sequence_of(producer, batch, number))
+
+    def _send(self, client: PipelineClient, request: EncodedRequest, producer: str, sequence: int) -> None:
+        send(client, request, producer, sequence)
+
+    def discard(self, staged: Sequence[StagedFile]) -> None:
         """Remove staged files."""
-        for message in messages:
-            if isinstance(message, StagedFile):
-                Path(message.path).unlink(missing_ok=True)
+        for one in staged:
+            Path(one.path).unlink(missing_ok=True)
 
     def _check_writer(self, kept: Mapping[str, Any], staged: Sequence[StagedFile]) -> None:
         """Refuse a second query under one name: each would take the other's batches for repeats of its own."""
         if not kept or self._sink.epoch > kept["epoch"]:
             return
-        other = next((one.query for one in staged if one.query and one.query != kept["query"]), "")
+        other = any(one.query and one.query != kept["query"] for one in staged)
         if other or self._sink.epoch < kept["epoch"]:
-            error = WriterTaken(f"writer {self._sink.writer!r} is in use by another query, in epoch {kept['epoch']}")
-            error.remedy = f"Choose another name, or set the option epoch to {kept['epoch'] + 1} to take it over."
-            raise error
+            raise self._taken(kept["epoch"])
+
+    def _taken(self, epoch: int) -> WriterTaken:
+        error = WriterTaken(f"writer {self._sink.writer!r} is in use by another query, in epoch {epoch}")
+        error.remedy = f"Choose another name, or set the option epoch to {epoch + 1} to take it over."
+        error.add_note(f"{error.code}: {error.remedy}")
+        return error
+
+    def _is_published_by_commit(self, batch: int) -> bool:
+        """A batch that a commit has begun to publish is brought to its end that way, whatever the options say now."""
+        return self._sink.publish == COMMIT or self._manifest_path(batch).exists()
 
     def _manifest_path(self, batch: int) -> Path:
         return self._sink.staging / f"{self._sink.writer}-{self._sink.epoch}-{batch}.json"
@@ -152,15 +288,6 @@ class _Sink:
             write_durably(path, json.dumps([[one.path, one.rows, one.query] for one in staged]))
         return [StagedFile(*one) for one in json.loads(path.read_text())]
 
-    def _publish_files(self, files: Sequence[StagedFile], batch: int) -> None:
-        producer = f"{self._sink.writer}~{self._sink.epoch}"
-        events = (event for file in files if file.rows for event in _events(file, self._sink.stream))
-        for number, request in enumerate(requests(events)):
-            self._send(request, *sequence_of(producer, batch, number))
-
-    def _send(self, request: PublishRequest, producer: str, sequence: int) -> None:
-        publish(self._sink.client, request, producer, sequence)
-
 
 class StreamSink(DataSourceStreamArrowWriter):
     """`writeStream.format("penstock")`."""
@@ -169,13 +296,17 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._sink = _Sink(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.stage(iterator)
+        context = TaskContext.get()
+        batch = context.getLocalProperty(_BATCH_PROPERTY) if context else None
+        if batch is None:
+            raise InputInvalid("Spark", f"does not say in {_BATCH_PROPERTY} which batch this is")
+        return self._sink.write(iterator, int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self._sink.publish(messages, batchId)
+        self._sink.commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Remove nothing: a batch that was published in part goes on from these files, if its manifest names them."""
+        """Remove nothing: a batch that was published in part goes on from these files, if it names them."""
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -191,28 +322,13 @@ class BatchSink(DataSourceArrowWriter):
         self._batch = number_of({name.lower(): value for name, value in options.items()}, "batch") or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.stage(iterator)
+        return self._sink.write(iterator, self._batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.publish(messages, self._batch)
+        self._sink.commit(messages, self._batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove nothing, as for a stream."""
-
-
-def _events(file: StagedFile, stream: str) -> Iterator[NewEvent]:
-    with pa.OSFile(file.path) as source:
-        for batch in pa.ipc.open_stream(source):
-            names = batch.schema.names
-            columns = {name: batch.column(name).to_pylist() for name in names}
-            for row in range(batch.num_rows):
-                body = columns["body"][row]
-                yield NewEvent(
-                    columns["stream"][row] if "stream" in columns else stream,
-                    body.encode() if isinstance(body, str) else bytes(body or b""),
-                    (columns["type"][row] or "") if "type" in columns else "",
-                    (columns["attributes"][row] or "") if "attributes" in columns else "",
-                )
 
 
 def _check_columns(schema: StructType, stream: str) -> None:
@@ -225,20 +341,8 @@ def _check_columns(schema: StructType, stream: str) -> None:
         raise InputInvalid("stream", "must be either a column or an option")
 
 
-def _check_streams(batch: pa.RecordBatch) -> None:
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Refuse a batch with a row that names no stream, before anything of it is published."""
     if "stream" in batch.schema.names and batch.column("stream").null_count:
         raise InputInvalid("column stream", f"is null in {batch.column('stream').null_count:,} rows")
-
-
-def _folder(location: str) -> Path:
-    place = urlsplit(location)
-    if place.scheme not in ("", "file"):
-        raise InputInvalid("option staging", f"{location} is not a folder", remedy="Give one that all workers share.")
-    return Path(unquote(place.path) if place.scheme else location).absolute()
-
-
-def _query() -> str:
-    """The query that this task works for; empty in a batch write."""
-    context = TaskContext.get()
-    return (context.getLocalProperty("sql.streaming.queryId") or "") if context else ""
+    return batch
