@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from bench.rig.machine import cpu_seconds, memory_kb, resident_kb
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
+from bench.rig.sink import measure_sink
 from bench.rig.why import measure_why
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
@@ -34,7 +35,7 @@ from penstock.pipeline.staging import rows_of
 from penstock.pipeline.tables import Lake, open_lake
 from penstock.testing import RunningServer, wait_until
 
-PARTS = ("export", "archive", "why", "freshness", "idle")
+PARTS = ("export", "archive", "sink", "why", "freshness", "idle")
 BODY_BYTES = 200
 LINES = 10_000
 SMALL_EVENTS = 100_000
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
         given.events, given.rounds, given.seconds = 20_000, 1, 5
     wanted = set(given.only or PARTS)
     with reporting("pipeline", given) as (report, folder):
-        if wanted & {"export", "archive"}:
+        if wanted & {"export", "archive", "sink"}:
             _log(report, folder, given, wanted)
         if "why" in wanted:
             report.add(measure_why(folder, given.deliveries))
@@ -84,11 +85,15 @@ def _log(report: Report, folder: Path, given: Any, wanted: set[str]) -> None:
         fill(client, given.events)
         if "export" in wanted:
             report.add(_export(client, server, target.pid, given.rounds))
-        if "archive" in wanted:
-            with session() as spark:
+        if not wanted & {"archive", "sink"}:
+            return
+        with session() as spark:
+            if "archive" in wanted:
                 place = Workplace(spark, client, open_lake(folder / "lake"))
                 bind(client, place.lake)
                 _archive(report, place, target.pid, folder, given)
+            if "sink" in wanted:
+                measure_sink(report, spark, client, target.pid, folder / "sink", given.events, given.rounds)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import debian
 from penstock.cli import java
-from penstock.cli.pipeline import SparkMissing, job_options, require_spark, with_whole_paths
+from penstock.cli.pipeline import SparkMissing, SparkPlace, job_options, require_spark, spark_settings, with_whole_paths
 from penstock.errors import InputInvalid
 
 
@@ -152,3 +152,17 @@ def test_a_file_is_named_from_where_the_command_is_given(tmp_path: Path, monkeyp
 def test_a_stray_word_is_refused() -> None:
     with pytest.raises(InputInvalid, match="neither an option nor its value"):
         job_options(["everything"])
+
+
+def test_settings_of_spark_are_names_and_values() -> None:
+    assert spark_settings(["spark.a=b=c", "spark.d="]) == {"spark.a": "b=c", "spark.d": ""}
+    for wrong in ("spark.a", "a=b", "=x"):
+        with pytest.raises(InputInvalid, match="NAME=VALUE"):
+            spark_settings([wrong])
+
+
+def test_a_job_with_settings_of_its_own_is_not_handed_to_a_driver_that_has_others() -> None:
+    assert SparkPlace("", {}).may_be_handed_over
+    assert not SparkPlace("", {"spark.a": "b"}).may_be_handed_over
+    assert not SparkPlace("local[1]", {}).may_be_handed_over
+    assert not SparkPlace("", {}, own=True).may_be_handed_over

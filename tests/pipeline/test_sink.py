@@ -5,14 +5,18 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import InputInvalid
-from penstock.pipeline import publishing
+from penstock.pipeline import publishing, staged_requests
+from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.sink import BatchSink, StreamSink, sink_options
 from penstock.testing import RunningServer
 from tests.api.client import ask
@@ -64,6 +68,19 @@ def test_tasks_stage_where_they_can_write(tmp_path: Path, more: dict[str, str], 
 def test_columns_must_be_those_of_an_event(tmp_path: Path, columns: tuple[str, ...]) -> None:
     with pytest.raises(InputInvalid):
         sink_options(options(tmp_path), schema(*columns))
+
+
+@given(st.lists(st.builds(NewEvent, st.sampled_from(["/a", "/b", "/c"]), st.binary(max_size=2)), max_size=40))
+def test_rows_of_a_stream_keep_their_order_when_they_are_put_together(given: list[NewEvent]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staged_requests, "WINDOW_ROWS", 10)
+        found = list(staged_requests.by_stream(given))
+
+    for stream in ("/a", "/b", "/c"):
+        assert [e for e in found if e.stream == stream] == [e for e in given if e.stream == stream]
+    assert len(found) == len(given)
+    runs = sum(one.stream != other.stream for one, other in pairwise(found)) + bool(found)
+    assert runs <= 3 * (1 + len(given) // 10)
 
 
 def test_a_row_that_does_not_say_where_to_fails_its_task(tmp_path: Path) -> None:

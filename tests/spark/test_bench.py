@@ -16,12 +16,12 @@ def test_the_benchmark_prints_its_figures_with_their_floors(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "session", lambda: nullcontext(spark))  # a process has one session, and that is ours
-    only = [option for part in ("export", "archive", "why") for option in ("--only", part)]
+    only = [option for part in ("export", "archive", "sink", "why") for option in ("--only", part)]
 
     assert pipeline.main(["--quick", "--json", "--dir", str(tmp_path), *only]) == 0
 
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    names = ["export", "archive", "Spark's part", "time per event", "why"]
+    names = ["export", "archive", "Spark's part", "time per event", "sink", "sink", "why"]
     assert [figure["figure"].partition(",")[0] for figure in figures] == names
     for figure in figures:
         assert figure["value"] > 0

@@ -6,8 +6,9 @@ import json as json_text
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -49,6 +50,11 @@ LakeFolder = Annotated[
 ]
 Master = Annotated[str, typer.Option("--master", metavar="MASTER", help="Spark's master; local[2] by default.")]
 
+Conf = Annotated[
+    list[str],
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; may be repeated. Wins over all others."),
+]
+
 DRIVER: Final = '''"""What spark-submit runs: the driver in the .zip beside it."""
 
 import sys
@@ -79,13 +85,14 @@ def pipeline(
     lake: LakeFolder = "",
     master: Master = "",
     own: Annotated[bool, typer.Option("--own", help="Never hand the job to a running driver.")] = False,
+    conf: Conf = [],  # noqa: B006 - typer copies it
     json: Json = False,
 ) -> int:
     """Run a job of the data pipeline on Spark.
 
-    Where './penstock up' runs, its warm driver does the job. Elsewhere, and with --master, a session of its own
-    does. archive, ledger and rollup go on until they are ended, unless --once is given. Further options belong to
-    the job: docs/pipeline.md lists them.
+    Where './penstock up' runs, its warm driver does the job. Elsewhere, and with --master or --conf, a session of
+    its own does; spark-defaults.conf and PYSPARK_SUBMIT_ARGS count for it. archive, ledger and rollup go on until
+    they are ended, unless --once is given. Further options belong to the job: docs/pipeline.md lists them.
 
     \b
     ./penstock pipeline archive --once --lake ./lake
@@ -104,7 +111,8 @@ def pipeline(
     check_options(job, options)
     client = PipelineClient(server_url(url), find_token(token))
     location = _location(client, lake)
-    while (outcome := _run(client, job, options, location, master, own, once)).data.get("more"):
+    place = SparkPlace(master, spark_settings(conf), own)
+    while (outcome := _run(client, job, options, location, place, once)).data.get("more"):
         print(outcome.words, file=sys.stderr)  # it has given way to others, and goes on
     return _print(outcome, json=json)
 
@@ -115,6 +123,7 @@ def audit(
     lake: LakeFolder = "",
     master: Master = "",
     full: Annotated[bool, typer.Option("--full", help="Read every file again, not only what is new.")] = False,
+    conf: Conf = [],  # noqa: B006 - typer copies it
     json: Json = False,
 ) -> int:
     """Prove that nothing is missing and nothing is there twice; ends with 0 if that is so.
@@ -130,31 +139,57 @@ def audit(
 
     client = PipelineClient(server_url(url), find_token(token))
     options = {"full": ""} if full else {}
-    return _print(_run(client, "audit", options, _location(client, lake), master, False, True), json=json)
+    place = SparkPlace(master, spark_settings(conf))
+    return _print(_run(client, "audit", options, _location(client, lake), place, once=True), json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlace:
+    """Where a job is to run, as the command line says it."""
+
+    master: str
+    settings: dict[str, str]
+    own: bool = False
+
+    @property
+    def may_be_handed_over(self) -> bool:
+        """Whether a driver that runs already may do it."""
+        return not (self.own or self.master or self.settings)
+
+
+def spark_settings(given: list[str]) -> dict[str, str]:
+    """`--conf NAME=VALUE` as a mapping."""
+    pairs = [one.partition("=") for one in given]
+    for name, equals, _ in pairs:
+        if not equals or not name.startswith("spark."):
+            raise InputInvalid("--conf", f"{name[:40]!r} is not spark.NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
 def _run(
-    client: PipelineClient, job: str, options: dict[str, str], lake: str, master: str, own: bool, once: bool
+    client: PipelineClient, job: str, options: dict[str, str], lake: str, place: SparkPlace, once: bool
 ) -> JobOutcome:
     from penstock.pipeline import handed_jobs
 
-    if not own and not master and handed_jobs.warm_driver(client, lake):
+    if place.may_be_handed_over and handed_jobs.warm_driver(client, lake):
         return handed_jobs.hand_over(client, job, options)
     from penstock.pipeline.jobs import JobOutcome, Workplace
     from penstock.pipeline.lake_identity import bind
     from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop
-    from penstock.pipeline.session import LOCAL, open_session
+    from penstock.pipeline.session import LOCAL, given_settings, open_session
     from penstock.pipeline.tables import open_lake
 
     opened = open_lake(lake)
     bind(client, opened)
-    with _package_for(master) as files:
-        spark = open_session(master or LOCAL, name=f"penstock-{job}", settings=files)
+    given = {**given_settings(), **place.settings}
+    master = place.master or given.get("spark.master", LOCAL)
+    with _package_for(master, given) as files:
+        spark = open_session(master, name=f"penstock-{job}", settings={**place.settings, **files})
         try:
-            place = Workplace(spark, client, opened)
+            work = Workplace(spark, client, opened)
             if once or job not in LOOPING:
-                return _to_its_end(place, job, options)
-            loop = JobLoop(place, {job: PERIOD_SECONDS})
+                return _to_its_end(work, job, options)
+            loop = JobLoop(work, {job: PERIOD_SECONDS})
             with Heart(client, loop.state):
                 loop.run(lambda: False)
             return JobOutcome("ended")
@@ -172,15 +207,16 @@ def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> JobOutco
 
 
 @contextmanager
-def _package_for(master: str) -> Iterator[dict[str, str]]:
-    """Settings that give workers in other processes our code, as a .zip."""
-    if not master or master.startswith("local"):
+def _package_for(master: str, given: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Settings that give workers in other processes our code, as a .zip beside what they are given anyway."""
+    if master.startswith("local"):
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder, "penstock-spark.zip")
         make_package(file)
-        yield {"spark.submit.pyFiles": str(file)}
+        theirs = given.get("spark.submit.pyFiles", "")
+        yield {"spark.submit.pyFiles": f"{theirs},{file}" if theirs else str(file)}
 
 
 def job_options(arguments: list[str]) -> dict[str, str]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,10 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 _BUFFER_BYTES: Final = 4 * 1024 * 1024
+WINDOW_ROWS: Final = 10_000
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+"""Rows that are sorted by stream together, in memory. A request has rows of one stream, and each request is a durable
+write of the server's: rows that go to many streams in turn would be one request each."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +90,25 @@ def stage(folder: Path, batches: Iterator[pa.RecordBatch], stream: str, query: s
             rows += batch.num_rows
 
     with path.open("wb") as file, pa.ipc.new_stream(file, _SCHEMA) as writer:
-        for group in _groups(encode(request) for request in requests(events())):
+        for group in _groups(encode(request) for request in requests(by_stream(events()))):
             columns = [[getattr(one, name) for one in group] for name in _SCHEMA.names]
             writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
     sync(path)
     sync(folder)
     return StagedFile(str(path), rows, query, partition, digest.order, digest.content)
+
+
+def by_stream(events: Iterable[NewEvent]) -> Iterator[NewEvent]:
+    """The same events, those of one stream next to each other within a window. Within a stream their order is kept."""
+    window: dict[str, list[NewEvent]] = {}
+    rows = size = 0
+    for event in events:
+        window.setdefault(event.stream, []).append(event)
+        rows, size = rows + 1, size + len(event.body)
+        if rows >= WINDOW_ROWS or size >= WINDOW_BYTES:
+            yield from chain.from_iterable(window.values())
+            window, rows, size = {}, 0, 0
+    yield from chain.from_iterable(window.values())
 
 
 def staged_requests(path: str) -> Iterator[EncodedRequest]:
