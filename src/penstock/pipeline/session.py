@@ -55,9 +55,10 @@ def open_session(
     given = given_settings()
     if is_submitted():
         master = given.get("spark.master", master)
-    made = {**settings_for(master, given, os.environ), **(settings or {})}
+    said = {**given, **(settings or {})}
+    made = {**settings_for(master, said, os.environ), **(settings or {})}
     if not is_submitted():
-        _set_environment({**given, **made}, near=master.startswith("local") or _is_loopback(made))
+        _set_environment({**said, **made}, near=master.startswith("local") or _is_loopback(made))
     builder = SparkSession.builder.master(master)
     if "spark.app.name" not in given:
         builder = builder.appName(name)
@@ -79,7 +80,7 @@ def _set_environment(settings: Mapping[str, str], *, near: bool) -> None:
 
 
 def settings_for(master: str, given: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Our settings of a session, without those that were *given*, under whatever name Spark has for them."""
+    """Our settings of a session, without those that were *given*; where the driver is, is given by any of its names."""
     where = {} if environment.keys() & _ADDRESSES.keys() or given.keys() & _ADDRESSES.values() else listening(master)
     return {key: value for key, value in {**_ALWAYS, **where}.items() if key not in given}
 

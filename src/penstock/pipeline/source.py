@@ -39,7 +39,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client.http import ApiError
 from penstock.core.names import check_name, matches
-from penstock.errors import InputInvalid, NameInvalid, PenstockError, Trimmed
+from penstock.errors import InputInvalid, NameInvalid, OperatorError, PenstockError, Trimmed
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.offsets import (
     Cut,
@@ -79,7 +79,7 @@ class CutOff(PenstockError):
     remedy = "Run the task again; look at the server's log if it happens often."
 
 
-class DataLost(PenstockError):
+class DataLost(OperatorError):
     """What is to be read next is no longer in the log."""
 
     code = "data_lost"
@@ -92,7 +92,7 @@ class DataLost(PenstockError):
         self.add_note(f"{self.code}: {self.remedy}")  # all that Spark shows of an error is its traceback
 
 
-class PositionBeyondLog(PenstockError):
+class PositionBeyondLog(OperatorError):
     """The checkpoint is ahead of the log, which was restored from a backup or is another one."""
 
     code = "position_beyond_log"

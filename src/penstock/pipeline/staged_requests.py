@@ -54,7 +54,7 @@ def _key(kin: tuple[str, str, str]) -> bytes:
     return hashlib.blake2b("\0".join(kin).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-class _Digest:
+class _RowsDigest:
     """Tells whether two runs of a task gave the same rows, and in the same order."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Digest:
 def stage(folder: Path, batches: Iterator[pa.RecordBatch], stream: str, query: str, partition: int) -> StagedFile:
     """Write the requests that *batches* make to a file of their own, durably."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, digest, rows = folder / f"{uuid.uuid4().hex}.arrow", _Digest(), 0
+    path, digest, rows = folder / f"{uuid.uuid4().hex}.arrow", _RowsDigest(), 0
 
     def events() -> Iterator[NewEvent]:
         nonlocal rows
