@@ -81,7 +81,6 @@ def test_spark_connect(server: RunningServer, connect: str, tmp_path: Path) -> N
     totals = [{"stream": "/orders/0", "count": 3}, {"stream": "/orders/1", "count": 2}]
 
     said = run(server, tmp_path, sys.executable, str(EXAMPLES / "spark_connect.py"), connect)
-    run(server, tmp_path, sys.executable, str(EXAMPLES / "spark_connect.py"), connect)
 
     assert [json.loads(line) for line in said.splitlines()] == totals
     assert events(server, "/totals") == totals

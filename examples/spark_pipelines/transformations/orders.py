@@ -6,6 +6,7 @@ import os
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline import register
 
@@ -26,7 +27,7 @@ def orders() -> DataFrame:
 @dp.materialized_view
 def prices() -> DataFrame:
     """What was spent on each item."""
-    return spark.read.table("orders").groupBy("item").sum("price").withColumnRenamed("sum(price)", "spent")
+    return spark.read.table("orders").groupBy("item").agg(F.sum("price").alias("spent"))
 
 
 dp.create_sink("alerts", "penstock", {**SERVER, "writer": "large-orders", "stream": "/alerts/large"})

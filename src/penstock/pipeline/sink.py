@@ -8,8 +8,8 @@ for a numbered request that it has seen, so what must not change is which rows a
     write      rows become encoded requests in a file (`staged_requests`), with a digest of the rows
                the task claims its partition of the batch at the server: file and digest; who is first has decided
                publish the requests under the partition's own producer, then say at the server that it is done
-               a repeat publishes the same rows in the same order, or the file that was claimed, if it can open it;
-               if it has other rows it fails with `rows_not_repeated`, and adds nothing
+               a repeat publishes the file that was claimed, or its own if it has the same rows in the same order;
+               if it has other rows, or can do neither, it fails with `rows_not_repeated`, and adds nothing
     commit     compare what was claimed with the tasks that count, then remember the batch at the server
 
 `publish=commit`: for queries that give other rows when they are repeated (random numbers, new ids). Tasks only stage,
@@ -147,8 +147,12 @@ class _Sink:
         """Stage what a task got, and publish it, unless the commit does that."""
         staged = self.stage(batches)
         if not self._is_published_by_commit(batch):
-            with closing(self._sink.client()) as client:
-                self._publish_partition(client, staged, batch)
+            try:
+                with closing(self._sink.client()) as client:
+                    self._publish_partition(client, staged, batch)
+            except Conflict:  # refused: no claim names this file
+                self.discard([staged])
+                raise
             self.discard([staged])
         return staged
 
@@ -204,12 +208,12 @@ class _Sink:
             raise RowsNotRepeated(self._sink.writer, batch, f"other rows in partition {staged.partition}")
         if held["done"]:
             return None
-        if held["order"] == staged.order:
-            return StoredRecord(claim.version, {**held, "path": staged.path})
-        if not Path(held["path"]).exists():
+        if Path(held["path"]).exists():
+            return claim
+        if held["order"] != staged.order:
             what = f"rows in another order in partition {staged.partition}, and {held['path']} cannot be read here"
             raise RowsNotRepeated(self._sink.writer, batch, what)
-        return claim
+        return StoredRecord(claim.version, {**held, "path": staged.path})
 
     # ── at the driver ─────────────────────────────────────────────────────────────────────────
 
