@@ -11,8 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.pipeline import register
 
 spark = SparkSession.active()
-spark.addArtifacts("penstock-spark.zip", pyfile=True)  # neither this nor the next is needed
-register(spark)  # where Spark's server can import pyspark_penstock
+register(spark)
 SERVER = {"url": os.environ["PENSTOCK_URL"], "token": os.environ["PENSTOCK_TOKEN"]}
 
 

@@ -171,7 +171,7 @@ def known_options(given: Mapping[str, str], known: Set[str]) -> dict[str, str]:
     """Options by their names in lower case. Refuses any that is not *known*, nor added by Spark itself."""
     options = {name.lower(): value for name, value in given.items()}
     for name in options:
-        if name not in known and name not in ("path", "checkpointlocation"):
+        if name not in known and name not in ("path", "checkpointlocation", "queryname"):
             raise InputInvalid(f"option {name}", f"is unknown; known are {', '.join(sorted(known))}")
     return options
 
