@@ -115,3 +115,19 @@ def test_what_cannot_be_is_refused(shared_server: RunningServer) -> None:
         MessageStream("ftp://x", "a:b")
     with pytest.raises(ApiError, match="No sessionKey"):
         next(MessageStream(shared_server.url, "").messages())
+
+
+def test_the_end_of_a_session_is_heard_although_packs_wait_to_be_confirmed(shared_server: RunningServer) -> None:
+    """The server says so and closes in one breath: what is sent to it then fails, what it said is there."""
+    for number in range(20):
+        actor = f"ends-{number}"
+        key = login(shared_server, actor)
+        emit(shared_server, actor, ["shop"])
+        sleeps: list[float] = []
+        stream = MessageStream(shared_server.url, key, transport="websocket", sleep=sleeps.append)
+        messages = stream.messages()
+        next(messages)
+        ask(shared_server, "DELETE", f"/v1/sessions/{actor}", reason="loggedOut")
+        with pytest.raises(SessionEnded):
+            next(messages)
+        assert len(sleeps) <= 2, "it came back again and again"

@@ -42,8 +42,8 @@ read _
 mount -t tmpfs none {MINE}
 mkdir {MINE}/site {MINE}/work
 mount --bind {SITE} {MINE}/site
-mount -t tmpfs none /tmp
 mount -t tmpfs none {ROOT}
+mount -t tmpfs none /tmp
 printf '#!/bin/sh\\nPYTHONPATH="$PYTHONPATH:{MINE}/site" exec {Path(sys.executable).resolve()} -S "$@"\\n' > {PYTHON}
 chmod +x {PYTHON}
 cd {MINE}

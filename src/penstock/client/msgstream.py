@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -156,13 +157,14 @@ class _WebSocketTransport:
         self._context: Any = None
 
     def receive(self, confirm: Sequence[int]) -> bytes | str | None:
-        from websockets.exceptions import WebSocketException
+        from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
             if self._opened is None:
                 self._open()
             if confirm:
-                self._opened.send(",".join(map(str, confirm)))
+                with suppress(ConnectionClosed):  # what was said before it was closed is still to be read
+                    self._opened.send(",".join(map(str, confirm)))
             text: bytes | str = self._opened.recv()
         except (OSError, EOFError, WebSocketException) as error:
             raise ServerUnreachable(self._url, error) from error
