@@ -53,6 +53,7 @@ NOWHERE: tuple[Any, ...] = (
     7,
     ["x"],
 )
+LIVE = ("/v1/tail", "/v1/stats/live")  # answers that do not end
 
 
 @dataclass(slots=True)
@@ -226,7 +227,7 @@ def forms_of(document: dict[str, Any]) -> list[Form]:
                      if one["in"] == "query"}  # fmt: skip
             names = {one["name"]: _likely(one["name"], one["schema"]) for one in operation["parameters"]}
             body = _body(document, operation.get("requestBody"))
-            forms.append(Form(method.upper(), path.format(**names), query, {}, body, live=path == "/v1/tail"))
+            forms.append(Form(method.upper(), path.format(**names), query, {}, body, live=path in LIVE))
     return forms
 
 
