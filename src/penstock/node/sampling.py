@@ -21,13 +21,14 @@ from penstock.core.traffic import StreamTraffic
 from penstock.core.trimming import TrimLimit
 from penstock.http.listener import Listener
 from penstock.node.engine import Engine
+from penstock.wire.ledger import STATES
 
 STEP_SECONDS: Final = 1.0
 LOOKED_THROUGH: Final = 10_000
 """Readers that are looked through every second: a millisecond or two. Twice as many, every other second."""
 PIPELINE_STEPS: Final = 5
 """Steps between two looks at how far the lake is: each reads the registry."""
-NOT_DELIVERED: Final = ("dead", "dropped", "expired", "lost")
+NOT_DELIVERED: Final = tuple(state.name for state in STATES if state.final and state.failed)
 
 
 class Sampler:
