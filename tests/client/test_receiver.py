@@ -482,3 +482,17 @@ def test_it_is_a_wsgi_application(tmp_path: Path) -> None:
     [body] = app.receiver.wsgi(environ, start)
     assert (status, json.loads(body)["CorrectSubscriptionId"]) == (["200 OK"], SUB)
     app.receiver.close()
+
+
+def test_what_comes_after_its_end_is_refused(tmp_path: Path) -> None:
+    app = App(lambda: sqlite3.connect(tmp_path / "app.db"))
+    app.receiver.close()
+    app.receiver.close()
+    environ = {"wsgi.input": io.BytesIO(QUERY_ID), "CONTENT_LENGTH": str(len(QUERY_ID)), "QUERY_STRING": ""}
+    said: list[str] = []
+
+    app.receiver.wsgi(environ, lambda status, _: said.append(status))
+    reply = asyncio.run(app.receiver._reply("", {}, QUERY_ID))
+
+    assert said == ["503 Error"]
+    assert reply.status == 503

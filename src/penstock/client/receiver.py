@@ -22,7 +22,8 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
@@ -113,11 +114,20 @@ class Receiver:
         self._key = webhooks.parse_secret(secret) if secret else None
         self._offsets = Offsets(connect, table)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="receiver")
+        self._turn, self._closed = Lock(), False
 
     def close(self) -> None:
-        """Finish the push in progress and close the connection."""
-        self._thread.submit(self._offsets.close)
+        """Finish the push in progress and close the connection. Pushes that come later are refused."""
+        with self._turn:
+            if not self._closed:
+                self._thread.submit(self._offsets.close)
+            self._closed = True
         self._thread.shutdown()
+
+    def _begin(self, query: str, headers: dict[str, str], body: bytes) -> Future[Reply] | None:
+        """Take one push in the receiver's thread; None if it is closed."""
+        with self._turn:
+            return None if self._closed else self._thread.submit(self.answer, query, headers, body)
 
     # ── the two ways in ────────────────────────────────────────────────────────────────────────
 
@@ -140,8 +150,8 @@ class Receiver:
     async def _reply(self, query: str, headers: dict[str, str], body: bytes | None) -> Reply:
         if body is None:
             return _text(413, f"a push has at most {self._limit_bytes} bytes")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self.answer, query, headers, body)
+        begun = self._begin(query, headers, body)
+        return _ENDING if begun is None else await asyncio.wrap_future(begun)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
@@ -161,7 +171,8 @@ class Receiver:
             reply = _text(413, f"a push has at most {self._limit_bytes} bytes")
         else:
             body, query = environ["wsgi.input"].read(size), environ.get("QUERY_STRING", "")
-            reply = self._thread.submit(self.answer, query, headers, body).result()
+            begun = self._begin(query, headers, body)
+            reply = _ENDING if begun is None else begun.result()
         head = [("Content-Type", reply.content_type), ("Content-Length", str(len(reply.body)))]
         start_response(f"{reply.status} {'OK' if reply.status == 200 else 'Error'}", head)
         return [reply.body]
@@ -283,3 +294,6 @@ def _cursor(text: str, what: str) -> Cursor:
 
 def _text(status: int, message: str) -> Reply:
     return Reply(status, message.encode() + b"\n", "text/plain; charset=utf-8")
+
+
+_ENDING = _text(503, "the app is about to end")
