@@ -62,6 +62,6 @@ def phrase(file: Path) -> str:
     for mark in (";", ":", ","):
         if len(sentence) <= LONGEST:
             break
-        cut = sentence.rfind(mark, 20, LONGEST)
+        cut = sentence.find(mark, 16)
         sentence = sentence[:cut] if cut > 0 else sentence
     return sentence
