@@ -317,7 +317,7 @@ class AnswersTooEarly(Session):
         return self.machine.confirmed()
 
     async def _confirm_later(self, numbers: list[int]) -> None:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # the sabotage itself: a confirmation that is answered before it is stored
         await self.home.context.mailbox.confirm(self.mailbox, self.record.month, numbers)
 
 

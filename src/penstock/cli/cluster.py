@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.serve import demo_lines
+from penstock.cli.shows import interrupt, own_folder
 from penstock.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ def demo(
     from penstock.testing import start_nats, start_nodes
     from penstock.testing.nats import NatsFailed
 
-    signal.signal(signal.SIGTERM, _interrupt)
-    with _folder(data) as folder, ExitStack() as stack:
+    signal.signal(signal.SIGTERM, interrupt)
+    with own_folder(data, "penstock-cluster-") as folder, ExitStack() as stack:
         print("starting three NATS servers and three nodes …", flush=True)
         try:
             nats = stack.enter_context(start_nats(folder / "nats", servers=3))
@@ -48,20 +47,6 @@ def demo(
             signal.pause()
         except KeyboardInterrupt:
             print("\nending all of them", flush=True)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _folder(data: Path | None) -> Iterator[Path]:
-    if data is not None:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        yield data
-        return
-    with tempfile.TemporaryDirectory(prefix="penstock-cluster-") as made:
-        yield Path(made)
 
 
 def _show(nats: NatsCluster, nodes: list[RunningServer]) -> None:

@@ -11,13 +11,11 @@ from typing import Protocol, runtime_checkable
 from penstock.core.background import Background
 from penstock.core.bus import Bus
 from penstock.core.clock import Clock
-from penstock.core.export import Export
-from penstock.core.log import Log
 from penstock.core.lookout import Changes
-from penstock.core.mailbox import Mailbox
 from penstock.core.members import Membership
 from penstock.core.metering import Sample
-from penstock.core.registry import Registry, made_once
+from penstock.core.registry import made_once
+from penstock.core.storage import Storage
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.engine import SqliteOptions
 from penstock.engines.sqlite.writer import Limits
@@ -27,37 +25,15 @@ from penstock.settings import Settings
 NODE = "local"  # a node that is alone needs no other name
 
 
-class Engine(Protocol):
+class Engine(Storage, Protocol):
     """A storage engine: the four contracts in one."""
 
     @property
-    def log(self) -> Log: ...
-    @property
-    def mailbox(self) -> Mailbox: ...
-    @property
-    def registry(self) -> Registry: ...
-    @property
     def bus(self) -> Bus: ...
-    @property
-    def export(self) -> Export: ...
 
     @property
     def changes(self) -> Changes | None:
         """What other nodes do; None when there are none."""
-        ...
-
-    @property
-    def trouble(self) -> str:
-        """Why it should get no requests now; empty when all is well."""
-        ...
-
-    @property
-    def queued(self) -> int:
-        """Batches that wait to be stored."""
-        ...
-
-    async def backup(self, directory: Path) -> object:
-        """Copy everything into an empty directory while running."""
         ...
 
 

@@ -13,7 +13,7 @@ import msgspec
 from penstock import __version__
 from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import INTEGER, STRING, an_object, operation, shown_as, text
-from penstock.api.v1.way import ENTRY_OR_MESSAGE
+from penstock.api.v1.way import WHICH_ENTRY
 from penstock.core.why import Folded, Why, WhyAnswer
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
@@ -69,13 +69,7 @@ class OperationsApi:
     @operation(
         "What became of an entry, or of a message, for a recipient.",
         query=(
-            text(
-                "entry",
-                "Id of the entry, or of the message.",
-                pattern=ENTRY_OR_MESSAGE,
-                most=MESSAGE_ID_CHARACTERS,
-                required=True,
-            ),
+            WHICH_ENTRY,
             text("recipient", "Name of the recipient.", least=1, most=RECIPIENT_BYTES, required=True),
         ),
         answers={200: WhyAnswer},

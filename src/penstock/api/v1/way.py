@@ -17,8 +17,14 @@ from penstock.http.responses import Response
 from penstock.http.routing import Route
 from penstock.limits import MESSAGE_ID_CHARACTERS, RECIPIENT_BYTES, WAY_PAGE, WAY_RECIPIENTS
 
-ENTRY_OR_MESSAGE: Final = r"^(?:[1-9][0-9]{0,17}|[^\x00]*[^0-9\x00][^\x00]*)$"
-"""An entry's id, or what cannot be one."""
+WHICH_ENTRY: Final = text(
+    "entry",
+    "Id of the entry, or of the message.",
+    pattern=r"^(?:[1-9][0-9]{0,17}|[^\x00]*[^0-9\x00][^\x00]*)$",
+    most=MESSAGE_ID_CHARACTERS,
+    required=True,
+)
+"""What is asked about: an entry's id, or what cannot be one."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,13 +42,7 @@ class WayApi:
     @operation(
         "What became of an entry, or of a message, for everybody: counts by state, and a page of recipients.",
         query=(
-            text(
-                "entry",
-                "Id of the entry, or of the message.",
-                pattern=ENTRY_OR_MESSAGE,
-                most=MESSAGE_ID_CHARACTERS,
-                required=True,
-            ),
+            WHICH_ENTRY,
             text("search", "Part of the recipient's name.", most=RECIPIENT_BYTES),
             text("state", "Only those in this state.", most=20),
             text("door", "Only those of this door.", most=20),

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.errors import InputInvalid
+from penstock.cli.shows import interrupt, own_folder
 
 if TYPE_CHECKING:
     from penstock.cli.demo.story import Story
@@ -41,11 +38,11 @@ def demo(
     if no_system:
         os.environ["PENSTOCK_NO_SYSTEM"] = "1"
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _interrupt)
+        signal.signal(ending, interrupt)
     teller = Teller()
     teller.say("Penstock in one story: five kinds of clients, one log, one kill -9.\n")
     try:
-        with _folder(data) as folder, Story(folder, teller) as story:
+        with own_folder(data, "penstock-demo-", empty=True) as folder, Story(folder, teller) as story:
             _tell(story, fast=fast)
             if not no_wait:
                 _wait(teller, story.console)
@@ -71,19 +68,3 @@ def _wait(teller: Teller, console: str) -> None:
         sys.stdin.readline()
     except KeyboardInterrupt:
         teller.say()
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def _folder(data: Path | None) -> Iterator[Path]:
-    if data is not None:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(data.iterdir()):
-            raise InputInvalid("--data", f"{data} is not empty", remedy="Name a new folder.")
-        yield data
-        return
-    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as made:
-        yield Path(made)

@@ -22,9 +22,10 @@ import msgspec
 from penstock.core.background import Background, Loop
 from penstock.core.lookout import MailboxChange
 from penstock.core.matching import Interest
+from penstock.core.storage import Storage
 from penstock.engines.local.frames import encode
 from penstock.engines.local.link import BEAT_SECONDS, SocketPath
-from penstock.engines.local.worker_link import NewestIds, SharedEngine, WorkerLink
+from penstock.engines.local.worker_link import NewestIds, WorkerLink
 from penstock.values import Entry, Kind
 
 SILENT_SECONDS: Final = 10.0
@@ -39,7 +40,7 @@ _STARTED: Final = "workers/started"  # put and deleted at each start, to learn t
 class LogServer:
     """Gives one engine to all workers of this machine. Lives in `async with`."""
 
-    def __init__(self, engine: SharedEngine, path: Path, background: Background | None = None) -> None:
+    def __init__(self, engine: Storage, path: Path, background: Background | None = None) -> None:
         self.engine, self._path = engine, path
         self._background = background or Background()
         self.interest: Interest[WorkerLink] = Interest()

@@ -17,15 +17,13 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import msgspec
 
-from penstock.core.export import Export, ExportRange
-from penstock.core.log import Log
+from penstock.core.export import ExportRange
 from penstock.core.lookout import MailboxChange, RecordChange
-from penstock.core.mailbox import Mailbox
 from penstock.core.matching import Interest
 from penstock.core.metering import Sample, process_samples
 from penstock.core.names import is_exact
 from penstock.core.promise import Pending, Promise
-from penstock.core.registry import Registry
+from penstock.core.storage import Storage
 from penstock.engines.local.contracts import METHODS
 from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
 from penstock.engines.local.link import Link
@@ -46,25 +44,6 @@ REMEMBERED: Final = 8_192
 """Streams whose newest id is known without a read; twice as many just before the older half is forgotten."""
 
 _PEER: Final = struct.Struct("3i")  # process, user, group
-
-
-class SharedEngine(Protocol):
-    """The engine that keeps the log."""
-
-    @property
-    def log(self) -> Log: ...
-    @property
-    def mailbox(self) -> Mailbox: ...
-    @property
-    def registry(self) -> Registry: ...
-    @property
-    def export(self) -> Export: ...
-    @property
-    def trouble(self) -> str: ...
-    @property
-    def queued(self) -> int: ...
-
-    async def backup(self, directory: Path) -> object: ...
 
 
 @runtime_checkable
@@ -98,7 +77,7 @@ class NewestIds:
 class WorkersHome(Protocol):
     """What a worker's link needs of the server that it belongs to (`engines/local/server.py`)."""
 
-    engine: SharedEngine
+    engine: Storage
     interest: Interest[WorkerLink]
     links: dict[WorkerLink, None]
     newest: NewestIds
