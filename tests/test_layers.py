@@ -46,7 +46,8 @@ FOR_DOORS = tuple(f"penstock.api.{name}" for name in ("auth", "context", "descri
 MAY_IMPORT = {
     "penstock.wire": (*PURE, "penstock.wire"),
     "penstock.core": (*BASE, "penstock.wire", "penstock.core"),
-    "penstock.engines": (*BASE, "penstock.wire", "penstock.core", "penstock.engines"),
+    "penstock.iceberg": (*BASE, "penstock.wire", "penstock.iceberg"),
+    "penstock.engines": (*BASE, "penstock.wire", "penstock.core", "penstock.iceberg", "penstock.engines"),
     "penstock.http": (*BASE, "penstock.wire", *NEUTRAL, "penstock.http"),
     "penstock.api": (*BASE, "penstock.wire", "penstock.core", "penstock.http", "penstock.api"),
     "penstock.doors": (*BASE, "penstock.wire", "penstock.core", *FACING_DOORS, *FOR_DOORS),
@@ -59,7 +60,7 @@ MAY_NOT_IMPORT = {
     "penstock.pipeline": tuple(f"penstock.{room}" for room in ("http", "api", "engines", "doors", "node")),
     "penstock.testing": ("penstock.node", "penstock.doors", "penstock.pipeline"),
 }
-ONLY_IN = {"nats": "penstock.engines.jetstream", "pyspark": "penstock.pipeline", "py4j": "penstock.pipeline"}
+ONLY_IN = {"nats": "penstock.engines.jetstream", "pyiceberg": "penstock.iceberg", "pyspark": "penstock.pipeline", "py4j": "penstock.pipeline"}
 
 
 def is_in(module: str, layer: str) -> bool:
