@@ -60,7 +60,12 @@ MAY_NOT_IMPORT = {
     "penstock.pipeline": tuple(f"penstock.{room}" for room in ("http", "api", "engines", "doors", "node")),
     "penstock.testing": ("penstock.node", "penstock.doors", "penstock.pipeline"),
 }
-ONLY_IN = {"nats": "penstock.engines.jetstream", "pyiceberg": "penstock.iceberg", "pyspark": "penstock.pipeline", "py4j": "penstock.pipeline"}
+ONLY_IN = {
+    "nats": "penstock.engines.jetstream",
+    "pyiceberg": "penstock.iceberg",
+    "pyspark": "penstock.pipeline",
+    "py4j": "penstock.pipeline",
+}
 
 
 def is_in(module: str, layer: str) -> bool:

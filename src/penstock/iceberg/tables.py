@@ -12,23 +12,23 @@ Nothing that is written here is visible until somebody points at the new metadat
 made on the state that its turn began with, so a driver that was overtaken cannot add its rows to another's.
 """
 
+# pyiceberg's models are made by the names of their fields; mypy knows them by their aliases in JSON only.
+# mypy: disable-error-code="call-arg"
+
 from __future__ import annotations
 
-import io
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import (
     PyArrowFile,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
-    schema_to_pyarrow,
 )
 from pyiceberg.manifest import (
     DataFile,
@@ -41,9 +41,8 @@ from pyiceberg.manifest import (
     write_manifest,
     write_manifest_list,
 )
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, new_table_metadata
+from pyiceberg.table.metadata import TableMetadataV2, new_table_metadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import (
     MetadataLogEntry,
@@ -55,8 +54,9 @@ from pyiceberg.table.snapshots import (
     update_snapshot_summaries,
 )
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.transforms import DayTransform
 
+from penstock.iceberg.files import WrittenFile
+from penstock.iceberg.schemas import partitions_of, properties_of, schema_of
 from penstock.iceberg.store import Store
 
 MERGE: Final = 16
@@ -65,26 +65,38 @@ MERGE: Final = 16
 MERGE_ENTRIES: Final = 2_000
 """Manifests with more entries in all are left as they are: merging them would hold up a commit."""
 
+MOST_MANIFESTS: Final = 64
+"""Where files are replaced here and there the levels get mixed up. Over this the small manifests become one."""
+
 SNAPSHOTS: Final = 10
 """Kept for time travel, and for readers in the middle of a scan. Older ones go with the next commit."""
+
+GRACE_MS: Final = 10 * 60 * 1000
+"""For so long data files that were replaced stay: the snapshot that names them is kept. A scan may take that long."""
 
 _CODEC: Final = "deflate"
 _MAIN: Final = "main"
 _ManifestsOf = Mapping[int, tuple[ManifestFile, ...]]  # by the snapshot's id
+_EntriesOf = dict[str, list[ManifestEntry]]  # by the manifest's location
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A data file that somebody has written. Its footer says what is in it."""
+class PlannedFile:
+    """A data file that a table names, and what the manifest says of its rows."""
 
     location: str
     size: int
-    footer: bytes  # of the Parquet file, with its length and the magic word
+    rows: int
+    _schema: Schema
+    _lower: Mapping[int, bytes]
+    _upper: Mapping[int, bytes]
 
-    @property
-    def metadata(self) -> parquet.FileMetaData:
-        """The footer, read."""
-        return parquet.read_metadata(io.BytesIO(b"PAR1" + self.footer))
+    def bounds(self, column: str) -> tuple[Any, Any]:
+        """The least and the greatest value of a column; None where that is not known. Texts may be cut off."""
+        field = self._schema.find_field(column)
+        found = (self._lower.get(field.field_id), self._upper.get(field.field_id))
+        least, greatest = (None if one is None else from_bytes(field.field_type, one) for one in found)  # type: ignore[arg-type]
+        return least, greatest
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,33 +133,38 @@ class Table:
     """One state of a table. It never changes: a commit makes another."""
 
     def __init__(
-        self, files: StoreIO, metadata: TableMetadata, location: str = "", manifests: _ManifestsOf | None = None
+        self, files: StoreIO, metadata: TableMetadataV2, location: str = "", before: Table | None = None
     ) -> None:
-        """*location* is that of its metadata.json; *manifests* are those of its snapshots that are known already."""
+        """*location* is that of its metadata.json. What the state *before* has read is not read again."""
         self._files, self.metadata, self.location = files, metadata, location
-        known = manifests or {}
-        self._manifests = {one.snapshot_id: known.get(one.snapshot_id) or _read(files, one) for one in metadata.snapshots}
+        known: _ManifestsOf = before._manifests if before else {}
+        self._manifests: dict[int, tuple[ManifestFile, ...]] = {
+            one.snapshot_id: known.get(one.snapshot_id) or _read(files, one) for one in metadata.snapshots
+        }
+        paths = {one.manifest_path for manifests in self._manifests.values() for one in manifests}
+        self._entries: _EntriesOf = (
+            {path: one for path, one in before._entries.items() if path in paths} if before else {}
+        )
         schema = metadata.schema()
         self._statistics = compute_statistics_plan(schema, metadata.properties)
         self._ids = parquet_path_to_id_mapping(schema)
 
     @classmethod
-    def create(
-        cls, store: Store, name: str, schema: Schema, *, day_of: str = "", properties: Mapping[str, str] | None = None
-    ) -> Table:
-        """An empty table, partitioned by the day of a column if *day_of* names one. Nothing is written yet."""
-        spec = UNPARTITIONED_PARTITION_SPEC
-        if day_of:
-            source = schema.find_field(day_of).field_id
-            spec = PartitionSpec(PartitionField(source_id=source, field_id=1000, transform=DayTransform(), name="day"))
-        described = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, store.location(name), dict(properties or {}))
-        return cls(StoreIO(store), described)
+    def create(cls, store: Store, name: str) -> Table:
+        """The lake's table *name*, empty. Nothing is written yet."""
+        described = new_table_metadata(
+            schema_of(name), partitions_of(name), UNSORTED_SORT_ORDER, store.location(name), properties_of(name)
+        )
+        return cls(StoreIO(store), TableMetadataV2.model_validate(described.model_dump()))
 
     @classmethod
     def open(cls, store: Store, location: str) -> Table:
-        """The table as the metadata.json at *location* has it."""
-        metadata = TableMetadataUtil.parse_raw(store.read(store.relative(location)).decode())
-        return cls(StoreIO(store), metadata, location)
+        """The table as the metadata.json at *location* has it; `FileNotFoundError` if that is gone.
+
+        Columns that were declared since are part of it: the next commit writes them down.
+        """
+        metadata = TableMetadataV2.model_validate_json(store.read(store.relative(location)))
+        return cls(StoreIO(store), _with_new_columns(metadata), location)
 
     @property
     def manifests(self) -> tuple[ManifestFile, ...]:
@@ -155,14 +172,31 @@ class Table:
         newest = self.metadata.current_snapshot_id
         return self._manifests[newest] if newest is not None else ()
 
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """The schema that data files must have: without field ids some readers would see nulls."""
-        return schema_to_pyarrow(self.metadata.schema())
-
-    def data_files(self) -> Iterator[DataFile]:
+    def files(self) -> list[PlannedFile]:
         """The files that have the table's rows."""
-        return (entry.data_file for manifest in self.manifests for entry in manifest.fetch_manifest_entry(self._files))
+        schema = self.metadata.schema()
+        found = (entry.data_file for manifest in self.manifests for entry in self._entries_of(manifest))
+        return [
+            PlannedFile(
+                one.file_path, one.file_size_in_bytes, one.record_count, schema, one.lower_bounds or {},
+                one.upper_bounds or {},
+            )
+            for one in found
+        ]  # fmt: skip
+
+    def named(self) -> set[str]:
+        """Every file, of data and of metadata, that this state or one of its snapshots needs."""
+        manifests = {one.manifest_path: one for kept in self._manifests.values() for one in kept}
+        former = {one.metadata_file for one in self.metadata.metadata_log}
+        lists = {one.manifest_list for one in self.metadata.snapshots}
+        return {self.location, *former, *lists, *manifests, *self._paths(manifests.values())}
+
+    def _entries_of(self, manifest: ManifestFile) -> list[ManifestEntry]:
+        """What a manifest names. It never changes, so it is read once."""
+        known = self._entries.get(manifest.manifest_path)
+        if known is None:
+            known = self._entries[manifest.manifest_path] = manifest.fetch_manifest_entry(self._files)
+        return known
 
     # ── commits ────────────────────────────────────────────────────────────────────────────────
 
@@ -170,14 +204,29 @@ class Table:
         """Add data files."""
         return self._commit(Operation.APPEND, added, frozenset(), now_ms)
 
-    def replace(self, added: Sequence[WrittenFile], removed: Iterable[str], *, now_ms: int) -> Prepared:
-        """Put data files in the place of others, which are named by their locations."""
-        return self._commit(Operation.OVERWRITE, added, frozenset(removed), now_ms)
+    def replace(
+        self, added: Sequence[WrittenFile], removed: Iterable[str], *, now_ms: int, forget: bool = False
+    ) -> Prepared:
+        """Put data files in the place of others, which are named by their locations.
 
-    def _commit(self, how: Operation, added: Sequence[WrittenFile], removed: frozenset[str], now_ms: int) -> Prepared:
-        before, change = self.metadata.current_snapshot(), _Change(self._files, self.metadata)
+        *forget*: no earlier snapshot is kept, so that nothing names the others any more.
+        """
+        return self._commit(Operation.OVERWRITE, added, frozenset(removed), now_ms, forget=forget)
+
+    def _commit(
+        self,
+        how: Operation,
+        added: Sequence[WrittenFile],
+        removed: frozenset[str],
+        now_ms: int,
+        *,
+        forget: bool = False,
+    ) -> Prepared:
+        before, change = self.metadata.current_snapshot(), _Change(self._files, self.metadata, self._entries_of)
         described = [self._described(one) for one in added]
         kept, dropped = change.without(self.manifests, removed) if removed else (list(self.manifests), [])
+        if len(dropped) != len(removed):
+            raise ValueError(f"{len(removed) - len(dropped)} of the files to be replaced are not in the table")
         if described:
             kept.append(change.manifest([change.added(one) for one in described]))
         parent = before.snapshot_id if before else None
@@ -185,15 +234,15 @@ class Table:
             snapshot_id=change.id,
             parent_snapshot_id=parent,
             sequence_number=change.sequence,
-            timestamp_ms=now_ms,
+            timestamp_ms=max(now_ms, self.metadata.last_updated_ms),
             manifest_list=change.manifest_list(change.merged(kept), parent),
             summary=self._summary(how, described, dropped, before),
             schema_id=self.metadata.current_schema_id,
         )
-        metadata = _with_snapshot(self.metadata, snapshot, self.location)
+        metadata = _with_snapshot(self.metadata, snapshot, self.location, forget=forget)
         location = change.metadata_file(metadata)
         self._files.store.sync(map(self._files.store.relative, change.made))
-        table = Table(self._files, metadata, location, self._manifests)
+        table = Table(self._files, metadata, location, self)
         return Prepared(location, table, tuple(change.made), tuple(self._gone(table)))
 
     def _described(self, written: WrittenFile) -> DataFile:
@@ -228,46 +277,80 @@ class Table:
         expired = [one for one in self.metadata.snapshots if one.snapshot_id not in after._manifests]
         old = {one.manifest_path: one for snapshot in expired for one in self._manifests[snapshot.snapshot_id]}
         new = {one.manifest_path: one for manifests in after._manifests.values() for one in manifests}
-        left, came = [old[path] for path in old.keys() - new.keys()], [new[path] for path in new.keys() - old.keys()]
-        if left:  # a merge moves entries from manifest to manifest: what counts is whether any still has them
-            yield from self._paths(left) - self._paths(came)
+        left = [old[path] for path in old.keys() - new.keys()]
+        if left:  # entries move from manifest to manifest: what counts is whether any still has them
+            yield from self._paths(left) - after._paths(new.values())
         yield from (one.manifest_path for one in left)
         yield from (one.manifest_list for one in expired)
         named = {one.metadata_file for one in after.metadata.metadata_log}
-        yield from (one.metadata_file for one in self.metadata.metadata_log if one.metadata_file not in named)
+        former = [one.metadata_file for one in self.metadata.metadata_log]
+        yield from (one for one in (*former, self.location) if one and one not in named)
 
     def _paths(self, manifests: Iterable[ManifestFile]) -> set[str]:
-        entries = (entry for one in manifests for entry in one.fetch_manifest_entry(self._files))
-        return {entry.data_file.file_path for entry in entries}
+        return {entry.data_file.file_path for one in manifests for entry in self._entries_of(one)}
 
 
 def _read(files: StoreIO, snapshot: Snapshot) -> tuple[ManifestFile, ...]:
     return tuple(read_manifest_list(files.new_input(snapshot.manifest_list)))
 
 
-def _with_snapshot(before: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
+def _with_new_columns(metadata: TableMetadataV2) -> TableMetadataV2:
+    """The metadata with the columns that were declared since it was written."""
+    name = metadata.location.rpartition("/")[2]
+    declared = schema_of(name)
+    if metadata.schema().as_struct() == declared.as_struct():
+        return metadata
+    number = 1 + max(one.schema_id for one in metadata.schemas)
+    return metadata.model_copy(
+        update={
+            "schemas": [*metadata.schemas, Schema(*declared.fields, schema_id=number)],
+            "current_schema_id": number,
+            "last_column_id": max(metadata.last_column_id, declared.highest_field_id),
+            "properties": {**metadata.properties, **properties_of(name)},
+        }
+    )
+
+
+def _with_snapshot(before: TableMetadataV2, snapshot: Snapshot, location: str, *, forget: bool) -> TableMetadataV2:
     """The metadata with one snapshot more, and without those that are too old. Nothing in it is copied."""
-    moment = SnapshotLogEntry(snapshot_id=snapshot.snapshot_id, timestamp_ms=snapshot.timestamp_ms)
     former = [MetadataLogEntry(metadata_file=location, timestamp_ms=before.last_updated_ms)] if location else []
     branch = SnapshotRef(snapshot_id=snapshot.snapshot_id, snapshot_ref_type=SnapshotRefType.BRANCH)
+    kept = [snapshot] if forget else _kept([*before.snapshots, snapshot])
+    moments = [SnapshotLogEntry(snapshot_id=one.snapshot_id, timestamp_ms=one.timestamp_ms) for one in kept]
     return before.model_copy(
         update={
             "last_sequence_number": snapshot.sequence_number,
             "last_updated_ms": snapshot.timestamp_ms,
             "current_snapshot_id": snapshot.snapshot_id,
-            "snapshots": [*before.snapshots, snapshot][-SNAPSHOTS:],
-            "snapshot_log": [*before.snapshot_log, moment][-SNAPSHOTS:],
-            "metadata_log": [*before.metadata_log, *former][-SNAPSHOTS:],
+            "snapshots": kept,
+            "snapshot_log": moments,
+            "metadata_log": [] if forget else [*before.metadata_log, *former][-SNAPSHOTS:],
             "refs": {_MAIN: branch},
         }
     )
 
 
+def _kept(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The newest, and those around a replacement of files that was made a short while ago."""
+    newest, older = snapshots[-1].timestamp_ms, snapshots[: 1 - SNAPSHOTS]
+    young = [newest - one.timestamp_ms < GRACE_MS and _replaces(one) for one in older]
+    return [
+        *(one for one, replaces, replaced in zip(older, young, young[1:], strict=False) if replaces or replaced),
+        *snapshots[-SNAPSHOTS:],
+    ]
+
+
+def _replaces(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.operation is Operation.OVERWRITE
+
+
 class _Change:
     """The files of metadata that one commit writes."""
 
-    def __init__(self, files: StoreIO, metadata: TableMetadata) -> None:
-        self._files, self._metadata = files, metadata
+    def __init__(
+        self, files: StoreIO, metadata: TableMetadataV2, entries: Callable[[ManifestFile], list[ManifestEntry]]
+    ) -> None:
+        self._files, self._metadata, self._entries_of = files, metadata, entries
         self.id, self.sequence = secrets.randbits(62) + 1, metadata.last_sequence_number + 1
         self.made: list[str] = []
         self._manifests = 0
@@ -295,7 +378,7 @@ class _Change:
         kept: list[ManifestFile] = []
         dropped: list[DataFile] = []
         for manifest in manifests:
-            entries = manifest.fetch_manifest_entry(self._files)
+            entries = self._entries_of(manifest)
             left = [entry for entry in entries if entry.data_file.file_path not in removed]
             if len(left) == len(entries):
                 kept.append(manifest)
@@ -311,11 +394,17 @@ class _Change:
             tail = manifests[-MERGE:]
             if len({_level(one) for one in tail}) > 1 or sum(map(_entries, tail)) > MERGE_ENTRIES:
                 break
-            merged = self.manifest(entry for one in tail for entry in one.fetch_manifest_entry(self._files))
-            for one in tail:
-                self._take_back(one.manifest_path)
-            manifests = [*manifests[:-MERGE], merged]
-        return manifests
+            manifests = [*manifests[:-MERGE], self._merge(tail)]
+        if len(manifests) <= MOST_MANIFESTS:
+            return manifests
+        small = [one for one in manifests if _entries(one) < MERGE_ENTRIES // MERGE]
+        return [*(one for one in manifests if one not in small), self._merge(small)]
+
+    def _merge(self, manifests: Sequence[ManifestFile]) -> ManifestFile:
+        merged = self.manifest(entry for one in manifests for entry in one.fetch_manifest_entry(self._files))
+        for one in manifests:
+            self._take_back(one.manifest_path)
+        return merged
 
     def _take_back(self, location: str) -> None:
         """Delete what this very commit has written and merged again: nobody will ever name it."""
@@ -330,7 +419,7 @@ class _Change:
             writer.add_manifests(list(manifests))
         return location
 
-    def metadata_file(self, metadata: TableMetadata) -> str:
+    def metadata_file(self, metadata: TableMetadataV2) -> str:
         location = self._new(f"{self.sequence:08d}-{self.id:x}.metadata.json")
         with self._files.new_output(location).create() as stream:
             stream.write(metadata.model_dump_json(exclude_none=True).encode())

@@ -16,16 +16,10 @@ from penstock.errors import ConfigInvalid
 from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.jobs import BEGIN
 from penstock.pipeline.tables import Lake, write_durably
-from penstock.wire.lake import is_own_epoch
+from penstock.wire.lake import RECORDS, is_own_epoch
 
 MARK: Final = "lake.json"
 RECORD: Final = "lake/id"
-RECORDS: Final = {
-    "events": ("events",),
-    "ledger": ("ledger", "deliveries", "positions", "unreadable"),
-    "rollup": ("rollup_hourly", "activity"),
-}
-"""The tables under each record's watermark."""
 
 
 class LakeMismatch(ConfigInvalid):

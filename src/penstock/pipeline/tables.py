@@ -25,46 +25,14 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigInvalid, OperatorError
-from penstock.wire.columns import ddl
+from penstock.wire.columns import TABLES, ddl
 from penstock.wire.lake import LETTERS, STAGING, LakeFile, first_hole, parse_folder, parse_name
 
-EVENTS: Final = ddl()
-LEDGER: Final = (
-    # entry is the id of the batch in the log. A batch begins with one row whose state is "batch": it stands for the
-    # batch itself, also for an empty one.
-    "entry BIGINT, node STRING, epoch BIGINT, sequence BIGINT, mark STRING, lost BIGINT, "
-    "time TIMESTAMP, state STRING, reason STRING, door STRING, recipient STRING, stream STRING, first BIGINT, "
-    "last BIGINT, key STRING, month STRING, number BIGINT, expires_at TIMESTAMP"
-)
-DELIVERIES: Final = (
-    # One row per (door, recipient, what). What is an interval of a stream (stream, first, last), or an item
-    # (key, month, number).
-    "door STRING, recipient STRING, stream STRING, first BIGINT, last BIGINT, key STRING, month STRING, "
-    "number BIGINT, state STRING, reason STRING, first_time TIMESTAMP, last_time TIMESTAMP, sent_time TIMESTAMP, "
-    "acked_time TIMESTAMP, attempts BIGINT, expires_at TIMESTAMP, upto BIGINT"
-)
-POSITIONS: Final = (
-    # The recipient had everything by then that it was sent up to this id, in one stream, or in all if it is empty.
-    "door STRING, recipient STRING, stream STRING, upto BIGINT, time TIMESTAMP"
-)
-ACTIVITY: Final = "door STRING, recipient STRING, first_time TIMESTAMP, last_time TIMESTAMP, records BIGINT"
+SCHEMAS: Final = {name: ddl(columns) for name, columns in TABLES.items()}
+"""As Spark wants them."""
 
-ROLLUP_HOURLY: Final = (
-    # latency_ms is the upper end of a class that doubles: 1, 2, 4, 8 … Null where it is not known.
-    "hour TIMESTAMP, stream STRING, door STRING, state STRING, latency_ms BIGINT, count BIGINT, bytes BIGINT"
-)
-UNREADABLE: Final = "entry BIGINT, stream STRING, reason STRING, bytes BIGINT"
-"""What an entry holds all the same is in `events`, under its id."""
-
-SCHEMAS: Final = {
-    "events": EVENTS,
-    "ledger": LEDGER,
-    "deliveries": DELIVERIES,
-    "positions": POSITIONS,
-    "rollup_hourly": ROLLUP_HOURLY,
-    "activity": ACTIVITY,
-    "unreadable": UNREADABLE,
-}
+EVENTS, LEDGER, DELIVERIES = SCHEMAS["events"], SCHEMAS["ledger"], SCHEMAS["deliveries"]
+POSITIONS, ACTIVITY = SCHEMAS["positions"], SCHEMAS["activity"]
 
 COMPRESSION: Final = "zstd"
 """Of the files, by whichever way they are written."""

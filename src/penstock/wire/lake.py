@@ -26,9 +26,20 @@ LETTERS: Final = {
 }
 """The tables, each with the letter that its files begin with."""
 
+RECORDS: Final = {
+    "events": ("events",),
+    "ledger": ("ledger", "deliveries", "positions", "unreadable"),
+    "rollup": ("rollup_hourly", "activity"),
+}
+"""The server's records `lake/<name>`, and the tables whose pointers and watermark each holds."""
+
 STAGING: Final = "_staging"
 """What is not yet published lies in this folder of the lake; no table looks into it."""
 
+_DATA = re.compile(
+    r"(?:.*/)?([a-z_]+)/data/day=([0-9]{4}-[0-9]{2}-[0-9]{2})/([a-z])-([0-9]{1,19})-([0-9]{1,19})-([0-9a-z]{1,64})\.parquet",
+    re.ASCII,
+)
 _NAME = re.compile(r"([a-z])-([0-9]{1,19})-([0-9]{1,19})(?:-([1-9][0-9]{0,8}))?\.parquet", re.ASCII)
 _FOLDER = re.compile(r"day=([0-9]{4}-[0-9]{2}-[0-9]{2})", re.ASCII)
 
@@ -42,17 +53,18 @@ class LakeFile:
     day: str
     table: str
     edition: int = 0  # how often it was written again: never with other bytes under the same name
+    unique: str = ""  # what tells it from all other files that were ever written
 
     @property
     def name(self) -> str:
         """Its name within the day's folder. Ids are padded, so that names sort like ids."""
-        again = f"-{self.edition}" if self.edition else ""
+        again = f"-{self.unique or self.edition}" if self.unique or self.edition else ""
         return f"{LETTERS[self.table]}-{self.lo:012d}-{self.hi:012d}{again}.parquet"
 
     @property
     def path(self) -> str:
         """Its path within the lake."""
-        return f"{self.table}/{day_folder(self.day)}/{self.name}"
+        return f"{self.table}/{'data/' if self.unique else ''}{day_folder(self.day)}/{self.name}"
 
     def overlaps(self, after: int, upto: int) -> bool:
         """Whether it may hold something of the ids in (after, upto]."""
@@ -76,6 +88,14 @@ def parse_name(table: str, day: str, name: str) -> LakeFile | None:
     if not found or found[1] != LETTERS[table]:
         return None
     return LakeFile(int(found[2]), int(found[3]), day, table, int(found[4] or 0))
+
+
+def parse_location(location: str) -> LakeFile | None:
+    """The data file at *location*, a whole address or a path within the lake; None for one that is none of ours."""
+    found = _DATA.fullmatch(location)
+    if not found or found[3] != LETTERS.get(found[1]):
+        return None
+    return LakeFile(int(found[4]), int(found[5]), found[2], found[1], unique=found[6])
 
 
 def is_own_epoch(log: str, restored: bool, other: str) -> bool:
