@@ -299,3 +299,18 @@ def test_a_job_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("penstock: spark_missing: pyspark is not installed — ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_server_loads_nothing_of_the_lake_before_it_is_read() -> None:
+    """pyarrow takes 0.2 s and 50 MB, pyiceberg's manifests 0.3 s and 20 MB more: only for who has a lake, and reads it.
+
+    What only commits need (`pyiceberg.io.pyarrow`, 0.5 s and 60 MB) is never loaded for reading.
+    """
+    heavy = "sorted({name.partition('.')[0] for name in sys.modules} & {'pyarrow', 'pyiceberg', 'pydantic', 'duckdb'})"
+    for imported, loaded in (
+        ("penstock.node.node", "[]"),
+        ("penstock.iceberg.reading", "['pyarrow', 'pydantic', 'pyiceberg']"),
+    ):
+        code = f"import sys, {imported}; print({heavy}, 'pyiceberg.io.pyarrow' in sys.modules)"
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert told == f"{loaded} False\n"

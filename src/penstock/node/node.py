@@ -30,7 +30,7 @@ from penstock.core.lookout import Lookout
 from penstock.core.members import Alone, Members
 from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
-from penstock.engines.lake import ColdLog, Deliveries, open_lake
+from penstock.engines.lake import ColdLog, Deliveries, LakeReader, open_lake
 from penstock.errors import PenstockError
 from penstock.http.listener import Listener, make_caps
 from penstock.http.routing import Route, Router
@@ -80,7 +80,7 @@ class Node:
         engine = self._engine = await enter(open_engine(settings, self._data, clock, self._background))
         await check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
-        lake = await enter(open_lake(settings.lake.url)) if settings.lake.url else None
+        lake = await enter(open_lake(settings.lake.url, engine.registry)) if settings.lake.url else None
         source = ColdLog(engine.log, lake, clock) if lake else engine.log
         self._rates = Throughput(clock)
         engine.log.follow(self._rates.follow)
@@ -101,7 +101,7 @@ class Node:
             Alone() if engine.bus.alone else await enter(self._members()),
             self._background, lookout,
         )  # fmt: skip
-        routes = self._routes(context, trimming, Deliveries(lake, engine.registry) if lake else None)
+        routes = self._routes(context, trimming, lake)
         self._doors = await open_doors(self._stack, context, settings)
         months = MailboxMonths(context, [door for door in self._doors if isinstance(door, MonthlyDoor)])
         self._housekeeping.daily = months.daily
@@ -127,9 +127,10 @@ class Node:
     def _members(self) -> Members:
         return Members(self._engine.registry, self._engine.bus, background=self._background)
 
-    def _routes(self, context: Context, trimming: Trimming, folded: Deliveries | None) -> list[Route]:
+    def _routes(self, context: Context, trimming: Trimming, lake: LakeReader | None) -> list[Route]:
         """What every node answers, whichever doors are open."""
         engine, publisher = self._engine, PublishApi(context)
+        folded = Deliveries(lake) if lake else None
         operations = OperationsApi(context, engine.backup, self._why_not_ready, folded)
         histograms = {
             "publish_seconds": ("From a publish of one event to its answer; one in 16 is timed.", publisher.seconds),

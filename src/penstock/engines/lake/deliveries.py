@@ -1,24 +1,24 @@
-"""The tables `deliveries` and `positions`, as `why` reads them: a few row groups, chosen by names and footers.
+"""The tables `deliveries` and `positions`, as `why` reads them: a few row groups, chosen by bounds.
 
-A row is what became of an interval of a stream, or of an item, for one recipient; its file is named by the ids of the
-ledger's batches that it was folded from. So all that can speak of an entry lies in files that end after it. Rows of
-the same delivery may lie in several files: the caller takes them all. Of the positions of a recipient only the first
-that reaches an entry says something about it, so files of these are read in order, and no further than to that one.
+A row is what became of an interval of a stream, or of an item, for one recipient. Manifests and footers say between
+which values a file's recipients, ids and keys lie: what cannot have the row is not opened. Of the positions of a
+recipient only the first that reaches an entry says something about it; so files of these are read in the order of
+the ids that they were folded from, and no further than to that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
-
-import msgspec
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.ledger import LedgerEvent
-from penstock.core.registry import Registry
-from penstock.core.trimming import Watermark
-from penstock.engines.lake.files import Files
 from penstock.engines.lake.lake import LakeReader
 from penstock.wire.ledger import CONFIRMED, COVERED
+
+if TYPE_CHECKING:
+    from penstock.engines.lake.rows import Footer, ParquetRows
+    from penstock.iceberg.reading import ListedFile
 
 _CHOSEN_BY: Final = ("recipient", "stream", "first", "last", "key")
 _ROW: Final = (
@@ -32,48 +32,47 @@ _POSITION: Final = ("door", "recipient", "stream", "upto", "time")
 class Deliveries:
     """`core.why.Folded` over a lake."""
 
-    def __init__(self, lake: LakeReader, registry: Registry) -> None:
-        self._lake, self._registry = lake, registry
-        self._files, self._positions = Files(lake.directory, "deliveries"), Files(lake.directory, "positions")
-        self._rows: Any = None
+    def __init__(self, lake: LakeReader) -> None:
+        self._lake = lake
 
     async def folded_upto(self) -> int:
-        record = await self._registry.get("lake/ledger")
-        return msgspec.json.decode(record.value, type=Watermark).done if record else 0
+        return (await self._lake.record("ledger")).done
 
     async def of_entry(self, stream: str, id: int, recipient: str) -> list[LedgerEvent]:
-        upto = await self.folded_upto()
-        return await self._lake.run(lambda: self._find_all(stream, id, recipient, upto))
+        return await self._lake.ask("ledger", lambda: self._find_all(stream, id, recipient))
 
     async def of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
-        upto = await self.folded_upto()
-        return await self._lake.run(lambda: list(self._find_item(key, recipient, upto)))
+        return await self._lake.ask("ledger", lambda: list(self._find_item(key, recipient)))
 
     # ── in the lake's threads ─────────────────────────────────────────────────────────────────
 
-    def _find_all(self, stream: str, id: int, recipient: str, upto: int) -> list[LedgerEvent]:
-        found = list(self._find_entry(stream, id, recipient, upto))
+    def _find_all(self, stream: str, id: int, recipient: str) -> list[LedgerEvent]:
+        found = list(self._find_entry(stream, id, recipient))
         doors = {event.door for event in found if event.state in COVERED}  # that a position would say something about
         if doors or not found:
-            for position in self._find_positions(stream, id, recipient, upto):
+            for position in self._find_positions(stream, id, recipient):
                 found.append(position)
                 doors.discard(position.door)
                 if not doors:
                     break
         return found
 
-    def _find_positions(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[LedgerEvent]:
+    def _find_positions(self, stream: str, id: int, recipient: str) -> Iterator[LedgerEvent]:
         """Where the recipient said that it had come to this entry, or beyond it; of each file in order."""
-        for footer in self._footers(self._positions, id, upto):
+
+        def reaching(file: ListedFile) -> bool:
+            return file.may_have("recipient", recipient) and file.most("upto") >= id
+
+        for footer in self._footers("positions", reaching):
             rows = [row for row in self._positions_in(footer, id, recipient) if row["stream"] in ("", stream)]
             for row in sorted(rows, key=lambda row: row["time"]):
                 at = _ms(row["time"]) or 0
                 yield LedgerEvent(at, CONFIRMED, "", row["door"], recipient, row["stream"], 0, row["upto"])
 
-    def _positions_in(self, footer: Any, id: int, recipient: str) -> Iterator[dict[str, Any]]:
+    def _positions_in(self, footer: Footer, id: int, recipient: str) -> Iterator[dict[str, Any]]:
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-        reader = self._reader()
+        reader = self._reader
         for group in range(footer.metadata.num_row_groups):
             names, reached = reader.bounds(footer, group, "recipient"), reader.bounds(footer, group, "upto")
             if (names is None or names[0] <= recipient <= names[1]) and (reached is None or reached[1] >= id):
@@ -81,7 +80,7 @@ class Deliveries:
                 mine = pc.equal(table.column("recipient"), recipient)
                 yield from table.filter(pc.and_(mine, pc.greater_equal(table.column("upto"), id))).to_pylist()
 
-    def _find_entry(self, stream: str, id: int, recipient: str, upto: int) -> Iterator[LedgerEvent]:
+    def _find_entry(self, stream: str, id: int, recipient: str) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
@@ -89,46 +88,47 @@ class Deliveries:
             whose = pc.and_(pc.equal(rows.column("recipient"), recipient), pc.equal(rows.column("stream"), stream))
             return pc.and_(inside, whose)
 
-        reader = self._reader()
-        for footer in self._footers(self._files, id, upto):
+        def around(file: ListedFile) -> bool:
+            return file.may_have("recipient", recipient) and file.least("first") <= id <= file.most("last")
+
+        reader = self._reader
+        for footer in self._footers("deliveries", around):
             for group in range(footer.metadata.num_row_groups):
                 first, last = reader.bounds(footer, group, "first"), reader.bounds(footer, group, "last")
                 if (first is None or first[0] <= id) and (last is None or last[1] >= id):
                     yield from self._events(footer, group, chosen)
 
-    def _find_item(self, key: str, recipient: str, upto: int) -> Iterator[LedgerEvent]:
+    def _find_item(self, key: str, recipient: str) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
         def chosen(rows: Any) -> Any:
             return pc.and_(pc.equal(rows.column("key"), key), pc.equal(rows.column("recipient"), recipient))
 
-        reader = self._reader()
-        for footer in self._footers(self._files, 0, upto):
+        def keyed(file: ListedFile) -> bool:
+            return file.may_have("recipient", recipient) and file.may_have("key", key)
+
+        reader = self._reader
+        for footer in self._footers("deliveries", keyed):
             for group in range(footer.metadata.num_row_groups):
                 keys = reader.bounds(footer, group, "key")
                 if keys is None or keys[0] <= key <= keys[1]:
                     yield from self._events(footer, group, chosen)
 
-    def _footers(self, files: Files, after: int, upto: int) -> Iterator[Any]:
-        """The footers of all files that were folded from batches after an id, up to the watermark.
+    def _footers(self, table: str, may_matter: Callable[[ListedFile], bool]) -> Iterator[Footer]:
+        for file in self._lake.files("ledger", table).all:
+            if may_matter(file.file):
+                yield self._reader.footer(file.path)
 
-        What lies beyond that may be of a history that this log has not had: it was restored from a backup.
-        """
-        files.refresh()
-        for file in files.overlapping(after, upto):
-            yield self._reader().footer(files.path(file))
+    @cached_property
+    def _reader(self) -> ParquetRows:
+        from penstock.engines.lake.rows import ParquetRows
 
-    def _reader(self) -> Any:
-        if self._rows is None:
-            from penstock.engines.lake.rows import ParquetRows
+        return ParquetRows(self._lake.store, footers=8192)
 
-            self._rows = ParquetRows(footers=8192)
-        return self._rows
-
-    def _events(self, footer: Any, group: int, chosen: Callable[[Any], Any]) -> Iterator[LedgerEvent]:
+    def _events(self, footer: Footer, group: int, chosen: Callable[[Any], Any]) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
-        reader = self._reader()
+        reader = self._reader
         places = pc.indices_nonzero(chosen(reader.table(footer, group, _CHOSEN_BY)))
         if len(places):
             for row in reader.table(footer, group, _ROW).take(places).to_pylist():
