@@ -19,6 +19,7 @@ ROOMS = {
     "engines/sqlite": "the embedded engine",
     "engines/jetstream": "the engine of a cluster, on NATS",
     "engines/lake": "cold reads",
+    "iceberg": "the lake's tables on any store",
     "http": "the connection layer",
     "api": "whose request it is, and live answers",
     "api/v1": "Penstock's API",

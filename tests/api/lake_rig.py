@@ -15,7 +15,7 @@ from penstock.iceberg.tables import Table
 from penstock.testing import RunningServer, start_server
 from penstock.wire.lake import RECORDS, LakeFile
 from tests.api.client import ask
-from tests.engines.lake_files import NOW_MS, WrittenLake
+from tests.engines.lake_files import WrittenLake
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def server_with_lake(folder: Path, **settings: object) -> Iterator[RunningServer
         yield server
 
 
-def archive(server: RunningServer, lake: Path | str, upto: int | None = None, *, now_ms: int = NOW_MS) -> int:
+def archive(server: RunningServer, lake: Path | str, upto: int | None = None) -> int:
     """Commit everything from the last watermark on to the lake's `events`, and record that; return how far."""
     written = opened(server, lake)
     written.mark("made-by-hand")
@@ -38,7 +38,7 @@ def archive(server: RunningServer, lake: Path | str, upto: int | None = None, *,
         for one in plan["slices"]
     ]
     if files:
-        written.prepare("events", files, now_ms=now_ms)
+        written.prepare("events", files)
     for job in ("events", "ledger"):
         written.done[job] = plan["upto"]
         publish_record(server, written, job)

@@ -15,7 +15,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.core.registry import Registry
 from penstock.engines.lake import ColdLog, LakeReader, LakeUnreadable, open_lake
-from penstock.engines.lake.lake import JobRecord
+from penstock.engines.lake.lake import TablePointers
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.pages import Look
 from penstock.engines.sqlite import open_sqlite
@@ -279,9 +279,9 @@ class MovesOn(LakeReader):
 
     def __init__(self, url: str, registry: Registry) -> None:
         super().__init__(url, registry)
-        self.stale: list[JobRecord] = []
+        self.stale: list[TablePointers] = []
 
-    async def record(self, job: str) -> JobRecord:
+    async def record(self, job: str) -> TablePointers:
         return self.stale.pop() if self.stale else await super().record(job)
 
 

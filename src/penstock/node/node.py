@@ -13,6 +13,7 @@ from typing import Self
 from penstock.api.auth import Gate, open_admin_token, open_keys
 from penstock.api.context import Context
 from penstock.api.door import Door, MonthlyDoor
+from penstock.api.iceberg import IcebergCatalog
 from penstock.api.v1.erasing import ErasureApi
 from penstock.api.v1.export import ExportApi
 from penstock.api.v1.openapi import OpenApiDocument
@@ -143,6 +144,7 @@ class Node:
             *v1_routes(context, publisher, operations, exporter, document),
             *RetentionApi(context, engine.log, trimming).routes(),
             *ErasureApi(context).routes(),
+            *IcebergCatalog(context, lake, self._settings.lake).routes(),
             Route("GET", "/metrics", metrics),
         ]
 

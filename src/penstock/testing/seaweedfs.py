@@ -55,7 +55,8 @@ class S3Server:
         )
         config = folder / "identities.json"
         config.write_bytes(msgspec.json.encode({"identities": [_identity(_KEYS, "Admin"), _identity(READER, *_READS)]}))
-        self._flags = [f"-s3.config={config}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}", *flags, *quiet]
+        place = ("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}")
+        self._flags = [f"-s3.config={config}", *place, *flags, *quiet]
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:

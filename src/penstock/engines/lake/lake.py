@@ -56,12 +56,12 @@ T = TypeVar("T")
 class LakeUnreadable(OperatorError):
     """A file of the lake cannot be read. What it holds is not lost: it may be a store that is away."""
 
-    code = "lake_unreadable"
+    code, status = "lake_unreadable", 503
     remedy = "Look at the lake's folder or store; './penstock audit' says which files are damaged."
     retry_after = 5
 
 
-class JobRecord(msgspec.Struct):
+class TablePointers(msgspec.Struct):
     """What the record of a job says: how far it is, and where its tables' metadata is."""
 
     done: int = 0
@@ -132,10 +132,10 @@ class LakeReader:
 
         return open_store(self.url)
 
-    async def record(self, job: str) -> JobRecord:
+    async def record(self, job: str) -> TablePointers:
         """What the record of *job* says now; nothing if there is none."""
         record = await self._registry.get(f"lake/{job}")
-        return msgspec.json.decode(record.value, type=JobRecord) if record else JobRecord()
+        return msgspec.json.decode(record.value, type=TablePointers) if record else TablePointers()
 
     async def ask(self, job: str, question: Callable[[], T]) -> T:
         """Answer a question about the tables of *job* as its record names them now.
@@ -155,7 +155,7 @@ class LakeReader:
                         raise error if isinstance(error, Trimmed) else LakeUnreadable(str(error)) from error
             raise LakeUnreadable(f"the tables of {job} change faster than {self.url} can be read")
 
-    async def _load(self, job: str, said: JobRecord) -> None:
+    async def _load(self, job: str, said: TablePointers) -> None:
         tables = self._jobs[job]
         async with tables.lock:
             if tables.locations != said.tables:
@@ -181,7 +181,7 @@ class LakeReader:
     async def tables(self) -> dict[str, str]:
         """Every table by its name, with the location of its metadata.json."""
         records = await self._registry.list("lake/")
-        found = (msgspec.json.decode(record.value, type=JobRecord).tables for record in records)
+        found = (msgspec.json.decode(record.value, type=TablePointers).tables for record in records)
         return {name: location for tables in found for name, location in sorted(tables.items())}
 
     async def table(self, name: str) -> tuple[str, bytes] | None:
@@ -265,7 +265,7 @@ class _JobTables:
         self.files = {table: TableFiles() for table in columns}
         self._planners: dict[str, TablePlanner] = {}
 
-    def load(self, store: Store, said: JobRecord) -> None:
+    def load(self, store: Store, said: TablePointers) -> None:
         """Read what the record names, as far as it was not read before."""
         from penstock.iceberg.reading import TablePlanner
 
