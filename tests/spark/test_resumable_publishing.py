@@ -203,7 +203,7 @@ def test_the_same_check_finds_a_campaign_that_forgets_its_numbers(
     def forgetful(
         job: JobRecord, producer: str, numbered: Any, throttle: Throttle, faults: Faults, seconds: float
     ) -> bool:
-        rows = campaign._events(place.lake.root / "_campaigns/forgetful/list.parquet", 0, options["to"], "")
+        rows = campaign._events(place.lake.store, "_campaigns/forgetful/list.parquet", 0, options["to"], "")
         return resumable_publishing.publish_numbered(job, f"{producer}~{next(runs)}", rows, throttle, faults)
 
     monkeypatch.setattr(campaign, "publish_numbered", forgetful)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
@@ -16,9 +16,10 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
+from penstock.errors import OperatorError
 from penstock.iceberg.store import Store
 from penstock.wire.columns import BYTES, INT32, INT64, TABLES, TEXT, TIME
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake import LakeFile, parse_location
 
 COMPRESSION: Final = "zstd"
 GROUP_BYTES: Final = 8 * 1024 * 1024
@@ -51,6 +52,28 @@ class WrittenFile:
         return parquet.read_metadata(io.BytesIO(self.footer))
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A data file that a table names, and what the manifest says of its rows."""
+
+    file: LakeFile  # what its name tells
+    location: str
+    size: int
+    rows: int
+    known: Mapping[str, tuple[Any, ...]]  # bounds by column
+
+    def bounds(self, column: str) -> tuple[Any, ...]:
+        """The least and the greatest value of a column; None where that is not known. Texts may be cut off."""
+        return self.known.get(column, (None, None))
+
+
+class WrittenWrong(OperatorError):
+    """What was written is not what the plan says. Nothing was committed."""
+
+    code = "written_wrong"
+    remedy = "This is a defect: report it, with the driver's log."
+
+
 def arrow_schema(table: str) -> pa.Schema:
     """The schema of a table's files. Without its field ids some readers would see nulls."""
     return pa.schema(
@@ -81,12 +104,27 @@ def write_file(store: Store, file: LakeFile, batches: Iterable[pa.RecordBatch | 
     return WrittenFile(store.location(path), size, footer.getvalue(), footers[0].num_rows)
 
 
-def read_batches(store: Store, location: str, columns: Iterable[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a data file, a row group at a time."""
+def checked(file: LakeFile, rows: int, written: WrittenFile | None) -> WrittenFile:
+    """*written*, if it has as many rows as it must have."""
+    found = written.rows if written else 0
+    if written is None or found != rows:
+        raise WrittenWrong(f"{found} rows of {file.table} were written, but ({file.lo}, {file.hi}] has {rows}")
+    return written
+
+
+def read_batches(store: Store, location: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The rows of a data file, a row group at a time; *columns* or all. A column that it does not have is null."""
+    file = parse_location(location)
+    schema = arrow_schema(file.table) if file else None
     with store.files.open_input_file(store.place(store.relative(location))) as stream:
-        file = parquet.ParquetFile(stream)
-        for number in range(file.num_row_groups):
-            yield from file.read_row_group(number, columns=None if columns is None else list(columns)).to_batches()
+        opened = parquet.ParquetFile(stream)
+        wanted = columns or (schema.names if schema else opened.schema_arrow.names)
+        for number in range(opened.num_row_groups):
+            rows = opened.read_row_group(number, columns=list(wanted))
+            for name in wanted:
+                if schema and name not in rows.schema.names:
+                    rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
+            yield from rows.select(list(wanted)).to_batches()
 
 
 def _writing(table: str) -> dict[str, Any]:

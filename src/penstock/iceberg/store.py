@@ -12,7 +12,8 @@ store it is when it is stored.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs  # type: ignore[import-untyped]
 
 from penstock.errors import ConfigInvalid
+
+TIMEOUT_SECONDS: Final = 20
+ATTEMPTS: Final = 3
+"""A request to an object store gives up after these; the job is then tried again as a whole, later."""
 
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
@@ -95,6 +100,21 @@ class Store:
             _sync(folder)
             _sync(folder.parent)
 
+    def put(self, path: str, data: bytes) -> None:
+        """Store a small file in one step, whether it is there or not: at every moment it is whole."""
+        if not self.is_local:
+            self.write(path, data)
+            return
+        fresh = f"{path}.{uuid.uuid4().hex}"
+        self.write(fresh, data)
+        Path(self.place(fresh)).rename(self.place(path))
+        self.sync([path])
+
+    def missing(self, paths: Sequence[str]) -> list[str]:
+        """Those of *paths* that are no files."""
+        found = self.files.get_file_info([self.place(path) for path in paths]) if paths else []
+        return [path for path, info in zip(paths, found, strict=True) if info.type != fs.FileType.File]
+
     def delete(self, paths: Iterable[str]) -> int:
         """Remove files; those that are gone already do not count."""
         count = 0
@@ -135,7 +155,8 @@ def _s3() -> Any:
     endpoint = next((os.environ[name] for name in ENDPOINTS if os.environ.get(name)), "")
     given = urlsplit(endpoint)
     address = {"endpoint_override": given.netloc, "scheme": given.scheme} if endpoint else {}
-    return fs.S3FileSystem(**address)
+    timeouts = {"connect_timeout": TIMEOUT_SECONDS, "request_timeout": TIMEOUT_SECONDS}
+    return fs.S3FileSystem(**address, **timeouts, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS))
 
 
 def _sync(path: Path) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, cast
 
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO, InputFile, OutputFile
@@ -54,10 +54,12 @@ from pyiceberg.table.snapshots import (
     update_snapshot_summaries,
 )
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.types import PrimitiveType
 
-from penstock.iceberg.files import WrittenFile
+from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.iceberg.schemas import partitions_of, properties_of, schema_of
 from penstock.iceberg.store import Store
+from penstock.wire.lake import parse_location
 
 MERGE: Final = 16
 """Manifests of one level that become one of the next. After 10,000 commits there are 16 to 48."""
@@ -77,26 +79,6 @@ GRACE_MS: Final = 10 * 60 * 1000
 _CODEC: Final = "deflate"
 _MAIN: Final = "main"
 _ManifestsOf = Mapping[int, tuple[ManifestFile, ...]]  # by the snapshot's id
-_EntriesOf = dict[str, list[ManifestEntry]]  # by the manifest's location
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedFile:
-    """A data file that a table names, and what the manifest says of its rows."""
-
-    location: str
-    size: int
-    rows: int
-    _schema: Schema
-    _lower: Mapping[int, bytes]
-    _upper: Mapping[int, bytes]
-
-    def bounds(self, column: str) -> tuple[Any, Any]:
-        """The least and the greatest value of a column; None where that is not known. Texts may be cut off."""
-        field = self._schema.find_field(column)
-        found = (self._lower.get(field.field_id), self._upper.get(field.field_id))
-        least, greatest = (None if one is None else from_bytes(field.field_type, one) for one in found)  # type: ignore[arg-type]
-        return least, greatest
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +124,11 @@ class Table:
             one.snapshot_id: known.get(one.snapshot_id) or _read(files, one) for one in metadata.snapshots
         }
         paths = {one.manifest_path for manifests in self._manifests.values() for one in manifests}
-        self._entries: _EntriesOf = (
-            {path: one for path, one in before._entries.items() if path in paths} if before else {}
-        )
+        self._entries: dict[str, list[ManifestEntry]] = {}  # by the manifest's location, as the next
+        self._planned: dict[str, list[PlannedFile]] = {}
+        if before:
+            self._entries |= {path: one for path, one in before._entries.items() if path in paths}
+            self._planned |= {path: one for path, one in before._planned.items() if path in paths}
         schema = metadata.schema()
         self._statistics = compute_statistics_plan(schema, metadata.properties)
         self._ids = parquet_path_to_id_mapping(schema)
@@ -174,15 +158,14 @@ class Table:
 
     def files(self) -> list[PlannedFile]:
         """The files that have the table's rows."""
-        schema = self.metadata.schema()
-        found = (entry.data_file for manifest in self.manifests for entry in self._entries_of(manifest))
-        return [
-            PlannedFile(
-                one.file_path, one.file_size_in_bytes, one.record_count, schema, one.lower_bounds or {},
-                one.upper_bounds or {},
-            )
-            for one in found
-        ]  # fmt: skip
+        return [one for manifest in self.manifests for one in self._planned_in(manifest)]
+
+    def _planned_in(self, manifest: ManifestFile) -> list[PlannedFile]:
+        known = self._planned.get(manifest.manifest_path)
+        if known is None:
+            known = [_planned(self.metadata.schema(), entry.data_file) for entry in self._entries_of(manifest)]
+            self._planned[manifest.manifest_path] = known
+        return known
 
     def named(self) -> set[str]:
         """Every file, of data and of metadata, that this state or one of its snapshots needs."""
@@ -288,6 +271,22 @@ class Table:
 
     def _paths(self, manifests: Iterable[ManifestFile]) -> set[str]:
         return {entry.data_file.file_path for one in manifests for entry in self._entries_of(one)}
+
+
+def _planned(schema: Schema, file: DataFile) -> PlannedFile:
+    name = parse_location(file.file_path)
+    if name is None:
+        raise ValueError(f"{file.file_path} is not named like a file of the lake")
+    lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+    bounds = {
+        field.name: tuple(
+            from_bytes(cast("PrimitiveType", field.field_type), one[field.field_id]) if field.field_id in one else None
+            for one in (lower, upper)
+        )
+        for field in schema.fields
+        if field.field_id in lower or field.field_id in upper
+    }
+    return PlannedFile(name, file.file_path, file.file_size_in_bytes, file.record_count, bounds)
 
 
 def _read(files: StoreIO, snapshot: Snapshot) -> tuple[ManifestFile, ...]:

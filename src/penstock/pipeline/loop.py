@@ -179,7 +179,7 @@ def _about(place: Workplace) -> dict[str, Any]:
         "pid": os.getpid(),
         "process": own_name(),
         "host": socket.gethostname(),
-        "lake": str(place.lake.root),
+        "lake": place.lake.place,
         "master": spark.master,
         "spark": spark.version,
         "started_ms": int(time.time() * 1000),

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.tables import COMPRESSION, GROUP_BYTES
+from penstock.iceberg.files import COMPRESSION, GROUP_BYTES
 
 LOCAL: Final = "local[2]"
 
