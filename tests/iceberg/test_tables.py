@@ -13,7 +13,7 @@ from pyiceberg.table import StaticTable
 
 from penstock.iceberg import schemas, tables
 from penstock.iceberg.files import WrittenFile, arrow_schema, write_file
-from penstock.iceberg.store import Store, open_store
+from penstock.iceberg.store import FileStore, open_store
 from penstock.iceberg.tables import GRACE_MS, SNAPSHOTS, Prepared, Table
 from penstock.wire import columns
 from penstock.wire.columns import TABLES, TEXT
@@ -31,7 +31,7 @@ def planning_by_pyiceberg(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path) -> FileStore:
     return open_store(tmp_path / "lake")
 
 
@@ -45,7 +45,7 @@ def rows_of(table: str, numbers: Iterable[int]) -> pa.Table:
     )
 
 
-def written(store: Store, table: str, lo: int, hi: int) -> WrittenFile:
+def written(store: FileStore, table: str, lo: int, hi: int) -> WrittenFile:
     made = write_file(store, LakeFile(lo, hi, DAY, table), [rows_of(table, range(lo + 1, hi + 1))])
     assert made is not None
     return made
@@ -56,7 +56,7 @@ def ids_of(prepared: Prepared) -> list[int]:
     return sorted(StaticTable.from_metadata(prepared.location).scan().to_arrow()["id"].to_pylist())
 
 
-def stored(store: Store) -> set[str]:
+def stored(store: FileStore) -> set[str]:
     return {store.location(one.path) for one in store.list("")}
 
 
@@ -74,7 +74,7 @@ def test_field_ids_never_move() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_others_read_every_table(store: Store, table: str) -> None:
+def test_others_read_every_table(store: FileStore, table: str) -> None:
     one, two = (written(store, table, lo, lo + 3) for lo in (0, 3))
     first = Table.create(store, table).append([one], now_ms=DAY_MS)
 
@@ -89,7 +89,7 @@ def test_others_read_every_table(store: Store, table: str) -> None:
     assert [file.rows for file in second.table.files()] == [3, 3]
 
 
-def test_the_name_of_a_file_says_which_ids_it_covers_and_is_never_used_twice(store: Store) -> None:
+def test_the_name_of_a_file_says_which_ids_it_covers_and_is_never_used_twice(store: FileStore) -> None:
     one, two = (written(store, "events", 10, 13) for _ in range(2))
     files = [parse_location(made.location) for made in (one, two)]
 
@@ -98,7 +98,7 @@ def test_the_name_of_a_file_says_which_ids_it_covers_and_is_never_used_twice(sto
     assert parse_location(store.location("events/data/day=2026-11-15/l-1-2-ab.parquet")) is None, "another's letter"
 
 
-def test_bounds_tell_which_rows_are_in_a_file_and_nothing_of_bodies(store: Store) -> None:
+def test_bounds_tell_which_rows_are_in_a_file_and_nothing_of_bodies(store: FileStore) -> None:
     made = Table.create(store, "events").append([written(store, "events", 4, 9)], now_ms=DAY_MS)
 
     [file] = Table.open(store, made.location).files()
@@ -108,7 +108,7 @@ def test_bounds_tell_which_rows_are_in_a_file_and_nothing_of_bodies(store: Store
     assert not any(b"b5" in store.read(one.path) for one in store.list("events/metadata"))
 
 
-def test_files_that_were_replaced_stay_while_a_scan_may_need_them(store: Store) -> None:
+def test_files_that_were_replaced_stay_while_a_scan_may_need_them(store: FileStore) -> None:
     table, small = Table.create(store, "events"), [written(store, "events", lo, lo + 1) for lo in range(3)]
     for one in small:
         table = table.append([one], now_ms=DAY_MS).table
@@ -131,7 +131,7 @@ def test_files_that_were_replaced_stay_while_a_scan_may_need_them(store: Store) 
     assert len(last.table.metadata.snapshots) == SNAPSHOTS
 
 
-def test_what_is_to_be_forgotten_is_named_by_nothing_any_more(store: Store) -> None:
+def test_what_is_to_be_forgotten_is_named_by_nothing_any_more(store: FileStore) -> None:
     table = Table.create(store, "events")
     made = [written(store, "events", lo, lo + 1) for lo in range(40)]
     for one in made:
@@ -147,12 +147,14 @@ def test_what_is_to_be_forgotten_is_named_by_nothing_any_more(store: Store) -> N
     assert Table.open(store, prepared.location).named() == stored(store)
 
 
-def test_a_file_that_is_not_in_the_table_is_not_replaced(store: Store) -> None:
+def test_a_file_that_is_not_in_the_table_is_not_replaced(store: FileStore) -> None:
     with pytest.raises(ValueError, match="not in the table"):
         Table.create(store, "events").replace([], [store.location("events/data/none")], now_ms=DAY_MS)
 
 
-def test_a_column_that_is_declared_later_is_null_in_older_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_that_is_declared_later_is_null_in_older_files(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = Table.create(store, "unreadable").append([written(store, "unreadable", 0, 2)], now_ms=DAY_MS)
     monkeypatch.setitem(TABLES, "unreadable", (*TABLES["unreadable"], columns._column("region", TEXT, "for this test")))
 
@@ -164,7 +166,7 @@ def test_a_column_that_is_declared_later_is_null_in_older_files(store: Store, mo
 
 
 @pytest.mark.parametrize("rewrites", [False, True], ids=["appends", "overwrites"])
-def test_many_commits_leave_no_more_behind_than_some(store: Store, rewrites: bool) -> None:
+def test_many_commits_leave_no_more_behind_than_some(store: FileStore, rewrites: bool) -> None:
     """As `up` does it for hours: a file every five seconds, the small ones put together now and then."""
     table, made = Table.create(store, "events"), written(store, "events", 0, 1)
     fresh: list[str] = []
@@ -194,14 +196,14 @@ def test_many_commits_leave_no_more_behind_than_some(store: Store, rewrites: boo
     assert len(table.files()) < 200
 
 
-def _twin(store: Store, made: WrittenFile, number: int) -> WrittenFile:
+def _twin(store: FileStore, made: WrittenFile, number: int) -> WrittenFile:
     """The same file under another name: it is the commits that are counted."""
     location = made.location.replace(".parquet", f"{number}.parquet")
     store.write(store.relative(location), store.read(store.relative(made.location)))
     return WrittenFile(location, made.size, made.footer, made.rows)
 
 
-def test_a_commit_that_nobody_points_at_changes_nothing(store: Store) -> None:
+def test_a_commit_that_nobody_points_at_changes_nothing(store: FileStore) -> None:
     first = Table.create(store, "events").append([written(store, "events", 0, 1)], now_ms=DAY_MS)
     lost = first.table.append([written(store, "events", 1, 2)], now_ms=DAY_MS)
 

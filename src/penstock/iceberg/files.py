@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
 from penstock.errors import OperatorError
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 from penstock.wire.columns import BYTES, INT32, INT64, TABLES, TEXT, TIME
 from penstock.wire.lake import LakeFile, parse_location
 
@@ -82,10 +82,10 @@ def arrow_schema(table: str) -> pa.Schema:
     )
 
 
-def write_file(store: Store, file: LakeFile, batches: Iterable[pa.RecordBatch | pa.Table]) -> WrittenFile | None:
+def write_file(store: FileStore, file: LakeFile, batches: Iterable[pa.RecordBatch | pa.Table]) -> WrittenFile | None:
     """Write *batches* as a new data file that is named like *file*; None, and no file, if there are no rows.
 
-    Not durable on a folder before `Store.sync`.
+    Not durable on a folder before `FileStore.sync`.
     """
     groups = _row_groups(file.table, iter(batches))
     first = next(groups, None)
@@ -112,7 +112,7 @@ def checked(file: LakeFile, rows: int, written: WrittenFile | None) -> WrittenFi
     return written
 
 
-def read_batches(store: Store, location: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+def read_batches(store: FileStore, location: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     """The rows of a data file, a row group at a time; *columns* or all. A column that it does not have is null."""
     file = parse_location(location)
     schema = arrow_schema(file.table) if file else None

@@ -19,7 +19,7 @@ import msgspec
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile, read_manifest_list
 
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 
 NO_SNAPSHOT: Final = -1
 _INTEGERS: Final = {"int": "<i", "date": "<i", "long": "<q", "timestamp": "<q", "timestamptz": "<q"}
@@ -106,7 +106,7 @@ def read_info(metadata: bytes) -> TableInfo:
 class TablePlanner:
     """Tells the data files of one table. Keeps what it has read as long as the table still names it."""
 
-    def __init__(self, store: Store, columns: Sequence[str] = ()) -> None:
+    def __init__(self, store: FileStore, columns: Sequence[str] = ()) -> None:
         """*columns* are those whose bounds are wanted."""
         self._store, self._columns = store, frozenset(columns)
         self._known: dict[str, tuple[ListedFile, ...]] = {}
@@ -152,7 +152,7 @@ def _value(raw: bytes, type: Any) -> Any:
 class _StoredInput(InputFile):
     """A file of a store as pyiceberg's Avro reader wants it."""
 
-    def __init__(self, store: Store, location: str) -> None:
+    def __init__(self, store: FileStore, location: str) -> None:
         super().__init__(location)
         self._store = store
 
@@ -172,7 +172,7 @@ class _StoredInput(InputFile):
 class _StoreFiles(FileIO):
     """A store that is only read."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FileStore) -> None:
         super().__init__({})
         self._store = store
 

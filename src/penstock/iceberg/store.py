@@ -40,7 +40,7 @@ class StoredFile:
     modified: float  # seconds since 1970, by the store's clock
 
 
-class Store:
+class FileStore:
     """The files below one place. Paths are relative to it; `location` gives the whole one, as tables name it."""
 
     def __init__(self, files: Any, root: str, scheme: str) -> None:
@@ -132,7 +132,7 @@ class Store:
                 yield StoredFile(info.path.removeprefix(f"{self.root}/"), info.size, info.mtime_ns / 1e9)
 
 
-def open_store(location: str | Path) -> Store:
+def open_store(location: str | Path) -> FileStore:
     """The store at *location*; `ConfigInvalid` if it is none that can be opened."""
     text = str(location)
     place = urlsplit(text)
@@ -140,14 +140,14 @@ def open_store(location: str | Path) -> Store:
         if place.netloc not in ("", "localhost"):
             raise ConfigInvalid("lake", f"{text} is a folder of another machine")
         root = Path(unquote(place.path) if place.scheme else text).absolute()
-        return Store(fs.LocalFileSystem(), str(root), "file")
+        return FileStore(fs.LocalFileSystem(), str(root), "file")
     try:
         if place.scheme == "s3":
-            return Store(_s3(), f"{place.netloc}{place.path}", "s3")
+            return FileStore(_s3(), f"{place.netloc}{place.path}", "s3")
         files, path = fs.FileSystem.from_uri(text)
     except (ValueError, OSError) as error:
         raise ConfigInvalid("lake", f"{text} cannot be opened: {error}") from error
-    return Store(files, path, place.scheme)
+    return FileStore(files, path, place.scheme)
 
 
 def _s3() -> Any:

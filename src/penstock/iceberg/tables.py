@@ -58,7 +58,7 @@ from pyiceberg.types import PrimitiveType
 
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.iceberg.schemas import partitions_of, properties_of, schema_of
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 from penstock.wire.lake import parse_location
 
 MERGE: Final = 16
@@ -94,7 +94,7 @@ class Prepared:
 class StoreIO(FileIO):
     """A store as pyiceberg wants it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FileStore) -> None:
         super().__init__({})
         self.store = store
 
@@ -134,7 +134,7 @@ class Table:
         self._ids = parquet_path_to_id_mapping(schema)
 
     @classmethod
-    def create(cls, store: Store, name: str) -> Table:
+    def create(cls, store: FileStore, name: str) -> Table:
         """The lake's table *name*, empty. Nothing is written yet."""
         described = new_table_metadata(
             schema_of(name), partitions_of(name), UNSORTED_SORT_ORDER, store.location(name), properties_of(name)
@@ -142,7 +142,7 @@ class Table:
         return cls(StoreIO(store), TableMetadataV2.model_validate(described.model_dump()))
 
     @classmethod
-    def open(cls, store: Store, location: str) -> Table:
+    def open(cls, store: FileStore, location: str) -> Table:
         """The table as the metadata.json at *location* has it; `FileNotFoundError` if that is gone.
 
         Columns that were declared since are part of it: the next commit writes them down.

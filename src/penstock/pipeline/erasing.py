@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.iceberg.files import PlannedFile, WrittenFile, checked, read_batches, write_file
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 
 STREAM: Final = "/_erased"
 """Where the server says what was erased."""
@@ -109,7 +109,7 @@ def _with(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
 class EraseFrom:
     """What one task does: write a file again without what was erased."""
 
-    store: Store
+    store: FileStore
     file: PlannedFile
     what: Gone
 

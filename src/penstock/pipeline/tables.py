@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OperatorError
 from penstock.iceberg.files import PlannedFile
-from penstock.iceberg.store import Store, open_store
+from penstock.iceberg.store import FileStore, open_store
 from penstock.wire.columns import TABLES, ddl
 from penstock.wire.lake import RECORDS, first_hole
 
@@ -48,7 +48,7 @@ class LakeHole(OperatorError):
 class Lake:
     """A lake's files, and the tables in them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FileStore) -> None:
         self.store = store
         self.epoch = ""  # of the log whose entries it holds; set by `lake_identity.bind`
         self._opened: dict[str, Table] = {}

@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from penstock.iceberg.files import WrittenFile, checked, read_batches, write_file
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Slice
 from penstock.pipeline.offsets import Cut
@@ -41,7 +41,7 @@ class CopySlice:
     """What one task does: copy a slice of the log to a file."""
 
     client: PipelineClient
-    store: Store
+    store: FileStore
     file: LakeFile
     rows: int
 
@@ -55,7 +55,7 @@ class CopySlice:
 class MergeFiles:
     """What one task does: make one file of several."""
 
-    store: Store
+    store: FileStore
     file: LakeFile
     locations: tuple[str, ...]
     rows: int
@@ -76,7 +76,7 @@ def file_of(table: str, one: Slice) -> LakeFile:
 
 
 def write_frame(
-    frame: DataFrame, store: Store, files: Sequence[LakeFile], split: Split | None = None
+    frame: DataFrame, store: FileStore, files: Sequence[LakeFile], split: Split | None = None
 ) -> list[WrittenFile]:
     """Write *frame*, each partition within its task. Partitions without rows make no file.
 
@@ -88,7 +88,7 @@ def write_frame(
 
 @dataclass(frozen=True, slots=True)
 class _PartitionWriter:
-    store: Store
+    store: FileStore
     files: tuple[LakeFile, ...]
     split: Split | None
 
@@ -131,7 +131,7 @@ def by_kind(file: LakeFile, rows: pa.Table) -> Iterator[tuple[LakeFile, pa.Table
 class ReadFiles:
     """Reads data files in tasks, where Spark itself cannot open the store: rows of (location) → their rows."""
 
-    store: Store
+    store: FileStore
     columns: tuple[str, ...]
     name_as: str  # a column for the file's name; empty for none
 

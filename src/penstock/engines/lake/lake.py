@@ -35,7 +35,7 @@ from penstock.values import Entry
 if TYPE_CHECKING:
     from penstock.engines.lake.search import Search
     from penstock.iceberg.reading import TablePlanner
-    from penstock.iceberg.store import Store
+    from penstock.iceberg.store import FileStore
 
 THREADS: Final = 2
 """Threads: one long replay must not hold up the others."""
@@ -126,7 +126,7 @@ class LakeReader:
     # ── what the records say ──────────────────────────────────────────────────────────────────
 
     @cached_property
-    def store(self) -> Store:
+    def store(self) -> FileStore:
         """The store. pyarrow takes long to load: ask for it in a thread."""
         from penstock.iceberg.store import open_store
 
@@ -265,7 +265,7 @@ class _JobTables:
         self.files = {table: TableFiles() for table in columns}
         self._planners: dict[str, TablePlanner] = {}
 
-    def load(self, store: Store, said: TablePointers) -> None:
+    def load(self, store: FileStore, said: TablePointers) -> None:
         """Read what the record names, as far as it was not read before."""
         from penstock.iceberg.reading import TablePlanner
 

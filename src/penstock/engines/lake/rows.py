@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from penstock.engines.pages import Look, shown
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 from penstock.values import Entry, Kind
 from penstock.wire.columns import BYTES, EVENT, TEXT, TIME, Column
 
@@ -69,7 +69,7 @@ class _Cache(Generic[K, V]):
 class ParquetRows:
     """Reads files of a store."""
 
-    def __init__(self, store: Store, *, footers: int = FOOTERS) -> None:
+    def __init__(self, store: FileStore, *, footers: int = FOOTERS) -> None:
         self._store = store
         self._footers: _Cache[str, Footer] = _Cache(footers, lambda _: 1)
         self._groups: _Cache[tuple[Any, ...], Any] = _Cache(CACHE_BYTES, lambda table: int(table.nbytes))

@@ -19,7 +19,7 @@ from penstock.engines.lake.files import ChunkLine, CoveringFile, TableFiles
 from penstock.engines.lake.rows import Footer, ParquetRows
 from penstock.engines.pages import Look
 from penstock.errors import Trimmed
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 from penstock.values import Entry
 
 R = TypeVar("R")
@@ -34,7 +34,7 @@ Steps = Generator[None, None, R]
 class Search:
     """Reads what the files hold."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FileStore) -> None:
         self._rows = ParquetRows(store)
 
     def read(

@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, StringType
 
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import (
@@ -106,7 +106,7 @@ def _read(place: Workplace, source: str) -> DataFrame:
 
 
 def _freeze(
-    source: DataFrame | Callable[[], DataFrame], asked: Mapping[str, str], store: Store, path: str
+    source: DataFrame | Callable[[], DataFrame], asked: Mapping[str, str], store: FileStore, path: str
 ) -> dict[str, Any]:
     """Copy the list. After a crash in the middle the copy is made anew: nothing was published yet."""
     frame = source if isinstance(source, DataFrame) else source()
@@ -126,7 +126,7 @@ def _freeze(
 class _Copying:
     """Writes the list, within the one task that has its rows in order."""
 
-    store: Store
+    store: FileStore
     path: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -144,7 +144,7 @@ class _Copying:
         yield pa.RecordBatch.from_pydict({"rows": [rows]})
 
 
-def _rows(store: Store, path: str) -> int:
+def _rows(store: FileStore, path: str) -> int:
     with store.files.open_input_file(store.place(path)) as stream:
         return int(parquet.ParquetFile(stream).metadata.num_rows)
 
@@ -169,7 +169,7 @@ def _check_keys(frame: DataFrame, key: str, to: str) -> None:
         check_name(to.replace("{key}", row["key"]))
 
 
-def _events(store: Store, path: str, after: int, to: str, type: str) -> Iterator[tuple[int, NewEvent]]:
+def _events(store: FileStore, path: str, after: int, to: str, type: str) -> Iterator[tuple[int, NewEvent]]:
     """What is left to publish, in the list's order."""
     with store.files.open_input_file(store.place(path)) as stream:
         for batch in parquet.ParquetFile(stream).iter_batches(1000):

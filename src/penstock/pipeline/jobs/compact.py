@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Final
 
 from penstock.iceberg.files import PlannedFile
-from penstock.iceberg.store import Store
+from penstock.iceberg.store import FileStore
 from penstock.pipeline.commit import TableChange, Turn
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.writing import MergeFiles
@@ -65,7 +65,7 @@ def _compacted(place: Workplace, turn: Turn, table: str, today: str) -> TableCha
     )
 
 
-def _merge(store: Store, table: str, group: Sequence[PlannedFile]) -> MergeFiles:
+def _merge(store: FileStore, table: str, group: Sequence[PlannedFile]) -> MergeFiles:
     names = [one.file for one in group]
     whole = LakeFile(min(one.lo for one in names), max(one.hi for one in names), names[0].day, table)
     locations, rows = tuple(one.location for one in group), sum(one.rows for one in group)
