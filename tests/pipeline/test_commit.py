@@ -28,6 +28,7 @@ from penstock.pipeline.commit import (
 )
 from penstock.pipeline.jobs import archive, compact
 from penstock.pipeline.lake_identity import bind
+from penstock.pipeline.loop import LakeUnreachable, perform
 from penstock.pipeline.tables import Lake, LakeHole, open_lake
 from penstock.testing import RunningServer, start_s3, start_server, wait_until
 from penstock.testing.seaweedfs import S3Server
@@ -323,8 +324,8 @@ def test_a_store_that_is_killed_paused_and_restarted_under_an_archive_loses_and_
         for attempt in range(3):
             publish(server, "/orders", b"%d" % attempt)
             try:
-                archive.run(make_here(client, lake, faults), {})
-            except OSError:
+                perform(make_here(client, lake, faults), "archive", {})
+            except LakeUnreachable:
                 assert point != AFTER_COMMIT or watermark(client, "events") > 0
             weed.resume()
             weed.restart() if weed.process.poll() is not None else None

@@ -185,3 +185,15 @@ def test_a_restored_log_whose_files_were_compacted_since_is_refused(same: Path) 
     file.unlink()
     with serving(same, "second") as (_, client), pytest.raises(LakeMismatch, match="has gone on since the backup"):
         bind(client, open_lake(same / "lake"))
+
+
+def test_a_lake_of_an_earlier_version_is_refused_and_nothing_in_it_is_touched(same: Path) -> None:
+    old = same / "lake" / "events" / "day=2026-11-15" / "e-000000000000-000000000003.parquet"
+    old.parent.mkdir()
+    old.write_bytes(b"rows that nobody else has")
+    with serving(same, "first") as (_, client):
+        with pytest.raises(LakeMismatch, match="of an earlier version"):
+            bind(client, open_lake(same / "lake"))
+        compact.run(make_here(client, open_lake(same / "lake")), {"all": ""})
+
+    assert old.exists()

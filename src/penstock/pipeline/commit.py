@@ -176,7 +176,8 @@ class Turn:
         """
         named = {location for name in RECORDS[self.name] for location in self.table(name).named()}
         store = self._lake.store
-        listed = [one.path for name in RECORDS[self.name] for one in store.list(name)]
+        folders = [f"{name}/{kind}" for name in RECORDS[self.name] for kind in ("data", "metadata")]
+        listed = [one.path for folder in folders for one in store.list(folder)]
         self._store()
         return store.delete(path for path in listed if store.location(path) not in named)
 

@@ -85,6 +85,8 @@ def _check_history(
         for location in known.get("tables", {}).values():
             if not location.startswith(f"{lake.store.url}/"):
                 raise _moved(lake, record)
+        if any(one.path.startswith(f"{table}/day=") for table in tables for one in lake.store.list(table)):
+            raise _older(lake)
         upto = max(known.get("done", 0), (known.get("intent") or {}).get("upto", 0))
         beyond = max(_reached(lake, table) for table in tables)
         if beyond > upto:
@@ -124,6 +126,11 @@ def _another(lake: Lake, record: StoredRecord) -> LakeMismatch:
 def _moved(lake: Lake, record: StoredRecord) -> LakeMismatch:
     said = f"{lake.place} was moved: its tables name their files at {record.value['path']}"
     return LakeMismatch("lake", said, remedy="Put it back there, by a mount or a link if need be.")
+
+
+def _older(lake: Lake) -> LakeMismatch:
+    said = f"{lake.place} is a lake of an earlier version, whose files no table names"
+    return LakeMismatch("lake", said, remedy="Give an empty place, and keep the old lake: it has what was trimmed.")
 
 
 def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: ServerEpoch) -> LakeMismatch:

@@ -39,7 +39,6 @@ from penstock.pipeline.ledger_batches import (
 from penstock.pipeline.merging import MergedTable, merge_into
 from penstock.pipeline.tables import LEDGER, SCHEMAS, days_between
 from penstock.pipeline.writing import by_kind, file_of, write_frame
-from penstock.wire.lake import LakeFile
 from penstock.wire.ledger import CONFIRMED, RANKS, UNKNOWN_RANK, decode_batch
 
 OPTIONS: Mapping[str, str] = {}
@@ -53,6 +52,7 @@ REASON_CHARACTERS: Final = 300
 """Of the reason why an entry cannot be read: it may quote the entry."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _WHAT: Final = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
+_SAID: Final = ("door", "recipient", "stream", "upto")
 _SCHEMA: Final = arrow_schema("ledger")
 
 
@@ -171,7 +171,7 @@ def positions(ledger: DataFrame) -> DataFrame:
 
 def first_positions(said: DataFrame) -> DataFrame:
     """Rows of `positions` that say the same → the first of them."""
-    first = said.groupBy("door", "recipient", "stream", "upto").agg(F.min("time").alias("time"))
+    first = said.groupBy(*_SAID).agg(F.min("time").alias("time"))
     return first.sortWithinPartitions("recipient", "upto")
 
 
@@ -185,6 +185,8 @@ def _rank() -> Column:
 _DELIVERIES: Final = MergedTable(
     "deliveries", _WHAT, ("first", "month", "recipient"), fold_deliveries, ("first", "key", "recipient"), by_kind
 )
+
+_POSITIONS: Final = MergedTable("positions", _SAID, ("recipient", "upto"), first_positions, ("recipient", "upto"))
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
@@ -223,8 +225,7 @@ def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
         decoded = place.read("ledger", records)
         others.append(merge_into(place, turn, _DELIVERIES, fold(decoded), intent))
         if said:
-            name = LakeFile(intent.after, intent.upto, intent.slices[-1].day, "positions")
-            others.append(TableChange("positions", write_frame(positions(decoded), place.lake.store, [name])))
+            others.append(merge_into(place, turn, _POSITIONS, positions(decoded), intent))
     changes = _joined([TableChange("ledger", records), *others])
     turn.publish(changes, {"batches": heads_to_rows(heads)})
     return sum(len(change.added) for change in changes)
