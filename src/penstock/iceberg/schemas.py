@@ -1,4 +1,4 @@
-"""The lake's tables as Iceberg knows them: schemas with fixed field ids, partitions, properties.
+"""The tables as Iceberg knows them: schemas with fixed field ids, partitions, properties.
 
 They follow from `wire/columns.py`. A column that is added there, at the end, is a column of the table from the next
 commit on; files from before it read as null.

@@ -1,4 +1,4 @@
-"""Where a lake lies: a folder of this machine, or an object store. Files by `pyarrow.fs`, which opens both.
+"""Where a lake lies. A folder of this machine, or an object store: `pyarrow.fs` opens both.
 
     /srv/lake                        a folder
     s3://bucket/prefix               S3 and what speaks it; keys, region and endpoint from the usual environment

@@ -1,4 +1,4 @@
-"""Tables of Apache Iceberg (version 2), written file by file. The one module that touches pyiceberg.
+"""Tables of Apache Iceberg. They are written file by file, in version 2 of the format.
 
 pyiceberg is used as a format library: manifests, manifest lists, metadata, statistics. Its own transactions are not:
 each copies all of the metadata (3.3 s of CPU for a commit after 1,000 commits; here it is some 10 ms, and stays so).
