@@ -19,7 +19,6 @@ from penstock.wire import columns
 from penstock.wire.columns import TABLES, TEXT
 from penstock.wire.lake import LETTERS, RECORDS, LakeFile, parse_location
 
-COMMITS = 600
 DAY = "2030-01-01"
 DAY_MS = 1_893_456_000_000
 
@@ -166,12 +165,13 @@ def test_a_column_that_is_declared_later_is_null_in_older_files(
 
 
 @pytest.mark.parametrize("rewrites", [False, True], ids=["appends", "overwrites"])
-def test_many_commits_leave_no_more_behind_than_some(store: FileStore, rewrites: bool) -> None:
+@pytest.mark.parametrize("commits", [400, pytest.param(5_000, marks=[pytest.mark.long, pytest.mark.limit(900)])])
+def test_many_commits_leave_no_more_behind_than_some(store: FileStore, rewrites: bool, commits: int) -> None:
     """As `up` does it for hours: a file every five seconds, the small ones put together now and then."""
     table, made = Table.create(store, "events"), written(store, "events", 0, 1)
     fresh: list[str] = []
     counts, spent = [], []
-    for number in range(1, COMMITS + 1):
+    for number in range(1, commits + 1):
         one = _twin(store, made, number)
         began = time.process_time()
         if number % 100 == 0:
@@ -187,7 +187,7 @@ def test_many_commits_leave_no_more_behind_than_some(store: FileStore, rewrites:
         if number % 20 == 0:
             listed = len(list(store.list("events/metadata")))
             counts.append((listed, len(table.metadata.snapshots), len(table.manifests)))
-    many, third = 2 * len(counts) // 3, COMMITS // 3
+    many, third = 2 * len(counts) // 3, commits // 3
     print(f"CPU of a commit, late to early: {sum(spent[-third:]) / sum(spent[third:-third]):.2f}")  # noqa: T201
 
     assert [max(one) for one in zip(*counts[many:], strict=True)] <= [

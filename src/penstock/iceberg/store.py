@@ -91,14 +91,13 @@ class FileStore:
         """Make files durable that somebody else has written, and their names. An object store does it by itself."""
         if not self.is_local:
             return
-        folders: dict[Path, None] = {}
+        folders: set[Path] = set()
         for path in paths:
             place = Path(self.place(path))
             _sync(place)
-            folders[place.parent] = None
-        for folder in folders:
+            folders |= {folder for folder in place.parents if folder.is_relative_to(self.root)}
+        for folder in sorted(folders, reverse=True):  # those within first: a name is durable when its folder is
             _sync(folder)
-            _sync(folder.parent)
 
     def put(self, path: str, data: bytes) -> None:
         """Store a small file in one step, whether it is there or not: at every moment it is whole."""
