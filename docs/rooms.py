@@ -38,7 +38,7 @@ ROOMS = {
 }
 """Each folder with modules, in the order in which one may read them."""
 
-LONGEST = 74
+LONGEST = 70
 """Characters of what is shown of a module. Its own head says more."""
 
 

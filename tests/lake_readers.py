@@ -71,7 +71,7 @@ class DuckDb:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 @contextmanager
