@@ -72,7 +72,8 @@ class SqlAnswer:
 class DuckDbMissing(OperatorError):
     """DuckDB is not installed here."""
 
-    code, status = "duckdb_missing", 503
+    code = "duckdb_missing"
+    status = 503
     remedy = "Run './penstock install sql', or pip install duckdb."
 
 
@@ -86,7 +87,8 @@ class SqlRefused(InputInvalid):
 class SqlTooLarge(CallerError):
     """The question took more time or memory than it may."""
 
-    code, status = "sql_too_large", 413
+    code = "sql_too_large"
+    status = 413
     remedy = "Ask for less: fewer columns, a range of ids or of time, or a count."
 
 

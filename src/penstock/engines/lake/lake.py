@@ -56,7 +56,8 @@ T = TypeVar("T")
 class LakeUnreadable(OperatorError):
     """A file of the lake cannot be read. What it holds is not lost: it may be a store that is away."""
 
-    code, status = "lake_unreadable", 503
+    code = "lake_unreadable"
+    status = 503
     remedy = "Look at the lake's folder or store; './penstock audit' says which files are damaged."
     retry_after = 5
 
