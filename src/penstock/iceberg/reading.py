@@ -26,8 +26,22 @@ _INTEGERS: Final = {"int": "<i", "date": "<i", "long": "<q", "timestamp": "<q", 
 
 _ANY: Final = (-math.inf, math.inf)
 
-Bounds = tuple[Any, Any]
-"""The least and the greatest value of a column in a file, or values beyond them: long texts are cut."""
+
+class ColumnBounds(dict[str, tuple[Any, Any]]):
+    """The least and the greatest value of columns, or values beyond them: long texts are cut. Some are unknown."""
+
+    def may_have(self, column: str, value: Any) -> bool:
+        """Whether a row may have this value in *column*."""
+        known = self.get(column)
+        return known is None or known[0] <= value <= known[1]
+
+    def least(self, column: str) -> float:
+        """No number in *column* is less than this."""
+        return float(self.get(column, _ANY)[0])
+
+    def most(self, column: str) -> float:
+        """No number in *column* is greater than this."""
+        return float(self.get(column, _ANY)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +51,7 @@ class ListedFile:
     path: str  # below the store's root
     size: int
     rows: int
-    bounds: dict[str, Bounds]  # of the columns that were asked for, where they are known
-
-    def may_have(self, column: str, value: Any) -> bool:
-        """Whether a row of it may have this value in *column*."""
-        known = self.bounds.get(column)
-        return known is None or known[0] <= value <= known[1]
-
-    def least(self, column: str) -> float:
-        """No number in *column* is less than this."""
-        return float(self.bounds.get(column, _ANY)[0])
-
-    def most(self, column: str) -> float:
-        """No number in *column* is greater than this."""
-        return float(self.bounds.get(column, _ANY)[1])
+    bounds: ColumnBounds  # of the columns that were asked for
 
 
 class SnapshotInfo(msgspec.Struct, rename="kebab"):
@@ -112,13 +113,21 @@ class TablePlanner:
         self._known: dict[str, tuple[ListedFile, ...]] = {}
 
     def files(self, location: str) -> list[ListedFile]:
-        """The data files that the metadata.json at *location* names. `FileNotFoundError` if it is gone, or a part."""
+        """The data files that the metadata.json at *location* names.
+
+        `FileNotFoundError` if a part of the metadata is gone, `ValueError` if it is damaged.
+        """
         info = read_info(self._store.read(self._store.relative(location)))
         wanted = {field.id: field for field in info.fields if field.name in self._columns}
         known: dict[str, tuple[ListedFile, ...]] = {}
-        for manifest in self._manifests(info.snapshot):
-            path = manifest.manifest_path
-            known[path] = self._known.get(path) or tuple(self._read(manifest, wanted))
+        try:
+            for manifest in self._manifests(info.snapshot):
+                path = manifest.manifest_path
+                known[path] = self._known.get(path) or tuple(self._read(manifest, wanted))
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # what the library stumbles over in a damaged file is its own affair
+            raise ValueError(f"a manifest that {location} names cannot be read: {error!r}") from error
         self._known = known
         return [file for files in known.values() for file in files]
 
@@ -133,7 +142,7 @@ class TablePlanner:
         entries: list[ManifestEntry] = manifest.fetch_manifest_entry(_StoreFiles(self._store))
         for entry in entries:
             file = entry.data_file
-            bounds = {}
+            bounds = ColumnBounds()
             for id, field in wanted.items():
                 least, most = (file.lower_bounds or {}).get(id), (file.upper_bounds or {}).get(id)
                 if least is not None and most is not None:

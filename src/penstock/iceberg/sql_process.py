@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import resource
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from penstock.iceberg.reading import FieldInfo, TablePlanner, read_info
 from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion
-from penstock.iceberg.store import Store, open_store
+from penstock.iceberg.store import FileStore, open_store
+
+if TYPE_CHECKING:
+    from penstock.iceberg.reading import FieldInfo
 
 BATCH_ROWS: Final = 2_048
 _BESIDE_MIB: Final = 1_024  # what Python, pyarrow and the threads' stacks take besides DuckDB's own memory
@@ -67,6 +69,8 @@ def _asked(duckdb: Any, question: SqlQuestion) -> Any:
     store = open_store(question.lake)
     views, allowed = [], []
     for name, location in question.tables.items():
+        from penstock.iceberg.reading import TablePlanner, read_info  # not for a question about no table
+
         fields = read_info(store.read(store.relative(location))).fields
         paths = [store.place(file.path) for file in TablePlanner(store).files(location)]
         if store.is_local and paths:
@@ -96,7 +100,7 @@ def _read_parquet(paths: list[str], fields: list[FieldInfo]) -> str:
     return f"SELECT * FROM read_parquet([{files}], hive_partitioning = false, schema = MAP {{{columns}}})"  # noqa: S608
 
 
-def _dataset(store: Store, paths: list[str], fields: list[FieldInfo]) -> Any:
+def _dataset(store: FileStore, paths: list[str], fields: list[FieldInfo]) -> Any:
     """The rows of these files as pyarrow reads them; DuckDB tells it which columns and rows it wants."""
     from pyarrow import dataset
 

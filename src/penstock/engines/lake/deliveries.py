@@ -13,14 +13,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.ledger import LedgerEvent
-from penstock.engines.lake.lake import LakeReader
+from penstock.engines.lake.lake import READ, LakeReader
 from penstock.wire.ledger import CONFIRMED, COVERED
 
 if TYPE_CHECKING:
     from penstock.engines.lake.rows import Footer, ParquetRows
-    from penstock.iceberg.reading import ListedFile
+    from penstock.iceberg.reading import ColumnBounds
 
-_CHOSEN_BY: Final = ("recipient", "stream", "first", "last", "key")
 _ROW: Final = (
     "door", "recipient", "stream", "first", "last", "key", "month", "number", "state", "reason", "last_time",
     "sent_time", "acked_time", "expires_at",
@@ -58,66 +57,52 @@ class Deliveries:
         return found
 
     def _find_positions(self, stream: str, id: int, recipient: str) -> Iterator[LedgerEvent]:
-        """Where the recipient said that it had come to this entry, or beyond it; of each file in order."""
+        """Where the recipient said that it had come to this entry, or beyond it; of each row group in order."""
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-        def reaching(file: ListedFile) -> bool:
-            return file.may_have("recipient", recipient) and file.most("upto") >= id
+        def reaching(bounds: ColumnBounds) -> bool:
+            return bounds.may_have("recipient", recipient) and bounds.most("upto") >= id
 
-        for footer in self._footers("positions", reaching):
-            rows = [row for row in self._positions_in(footer, id, recipient) if row["stream"] in ("", stream)]
-            for row in sorted(rows, key=lambda row: row["time"]):
+        for footer, group in self._groups("positions", reaching):
+            table = self._reader.table(footer, group, _POSITION)
+            mine = pc.equal(table.column("recipient"), recipient)
+            rows = table.filter(pc.and_(mine, pc.greater_equal(table.column("upto"), id))).to_pylist()
+            for row in sorted((row for row in rows if row["stream"] in ("", stream)), key=lambda row: row["time"]):
                 at = _ms(row["time"]) or 0
                 yield LedgerEvent(at, CONFIRMED, "", row["door"], recipient, row["stream"], 0, row["upto"])
 
-    def _positions_in(self, footer: Footer, id: int, recipient: str) -> Iterator[dict[str, Any]]:
-        import pyarrow.compute as pc  # type: ignore[import-untyped]
-
-        reader = self._reader
-        for group in range(footer.metadata.num_row_groups):
-            names, reached = reader.bounds(footer, group, "recipient"), reader.bounds(footer, group, "upto")
-            if (names is None or names[0] <= recipient <= names[1]) and (reached is None or reached[1] >= id):
-                table = reader.table(footer, group, _POSITION)
-                mine = pc.equal(table.column("recipient"), recipient)
-                yield from table.filter(pc.and_(mine, pc.greater_equal(table.column("upto"), id))).to_pylist()
-
     def _find_entry(self, stream: str, id: int, recipient: str) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
+
+        def around(bounds: ColumnBounds) -> bool:
+            return bounds.may_have("recipient", recipient) and bounds.least("first") <= id <= bounds.most("last")
 
         def chosen(rows: Any) -> Any:
             inside = pc.and_(pc.less_equal(rows.column("first"), id), pc.greater_equal(rows.column("last"), id))
             whose = pc.and_(pc.equal(rows.column("recipient"), recipient), pc.equal(rows.column("stream"), stream))
             return pc.and_(inside, whose)
 
-        def around(file: ListedFile) -> bool:
-            return file.may_have("recipient", recipient) and file.least("first") <= id <= file.most("last")
-
-        reader = self._reader
-        for footer in self._footers("deliveries", around):
-            for group in range(footer.metadata.num_row_groups):
-                first, last = reader.bounds(footer, group, "first"), reader.bounds(footer, group, "last")
-                if (first is None or first[0] <= id) and (last is None or last[1] >= id):
-                    yield from self._events(footer, group, chosen)
+        return self._events(around, ("recipient", "stream", "first", "last"), chosen)
 
     def _find_item(self, key: str, recipient: str) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
 
+        def keyed(bounds: ColumnBounds) -> bool:
+            return bounds.may_have("recipient", recipient) and bounds.may_have("key", key)
+
         def chosen(rows: Any) -> Any:
             return pc.and_(pc.equal(rows.column("key"), key), pc.equal(rows.column("recipient"), recipient))
 
-        def keyed(file: ListedFile) -> bool:
-            return file.may_have("recipient", recipient) and file.may_have("key", key)
+        return self._events(keyed, ("recipient", "key"), chosen)
 
-        reader = self._reader
-        for footer in self._footers("deliveries", keyed):
-            for group in range(footer.metadata.num_row_groups):
-                keys = reader.bounds(footer, group, "key")
-                if keys is None or keys[0] <= key <= keys[1]:
-                    yield from self._events(footer, group, chosen)
-
-    def _footers(self, table: str, may_matter: Callable[[ListedFile], bool]) -> Iterator[Footer]:
+    def _groups(self, table: str, may_matter: Callable[[ColumnBounds], bool]) -> Iterator[tuple[Footer, int]]:
+        """The row groups of a table that may matter by the bounds of their file, and by their own."""
         for file in self._lake.files("ledger", table).all:
-            if may_matter(file.file):
-                yield self._reader.footer(file.path)
+            if may_matter(file.bounds):
+                footer = self._reader.footer(file.path)
+                for group in range(footer.metadata.num_row_groups):
+                    if may_matter(self._reader.column_bounds(footer, group, READ["ledger"][table])):
+                        yield footer, group
 
     @cached_property
     def _reader(self) -> ParquetRows:
@@ -125,14 +110,17 @@ class Deliveries:
 
         return ParquetRows(self._lake.store, footers=8192)
 
-    def _events(self, footer: Footer, group: int, chosen: Callable[[Any], Any]) -> Iterator[LedgerEvent]:
+    def _events(
+        self, may_matter: Callable[[ColumnBounds], bool], by: tuple[str, ...], chosen: Callable[[Any], Any]
+    ) -> Iterator[LedgerEvent]:
+        """What the rows say that are *chosen* by a few columns; only of those all columns are read."""
         import pyarrow.compute as pc
 
-        reader = self._reader
-        places = pc.indices_nonzero(chosen(reader.table(footer, group, _CHOSEN_BY)))
-        if len(places):
-            for row in reader.table(footer, group, _ROW).take(places).to_pylist():
-                yield from _told(row)
+        for footer, group in self._groups("deliveries", may_matter):
+            places = pc.indices_nonzero(chosen(self._reader.table(footer, group, by)))
+            if len(places):
+                for row in self._reader.table(footer, group, _ROW).take(places).to_pylist():
+                    yield from _told(row)
 
 
 def _told(row: dict[str, Any]) -> Iterator[LedgerEvent]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.wire.lake import parse_location
 
 if TYPE_CHECKING:
-    from penstock.iceberg.reading import ListedFile
+    from penstock.iceberg.reading import ColumnBounds, ListedFile
 
 
 class ChunkLine(NamedTuple):
@@ -41,6 +41,11 @@ class CoveringFile(NamedTuple):
     def path(self) -> str:
         """Where it is, below the store's root."""
         return self.file.path
+
+    @property
+    def bounds(self) -> ColumnBounds:
+        """Between which values its columns lie."""
+        return self.file.bounds
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ This module loads pyarrow; import it only where the lake is read.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from penstock.engines.pages import Look, shown
+from penstock.iceberg.reading import ColumnBounds
 from penstock.iceberg.store import FileStore
 from penstock.values import Entry, Kind
 from penstock.wire.columns import BYTES, EVENT, TEXT, TIME, Column
@@ -100,6 +101,11 @@ class ParquetRows:
         if statistics is None or not statistics.has_min_max:
             return None
         return statistics.min, statistics.max
+
+    def column_bounds(self, footer: Footer, group: int, columns: Iterable[str]) -> ColumnBounds:
+        """The same of several columns, as far as the file says it."""
+        found = ((column, self.bounds(footer, group, column)) for column in columns)
+        return ColumnBounds((column, bounds) for column, bounds in found if bounds)
 
     def table(self, footer: Footer, group: int, columns: Sequence[str]) -> Any:
         """These columns of a row group, decoded."""

@@ -54,7 +54,7 @@ class Search:
         return page.entries, page.entries[-1].id if page.full else position
 
     def _fill(self, page: _FoundPage, file: CoveringFile, after: int, upto: int) -> None:
-        if page.exact and not any(file.file.may_have("stream", stream) for stream in page.exact):
+        if page.exact and not any(file.bounds.may_have("stream", stream) for stream in page.exact):
             return
         footer = self._rows.footer(file.path)
         for group in self._rows.groups(footer, after, upto, page.exact):
@@ -103,7 +103,7 @@ class Search:
         """
         backwards = isinstance(files, reversed)
         for file in files:
-            if not file.file.may_have("stream", stream):
+            if not file.bounds.may_have("stream", stream):
                 yield None
                 continue
             footer = self._rows.footer(file.path)
@@ -127,7 +127,7 @@ class Search:
         return 0
 
     def _begins_ms(self, file: CoveringFile) -> int:
-        if known := file.file.bounds.get("time"):
+        if known := file.bounds.get("time"):
             return int(known[0]) // 1000
         footer = self._rows.footer(file.path)
         first = pc.cast(self._rows.table(footer, 0, ("id", "time")).column("time").slice(0, 1), "int64")
