@@ -20,6 +20,7 @@ from pyiceberg.types import LongType, NestedField
 
 from penstock.api.auth import open_keys
 from penstock.iceberg.files import arrow_schema
+from penstock.iceberg.sql import ask as ask_sql
 from penstock.testing import RunningServer, S3Server, start_s3, start_server
 from penstock.testing.seaweedfs import READER
 from penstock.wire import columns
@@ -193,6 +194,7 @@ def test_a_column_that_was_added_is_null_in_older_rows(
         by_pyiceberg(lake.catalog, "events"),
         by_polars(lake.catalog, "events"),
         attached.table("SELECT * FROM lake.penstock.events", tmp_path),
+        ask_sql(str(tmp_path / "lake"), {"events": lake.written.tables["events"].location}, "FROM events").table,
     ):
         assert set(names) <= set(read.column_names)
         told = {row["id"]: row["tenant"] for row in read.to_pylist()}
