@@ -131,8 +131,11 @@ class FileStore:
                 yield StoredFile(info.path.removeprefix(f"{self.root}/"), info.size, info.mtime_ns / 1e9)
 
 
-def open_store(location: str | Path) -> FileStore:
-    """The store at *location*; `ConfigInvalid` if it is none that can be opened."""
+def open_store(location: str | Path, *, seconds: float = TIMEOUT_SECONDS) -> FileStore:
+    """The store at *location*; `ConfigInvalid` if it is none that can be opened.
+
+    A request to an object store is given up when nothing came for *seconds*, and tried three times in all.
+    """
     text = str(location)
     place = urlsplit(text)
     if place.scheme in ("", "file"):
@@ -142,19 +145,19 @@ def open_store(location: str | Path) -> FileStore:
         return FileStore(fs.LocalFileSystem(), str(root), "file")
     try:
         if place.scheme == "s3":
-            return FileStore(_s3(), f"{place.netloc}{place.path}", "s3")
+            return FileStore(_s3(seconds), f"{place.netloc}{place.path}", "s3")
         files, path = fs.FileSystem.from_uri(text)
     except (ValueError, OSError) as error:
         raise ConfigInvalid("lake", f"{text} cannot be opened: {error}") from error
     return FileStore(files, path, place.scheme)
 
 
-def _s3() -> Any:
+def _s3(seconds: float) -> Any:
     """S3 by the environment. pyarrow reads keys and region from it, and not the endpoint."""
     endpoint = next((os.environ[name] for name in ENDPOINTS if os.environ.get(name)), "")
     given = urlsplit(endpoint)
     address = {"endpoint_override": given.netloc, "scheme": given.scheme} if endpoint else {}
-    timeouts = {"connect_timeout": TIMEOUT_SECONDS, "request_timeout": TIMEOUT_SECONDS}
+    timeouts = {"connect_timeout": seconds, "request_timeout": seconds}
     return fs.S3FileSystem(**address, **timeouts, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS))
 
 

@@ -41,6 +41,8 @@ THREADS: Final = 2
 """Threads: one long replay must not hold up the others."""
 SLICE_SECONDS: Final = 0.05
 """How long a search keeps a thread while others wait: a few row groups."""
+STORE_SECONDS: Final = 3
+"""How long a thread waits for bytes of an object store, three times in all: a server waits for it when it stops."""
 STORES: Final = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")
 """Object stores and file systems that pyarrow opens, by the scheme of their addresses."""
 READ: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -131,7 +133,7 @@ class LakeReader:
         """The store. pyarrow takes long to load: ask for it in a thread."""
         from penstock.iceberg.store import open_store
 
-        return open_store(self.url)
+        return open_store(self.url, seconds=STORE_SECONDS)
 
     async def record(self, job: str) -> TablePointers:
         """What the record of *job* says now; nothing if there is none."""
