@@ -104,7 +104,7 @@ def ask(lake: str, tables: Mapping[str, str], sql: str, limits: SqlLimits | None
     question = SqlQuestion(
         lake, named, sql, bounds.rows, bounds.memory_mib, bounds.answer_mib, bounds.seconds, bounds.threads
     )
-    command = [sys.executable, "-m", "penstock.iceberg.sql_process"]
+    command = [sys.executable, "-P", "-m", "penstock.iceberg.sql_process"]
     try:
         done = subprocess.run(  # noqa: S603 - ourselves
             command, input=msgspec.json.encode(question), capture_output=True, check=False, timeout=bounds.seconds,
