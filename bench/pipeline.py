@@ -26,13 +26,13 @@ from bench.rig.report import Figure, Report, arguments, median, reporting, say, 
 from bench.rig.servers import penstock
 from bench.rig.sink import measure_sink
 from bench.rig.why import measure_why
+from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
-from penstock.pipeline.staging import rows_of
-from penstock.pipeline.tables import Lake, open_lake
+from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer, wait_until
 
 PARTS = ("export", "archive", "sink", "why", "freshness", "idle")
@@ -176,8 +176,6 @@ def _archive(report: Report, place: Workplace, server: int, folder: Path, given:
 
 def _take(place: Workplace, server: int, upto: int) -> Run:
     """Archive the log up to an id, from the beginning."""
-    for file in place.lake.files("events"):
-        place.lake.path(file).unlink()
     kept = place.client.get("lake/events")
     place.client.put("lake/events", {"fence": kept.value.get("fence", 0), "done": 0}, expect=kept.version)
     began, spark_before, server_before = time.monotonic(), _own_cpu(server), cpu_seconds(server)
@@ -207,7 +205,7 @@ def _own_cpu(server: int) -> float:
 
 
 def _write_from_memory(place: Workplace, folder: Path) -> Run:
-    frame = place.spark.read.parquet(*_first_files(place.lake)).repartition(2).cache()
+    frame = place.read("events", _first_files(place)).repartition(2).cache()
     rows = frame.count()
     began, before = time.monotonic(), cpu_seconds(os.getpid())
     frame.write.mode("overwrite").parquet(str(folder))
@@ -216,14 +214,14 @@ def _write_from_memory(place: Workplace, folder: Path) -> Run:
     return run
 
 
-def _first_files(lake: Lake) -> list[str]:
-    paths, rows = [], 0
-    for file in lake.files("events"):
-        paths.append(str(lake.path(file)))
-        rows += rows_of(lake.path(file))
+def _first_files(place: Workplace) -> list[PlannedFile]:
+    found, rows = [], 0
+    for one in place.files("events"):
+        found.append(one)
+        rows += one.rows
         if rows >= FLOOR_ROWS:
             break
-    return paths
+    return found
 
 
 # ── up ─────────────────────────────────────────────────────────────────────────────────────────

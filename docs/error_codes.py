@@ -56,7 +56,8 @@ def _of_classes(tree: ast.Module, bases: dict[str, list[str]]) -> Iterator[Error
         if code := _constant(node, "code") or _default_code(node) or _given_code(node):
             meaning = (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " ")
             remedy = _constant(node, "remedy")
-            yield ErrorCode(code, _status(node.name, bases), _acting(node.name, bases), meaning, remedy)
+            status = int(_constant(node, "status") or 0) or _status(node.name, bases)
+            yield ErrorCode(code, status, _acting(node.name, bases), meaning, remedy)
 
 
 def _of_calls(tree: ast.Module, bases: dict[str, list[str]]) -> Iterator[ErrorCode]:

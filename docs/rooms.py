@@ -20,6 +20,7 @@ ROOMS = {
     "engines/jetstream": "the engine of a cluster, on NATS",
     "engines/local": "several processes on one machine",
     "engines/lake": "cold reads",
+    "iceberg": "the lake's tables on any store",
     "http": "the connection layer",
     "api": "whose request it is, and live answers",
     "api/v1": "Penstock's API",

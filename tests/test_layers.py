@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import signal
 import subprocess
@@ -12,9 +13,13 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from penstock.iceberg.files import arrow_schema
 from penstock.testing import wait_until
+from penstock.wire.lake import LakeFile
+from tests.engines.lake_files import NOW_MS, WrittenLake
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -46,7 +51,8 @@ FOR_DOORS = tuple(f"penstock.api.{name}" for name in ("auth", "context", "descri
 MAY_IMPORT = {
     "penstock.wire": (*PURE, "penstock.wire"),
     "penstock.core": (*BASE, "penstock.wire", "penstock.core"),
-    "penstock.engines": (*BASE, "penstock.wire", "penstock.core", "penstock.engines"),
+    "penstock.iceberg": (*BASE, "penstock.wire", "penstock.iceberg"),
+    "penstock.engines": (*BASE, "penstock.wire", "penstock.core", "penstock.iceberg", "penstock.engines"),
     "penstock.http": (*BASE, "penstock.wire", *NEUTRAL, "penstock.http"),
     "penstock.api": (*BASE, "penstock.wire", "penstock.core", "penstock.http", "penstock.api"),
     "penstock.doors": (*BASE, "penstock.wire", "penstock.core", *FACING_DOORS, *FOR_DOORS),
@@ -59,7 +65,12 @@ MAY_NOT_IMPORT = {
     "penstock.pipeline": tuple(f"penstock.{room}" for room in ("http", "api", "engines", "doors", "node")),
     "penstock.testing": ("penstock.node", "penstock.doors", "penstock.pipeline"),
 }
-ONLY_IN = {"nats": "penstock.engines.jetstream", "pyspark": "penstock.pipeline", "py4j": "penstock.pipeline"}
+ONLY_IN = {
+    "nats": "penstock.engines.jetstream",
+    "pyiceberg": "penstock.iceberg",
+    "pyspark": "penstock.pipeline",
+    "py4j": "penstock.pipeline",
+}
 
 
 def is_in(module: str, layer: str) -> bool:
@@ -280,6 +291,44 @@ def test_the_server_starts_where_spark_and_java_are_not_installed(tmp_path: Path
         server.wait()
 
 
+READS_A_LAKE = """
+import asyncio, sys
+from penstock.core.clock import ManualClock
+from penstock.engines.lake import open_lake
+from penstock.engines.memory import MemoryEngine
+from penstock.engines.pages import look_within
+
+async def main():
+    engine = MemoryEngine(clock=ManualClock())
+    await engine.registry.put("lake/events", sys.argv[2].encode())
+    async with open_lake(sys.argv[1], engine.registry) as lake:
+        entries, upto = await lake.read(None, 0, 9, look_within(9, 100, 10_000, True, 0))
+        print([entry.id for entry in entries], upto, await lake.find_index("/t5", 5))
+
+asyncio.run(main())
+"""
+
+
+def test_a_lake_is_read_where_spark_and_numpy_are_not_installed(tmp_path: Path) -> None:
+    written = WrittenLake(tmp_path / "lake")
+    written.prepare("events", [written.write(LakeFile(0, 9, "2026-11-15", "events"), numbered_events(9))])
+    python = venv_without(tmp_path / "venv", *ABSENT)
+
+    command = [python, "-c", READS_A_LAKE, str(tmp_path / "lake"), json.dumps(written.record("events"))]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert told.stdout == "[1, 2, 3, 4, 5, 6, 7, 8, 9] 9 5\n", told.stderr
+
+
+def numbered_events(count: int) -> pa.Table:
+    """Rows of `events` that differ in their id, stream and index."""
+    ids = list(range(1, count + 1))
+    plain = {"kind": ["data"] * count, "stream": [f"/t{id}" for id in ids], "time": [NOW_MS * 1000 + id for id in ids]}
+    known = dict.fromkeys(("id", "index", "chunk", "offset", "size", "schema_version"), ids)
+    schema = arrow_schema("events")
+    return pa.table([pa.array((plain | known).get(field.name, [None] * count), field.type) for field in schema], schema)
+
+
 def test_a_job_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
     python = venv_without(tmp_path / "venv", *ABSENT)
 
@@ -293,3 +342,18 @@ def test_a_job_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("penstock: spark_missing: pyspark is not installed — ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_server_loads_nothing_of_the_lake_before_it_is_read() -> None:
+    """pyarrow takes 0.2 s and 50 MB, pyiceberg's manifests 0.3 s and 20 MB more: only for who has a lake, and reads it.
+
+    What only commits need (`pyiceberg.io.pyarrow`, 0.5 s and 60 MB) is never loaded for reading.
+    """
+    heavy = "sorted({name.partition('.')[0] for name in sys.modules} & {'pyarrow', 'pyiceberg', 'pydantic', 'duckdb'})"
+    for imported, loaded in (
+        ("penstock.node.node", "[]"),
+        ("penstock.iceberg.reading", "['pyarrow', 'pydantic', 'pyiceberg']"),
+    ):
+        code = f"import sys, {imported}; print({heavy}, 'pyiceberg.io.pyarrow' in sys.modules)"
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert told == f"{loaded} False\n"

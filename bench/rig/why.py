@@ -11,29 +11,31 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
 from bench.rig.report import Figure, say
+from penstock.iceberg.files import write_file
+from penstock.iceberg.store import open_store
+from penstock.iceberg.tables import Table
 from penstock.pipeline.client import PipelineClient
 from penstock.testing import RunningServer, start_server
 from penstock.wire.lake import LakeFile
 
 ENTRIES = 1_000
 FILES = 24
-GROUP_ROWS = 100_000
 QUESTIONS = 200
 
 
 def measure_why(folder: Path, rows: int) -> Figure:
     """p95 of `/v1/why` with so many *rows* in `deliveries`, in files of which each could hold the answer."""
     lake = folder / "why-lake"
+    lake.mkdir(parents=True)
     with start_server(folder / "why-data", lake_url=lake) as server:
         client = PipelineClient(server.url, server.admin_token)
         first = _publish(client)
         readers = [f"reader-{number:06d}" for number in range(max(1, rows // ENTRIES))]
         say(f"writing {len(readers) * ENTRIES:,} deliveries")
-        _write(lake, readers, first, client.newest())
-        client.put("lake/ledger", {"done": client.newest()}, expect=0)
+        location = _write(lake, readers, first, client.newest())
+        client.put("lake/ledger", {"done": client.newest(), "tables": {"deliveries": location}}, expect=0)
         choices = random.Random(1)
         asked = [(first + choices.randrange(ENTRIES), choices.choice(readers)) for _ in range(QUESTIONS)]
         taken = _timed(asked, lambda entry, reader: _ask(client, server, entry, reader))
@@ -48,15 +50,15 @@ def _publish(client: PipelineClient) -> int:
     return int(answer["first"]["id"])
 
 
-def _write(lake: Path, readers: list[str], first: int, newest: int) -> None:
+def _write(lake: Path, readers: list[str], first: int, newest: int) -> str:
     """Rows sorted by entry, as the fold sorts them; every file is named as if it had records of every entry."""
-    names = pa.array(readers)
+    names, store, written = pa.array(readers), open_store(lake), []
     for number in range(FILES):
         entries = range(first + number * ENTRIES // FILES, first + (number + 1) * ENTRIES // FILES)
-        table = pa.concat_tables([_delivered(names, entry) for entry in entries])
-        path = lake / LakeFile(number, newest + number + 1, "2026-11-15", "deliveries").path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(table, path, row_group_size=GROUP_ROWS, compression="zstd")
+        name = LakeFile(number, newest + number + 1, "2026-11-15", "deliveries")
+        written.append(write_file(store, name, (_delivered(names, entry) for entry in entries)))
+    made = Table.create(store, "deliveries").append([one for one in written if one], now_ms=int(time.time() * 1000))
+    return made.location
 
 
 def _delivered(names: Any, entry: int) -> Any:
@@ -80,7 +82,7 @@ def _ask(client: PipelineClient, server: RunningServer, entry: int, reader: str)
 def _in_duckdb(lake: Path) -> Callable[[int, str], None]:
     connection = duckdb.connect()
     query = (
-        f"SELECT * FROM read_parquet('{lake}/deliveries/*/*.parquet') "  # noqa: S608 - our own folder
+        f"SELECT * FROM read_parquet('{lake}/deliveries/data/*/*.parquet') "  # noqa: S608 - our own folder
         "WHERE recipient = ? AND stream = '/why' AND first <= ? AND last >= ?"
     )
 

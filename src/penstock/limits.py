@@ -162,6 +162,9 @@ RECIPIENTS_SEEN: Final = 20_000
 LAKE_READS: Final = 256
 """Reads of the lake that run or wait at once: each holds a place in line for its two threads. Over it: 503."""
 
+LAKE_SECONDS: Final = 20
+"""Seconds that a question to the lake takes at most, with its wait in line: a store may be away. Over it: 503."""
+
 # ── Event Horizon ──────────────────────────────────────────────────────────────────────────────
 
 PUSHERS: Final = 10_000

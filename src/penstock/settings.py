@@ -388,8 +388,20 @@ class LakeSettings:
     """The lake that the pipeline writes, for reading."""
 
     url: str = setting(
-        "", "Directory of the lake. Entries that were trimmed are read from there; empty: they are gone for readers."
+        "",
+        "The lake: a directory, or s3://bucket/prefix with keys, region and endpoint from the usual AWS_ variables. "
+        "Entries that were trimmed are read from there; empty: they are gone for readers.",
     )
+    reader_endpoint: str = setting(
+        "", "Address of the S3 store that the catalog tells its clients, as http://10.0.0.5:8333. Empty: AWS itself."
+    )
+    reader_region: str = setting("", "Region of the S3 store that the catalog tells its clients.")
+    reader_access_key_id: str = setting(
+        "",
+        "Key that the catalog hands to clients with the grant export, so that they can read the store. Give one that "
+        "may only read. Empty: clients bring their own. The server's own keys are never handed out.",
+    )
+    reader_secret_access_key: str = setting("", "The secret of that key.", secret=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from penstock.node.housekeeping import Housekeeping
 from penstock.testing import RunningServer
 from penstock.values import Batch, Draft
 from tests.api.client import Tail, ask, publish
-from tests.api.lake_rig import archive, record, server_with_lake, trim
+from tests.api.lake_rig import archive, record, server_with_lake, trim, value_of
 
 
 @pytest.fixture
@@ -56,15 +56,19 @@ def test_what_is_trimmed_is_read_from_the_lake(beside_lake: RunningServer, tmp_p
 def test_nothing_goes_that_could_not_be_read_back(beside_lake: RunningServer, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     upto = archive(beside_lake, lake)
-    file = next(lake.glob("events/*/*.parquet"))
+    file = next(lake.glob("events/data/*/*.parquet"))
     mark = lake / "lake.json"
-    whole = {"done": upto}
+    ledger, events = value_of(beside_lake, "lake/ledger"), value_of(beside_lake, "lake/events")
     broken: list[tuple[Callable[[], object], Callable[[], object], str]] = [
-        (lambda: record(beside_lake, "lake/ledger", {"done": 2}), lambda: record(beside_lake, "lake/ledger", whole),
+        (lambda: record(beside_lake, "lake/ledger", {**ledger, "done": 2}),
+         lambda: record(beside_lake, "lake/ledger", ledger),
          "ledger is in the lake up to id 2"),
-        (lambda: record(beside_lake, "lake/events", {"done": 3}), lambda: record(beside_lake, "lake/events", whole),
+        (lambda: record(beside_lake, "lake/events", {**events, "done": 3}),
+         lambda: record(beside_lake, "lake/events", events),
          "events is in the lake up to id 3"),
         (lambda: file.rename(tmp_path / "away"), lambda: (tmp_path / "away").rename(file), "reach up to id 0 only"),
+        (lambda: record(beside_lake, "lake/events", {**events, "tables": {}}),
+         lambda: record(beside_lake, "lake/events", events), "reach up to id 0 only"),
         (lambda: mark.write_text('{"id":"other"}'), lambda: mark.write_text('{"id":"made-by-hand"}'), "not the lake"),
         (lambda: mark.unlink(), lambda: mark.write_text('{"id":"made-by-hand"}'), "not the lake"),
     ]  # fmt: skip

@@ -9,33 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from penstock.iceberg.files import arrow_schema
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome
 from penstock.pipeline.run_records import KEPT, noted
 from penstock.testing import RunningServer
 from penstock.wire.lake import LakeFile
 from tests.api.client import ask, publish
-from tests.api.lake_rig import archive, server_with_lake
-
-SCHEMA = pa.schema(
-    [
-        ("hour", pa.timestamp("us", tz="UTC")), ("stream", pa.utf8()), ("door", pa.utf8()), ("state", pa.utf8()),
-        ("latency_ms", pa.int64()), ("count", pa.int64()), ("bytes", pa.int64()),
-    ]
-)  # fmt: skip
+from tests.api.lake_rig import archive, opened, publish_record, server_with_lake
 
 
-def write_rollup(lake: Path, lo: int, hi: int, rows: list[tuple[Any, ...]]) -> None:
-    """A file of `rollup_hourly`: (hours ago, stream, door, state, latency, count, bytes)."""
+def write_rollup(server: RunningServer, lake: Path, lo: int, hi: int, rows: list[tuple[Any, ...]]) -> None:
+    """A file of `rollup_hourly` for each day: (hours ago, stream, door, state, latency, count, bytes)."""
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-    columns = list(zip(*[(now - timedelta(hours=row[0]), *row[1:]) for row in rows], strict=True))
-    arrays = [pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)]
-    path = lake / LakeFile(lo, hi, f"{now - timedelta(hours=rows[-1][0]):%Y-%m-%d}", "rollup_hourly").path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path)
+    schema, written = arrow_schema("rollup_hourly"), opened(server, lake)
+    by_day: dict[str, list[tuple[Any, ...]]] = {}
+    for ago, *rest in rows:
+        hour = now - timedelta(hours=ago)
+        by_day.setdefault(f"{hour:%Y-%m-%d}", []).append((hour, *rest))
+    files = [
+        written.write(
+            LakeFile(lo, hi, day, "rollup_hourly"),
+            pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in of], schema),
+        )
+        for day, of in by_day.items()
+    ]
+    written.prepare("rollup_hourly", files)
+    publish_record(server, written, "rollup")
 
 
 @pytest.fixture
@@ -46,9 +48,11 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 
 def test_hours_are_added_up_over_files_and_streams(server: RunningServer, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    write_rollup(lake, 0, 10, [(100, "/old", "", "accepted", None, 1000, 5), (1, "/a", "", "accepted", None, 3, 30)])
     write_rollup(
-        lake, 10, 20,
+        server, lake, 0, 10, [(100, "/old", "", "accepted", None, 1000, 5), (1, "/a", "", "accepted", None, 3, 30)]
+    )
+    write_rollup(
+        server, lake, 10, 20,
         [
             (1, "/b", "", "accepted", None, 2, 20), (1, "/a", "<b>", "sent", 4, 90, 0),
             (1, "/b", "<b>", "sent", 256, 10, 0), (1, "/a", "<b>", "acked", 8, 5, 0),

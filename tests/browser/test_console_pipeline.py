@@ -41,7 +41,7 @@ def work(server: RunningServer, lake: Path) -> None:
     client.put("pipeline/driver", driver, expect=0)
     for ago in range(1, 40):
         write_rollup(
-            lake, ago, ago + 1,
+            server, lake, ago, ago + 1,
             [
                 (ago, "/a", "", "accepted", None, 100 + ago, 10), (ago, "/a", "sps", "sent", 8 << ago % 4, 900, 0),
                 (ago, "/a", "sps", "acked", 64, 800 - 7 * ago, 0), (ago, "/a", "webpush", "expired", None, ago % 5, 0),

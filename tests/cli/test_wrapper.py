@@ -73,7 +73,7 @@ def test_a_group_that_does_not_exist_is_refused() -> None:
     done = subprocess.run([ROOT / "penstock", "install", "tset"], capture_output=True, text=True, check=False)
 
     assert done.returncode == 1
-    assert "the groups are serve, test and pipeline" in done.stderr
+    assert "the groups are serve, test, pipeline, sql and duckdb" in done.stderr
 
 
 def call(wrapper: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import Ledger, Recipient, recipient
+from penstock.core.ledger import Ledger, LedgerEvent, Recipient, recipient
 from penstock.core.way import Way, WayFilter
 from penstock.core.why import Why
-from penstock.engines.lake import ColdLog, Deliveries, LakeReader
+from penstock.engines.lake import ColdLog, Deliveries, LakeUnreadable, open_lake
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import NotFound
+from penstock.iceberg.files import arrow_schema
 from penstock.values import Batch, Draft
 from penstock.wire.lake import LakeFile
-from tests.engines.lake_files import everything, write_events
+from tests.engines.lake_files import WrittenLake, everything
 
-TIME = pa.timestamp("us", tz="UTC")
-SCHEMA = pa.schema(
-    [
-        ("door", pa.utf8()), ("recipient", pa.utf8()), ("stream", pa.utf8()), ("first", pa.int64()),
-        ("last", pa.int64()), ("key", pa.utf8()), ("month", pa.utf8()), ("number", pa.int64()), ("state", pa.utf8()),
-        ("reason", pa.utf8()), ("first_time", TIME), ("last_time", TIME), ("sent_time", TIME), ("acked_time", TIME),
-        ("attempts", pa.int64()), ("expires_at", TIME), ("upto", pa.int64()),
-    ]
-)  # fmt: skip
 ALICE, BOB = recipient("sps", "alice"), recipient("webpush", "bob")
 
 
@@ -42,40 +34,22 @@ def row(who: Recipient, first: int = 0, last: int = 0, **more: object) -> dict[s
     return {**known, **times, **who_of, **more}
 
 
-def write_deliveries(lake: Path, lo: int, hi: int, rows: list[dict[str, object]]) -> None:
-    path = lake / LakeFile(lo, hi, "2026-11-15", "deliveries").path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path, row_group_size=3)
-
-
-POSITIONS = pa.schema(
-    [("door", pa.utf8()), ("recipient", pa.utf8()), ("stream", pa.utf8()), ("upto", pa.int64()), ("time", TIME)]
-)
-
-
 def hour_ms(hour: int) -> int:
     return int(datetime(2026, 11, 15, hour, tzinfo=UTC).timestamp() * 1000)
-
-
-def write_positions(lake: Path, lo: int, hi: int, said: list[tuple[Recipient, str, int, int]]) -> None:
-    """A file of `positions`, of (recipient, stream, id, hour)."""
-    path = lake / LakeFile(lo, hi, "2026-11-15", "positions").path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [(who.door, who.name, stream, upto, hour_ms(hour) * 1000) for who, stream, upto, hour in said]
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), POSITIONS, strict=True)]
-    pq.write_table(pa.Table.from_arrays(columns, schema=POSITIONS), path)
 
 
 class World:
     """A log with an entry, a ledger, and a lake beside them."""
 
-    def __init__(self, directory: Path) -> None:
-        self.clock, self.directory = ManualClock(), directory
+    def __init__(self, place: Path) -> None:
+        self.clock = ManualClock()
         self.engine = MemoryEngine(clock=self.clock)
-        self.lake = LakeReader(directory)
+        self.written = WrittenLake(place)
+        self.lake = open_lake(str(place), self.engine.registry)
         self.log = ColdLog(self.engine.log, self.lake, self.clock)
         self.ledger = Ledger(self.engine.log, self.clock, node="n1")
-        self.why = Why(self.log, self.ledger, Hub(self.log), Deliveries(self.lake, self.engine.registry))
+        self.deliveries = Deliveries(self.lake)
+        self.why = Why(self.log, self.ledger, Hub(self.log), self.deliveries)
 
     async def open(self) -> int:
         """Begin, with one entry of `/a`; return its id."""
@@ -86,10 +60,26 @@ class World:
         """Let the pipeline have folded all that is in the log into these rows; a batch comes after what it tells of."""
         await self.log.append(Batch((Draft("/_ledger", b'{"node":"n2","epoch":1,"sequence":0}\n'),)))
         done = self.log.followed
-        write_deliveries(self.directory, lo, done, rows)
-        record = await self.engine.registry.get("lake/ledger")
-        await self.engine.registry.put("lake/ledger", b'{"done":%d}' % done, expect=record.version if record else 0)
+        self.write("deliveries", lo, done, rows)
+        await self.publish(done)
         return done
+
+    def write(self, table: str, lo: int, hi: int, rows: list[dict[str, object]]) -> None:
+        """Make a file of a table, which nobody sees before `publish`."""
+        content = pa.Table.from_pylist(rows, arrow_schema(table))
+        self.written.prepare(table, [self.written.write(LakeFile(lo, hi, "2026-11-15", table), content, 3)])
+
+    def write_positions(self, lo: int, hi: int, said: list[tuple[Recipient, str, int, int]]) -> None:
+        """Make a file of `positions`, of (recipient, stream, id, hour)."""
+        rows = [
+            {"door": who.door, "recipient": who.name, "stream": stream, "upto": upto, "time": hour_ms(hour) * 1000}
+            for who, stream, upto, hour in said
+        ]
+        self.write("positions", lo, hi, rows)
+
+    async def publish(self, done: int) -> None:
+        """Point at what was made, and say how far the fold is: one change of one record."""
+        await self.written.publish(self.engine.registry, "ledger", done)
 
 
 async def test_what_is_folded_and_what_is_not_yet_make_one_story(tmp_path: Path) -> None:
@@ -130,9 +120,7 @@ async def test_a_position_confirms_what_was_sent_wherever_the_two_are(tmp_path: 
     async with world.lake:
         entry = await world.open()
         later = (await world.log.append(Batch((Draft("/b", b"x"),)))).last.id
-        write_positions(
-            tmp_path, 0, later + 1, [(ALICE, "/b", later, 11), (ALICE, "", later, 12), (ALICE, "", later, 13)]
-        )
+        world.write_positions(0, later + 1, [(ALICE, "/b", later, 11), (ALICE, "", later, 12), (ALICE, "", later, 13)])
         await world.fold([row(ALICE, entry, entry), row(BOB, entry, entry)])
         world.ledger.confirm(BOB, entry)
 
@@ -151,13 +139,13 @@ async def test_positions_are_looked_for_until_the_first_that_reaches_the_entry(t
         entry = await world.open()
         done = await world.fold([row(ALICE, entry, entry)])
         for number, upto in enumerate((entry - 1, entry, entry + 50)):
-            write_positions(tmp_path, done + number, done + number + 1, [(ALICE, "", upto, 13 + number)])
-        await world.engine.registry.put("lake/ledger", b'{"done":%d}' % (done + 3))
+            world.write_positions(done + number, done + number + 1, [(ALICE, "", upto, 13 + number)])
+        await world.publish(done + 3)
 
         events = (await world.why.entry(entry, "alice")).events
 
         assert [(event.state, event.ms) for event in events][1:] == [("acked", hour_ms(14))]
-        assert len(await world.why.folded.of_entry("/a", entry, "alice")) == 2  # type: ignore[union-attr]
+        assert len(await world.deliveries.of_entry("/a", entry, "alice")) == 2
 
 
 async def test_entries_that_were_trimmed_are_explained_too(tmp_path: Path) -> None:
@@ -165,7 +153,8 @@ async def test_entries_that_were_trimmed_are_explained_too(tmp_path: Path) -> No
     async with world.lake:
         entry = await world.open()
         done = await world.fold([row(ALICE, entry, entry, state="dropped", reason="overflow", sent_time=None)])
-        write_events(tmp_path, await everything(world.engine.log), 0, done)
+        world.written.prepare("events", world.written.write_events(await everything(world.engine.log), 0, done))
+        await world.written.publish(world.engine.registry, "events", done)
         await world.engine.log.trim(done)
 
         answer = await world.why.entry(entry, "alice")
@@ -175,6 +164,16 @@ async def test_entries_that_were_trimmed_are_explained_too(tmp_path: Path) -> No
         assert "dropped (overflow) to alice" in answer.words
 
 
+class FoldedMeanwhile(Deliveries):
+    """Lets the pipeline commit between the question how far it is and the one for its rows."""
+
+    meanwhile: Callable[[], Awaitable[None]]
+
+    async def of_entry(self, stream: str, id: int, recipient: str) -> list[LedgerEvent]:
+        await self.meanwhile()
+        return await super().of_entry(stream, id, recipient)
+
+
 async def test_a_record_that_is_folded_while_it_is_looked_for_is_told_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with world.lake:
@@ -182,9 +181,14 @@ async def test_a_record_that_is_folded_while_it_is_looked_for_is_told_once(tmp_p
         world.ledger.sent(ALICE, "/a", entry, entry)
         await world.ledger.flush()
         at = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC)
-        write_deliveries(tmp_path, 0, world.log.followed, [row(ALICE, entry, entry, sent_time=at)])  # no watermark yet
+        done = world.log.followed
+        world.write("deliveries", 0, done, [row(ALICE, entry, entry, sent_time=at, last_time=at)])
+        folded = FoldedMeanwhile(world.lake)
+        folded.meanwhile = lambda: world.publish(done)
+        why = Why(world.log, world.ledger, Hub(world.log), folded)
 
-        assert [event.state for event in (await world.why.entry(entry, "alice")).events] == ["sent"]
+        for asked in (await world.why.entry(entry, "alice"), await why.entry(entry, "alice")):
+            assert [event.state for event in asked.events] == ["sent"]
 
 
 async def test_messages_are_found_by_their_ids(tmp_path: Path) -> None:
@@ -219,13 +223,13 @@ async def test_batches_that_cannot_be_read_hide_no_others(tmp_path: Path) -> Non
         assert (await world.why.item("m7", "bob")).verdict == "expired"
 
 
-async def test_what_lies_beyond_the_watermark_is_not_told(tmp_path: Path) -> None:
-    """A log that was restored from a backup gives the ids again that a newer lake speaks of."""
+async def test_what_no_record_points_at_is_not_told(tmp_path: Path) -> None:
+    """A log that was restored from a backup has its records of then; what was folded since is of another history."""
     world = World(tmp_path)
     async with world.lake:
         entry = await world.open()
         done = await world.fold([row(ALICE, entry, entry)])
-        write_deliveries(tmp_path, done, done + 50, [row(ALICE, entry, entry, state="acked")])
+        world.write("deliveries", done, done + 50, [row(ALICE, entry, entry, state="acked")])
 
         assert (await world.why.entry(entry, "alice")).verdict == "sent"
 
@@ -236,8 +240,8 @@ async def test_the_way_to_everybody_is_told_from_lake_and_log_together(tmp_path:
         entry = await world.open()
         done = await world.fold([row(ALICE, entry, entry), row(BOB, entry, entry)])
         await world.engine.log.append(Batch((Draft("/b", b"x"),)))
-        write_positions(tmp_path, done, done + 1, [(ALICE, "", entry, 14)])
-        await world.engine.registry.put("lake/ledger", b'{"done":%d}' % (done + 1))
+        world.write_positions(done, done + 1, [(ALICE, "", entry, 14)])
+        await world.publish(done + 1)
         world.ledger.sent(recipient("v1", "carol"), "/a", entry, entry)
         answer = await Way(world.engine.log, Hub(world.engine.log), world.why).entry(entry, WayFilter())
 
@@ -245,3 +249,22 @@ async def test_the_way_to_everybody_is_told_from_lake_and_log_together(tmp_path:
         assert [(one.recipient, one.state) for one in answer.recipients] == [
             ("carol", "sent"), ("bob", "sent"), ("alice", "acked"),
         ]  # fmt: skip
+
+
+async def test_files_that_cannot_have_the_row_are_not_opened(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        entry = await world.open()
+        for lo, name in enumerate(("aaron", "alice", "zoe")):
+            world.write("deliveries", lo, lo + 1, [row(recipient("sps", name), entry, entry)])
+            world.write("deliveries", lo, lo + 1, [row(recipient("sps", name), entry + 1000, entry + 1000)])
+        await world.publish(3)
+        mine = [file for file in world.written.tables["deliveries"].files() if file.bounds("recipient")[0] == "alice"]
+        for file in world.written.tables["deliveries"].files():
+            if file.bounds("recipient")[0] != "alice" or file.bounds("first")[0] > entry:
+                world.written.store.delete([world.written.store.relative(file.location)])
+
+        assert len(mine) == 2
+        assert (await world.why.entry(entry, "alice")).verdict == "sent"
+        with pytest.raises(LakeUnreadable):
+            await world.why.entry(entry, "zoe")

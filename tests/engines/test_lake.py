@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
+from penstock.core.registry import Registry
 from penstock.engines.lake import ColdLog, LakeReader, LakeUnreadable, open_lake
+from penstock.engines.lake.lake import TablePointers
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.pages import Look
 from penstock.engines.sqlite import open_sqlite
 from penstock.errors import ConfigInvalid, InputInvalid, NotFound, Trimmed
+from penstock.iceberg.files import WrittenFile
 from penstock.values import Batch, Draft, Entry, Kind, Page
-from penstock.wire.lake import LakeFile, parse_name
-from tests.engines.lake_files import everything, write_events, write_file
+from tests.engines.lake_files import WrittenLake, everything
 
 STREAMS = ("/a", "/b", "/b/c", "/_ledger")
 DAY = 24 * 3600
@@ -49,22 +51,32 @@ class ForgetsTheSeam(ColdLog):
 class Pair:
     """One log that keeps everything, and the same one half in a lake."""
 
-    def __init__(self, directory: Path, make: type[ColdLog] = ColdLog) -> None:
-        self.clock, self.directory = ManualClock(), directory
-        self.whole, self.hot = MemoryEngine(clock=self.clock).log, MemoryEngine(clock=self.clock).log
-        self.lake = BusyLake(directory)
+    def __init__(self, place: str | Path, make: type[ColdLog] = ColdLog) -> None:
+        self.clock = ManualClock()
+        engine = MemoryEngine(clock=self.clock)
+        self.whole, self.hot, self.registry = MemoryEngine(clock=self.clock).log, engine.log, engine.registry
+        self.written = WrittenLake(place)
+        self.lake = BusyLake(str(place), self.registry)
         self.cold = make(self.hot, self.lake, self.clock)
         self.archived = 0
+        self.files: list[WrittenFile] = []
 
     async def append(self, *drafts: Draft) -> None:
         await self.whole.append(Batch(drafts))
         await self.hot.append(Batch(drafts))
 
     async def archive(self, rows: int) -> None:
-        """Write the next rows to the lake."""
+        """Commit the next rows to the lake."""
         upto = min(self.hot.followed, self.archived + rows)
-        write_events(self.directory, await everything(self.hot, self.archived), self.archived, upto)
+        await self.commit(self.archived, upto)
         self.archived = upto
+
+    async def commit(self, after: int, upto: int, *replaced: WrittenFile) -> None:
+        """Let `events` have what the log has in (after, upto], in the place of other files."""
+        if fresh := self.written.write_events(await everything(self.whole, after), after, upto):
+            self.written.prepare("events", fresh, replaced)
+            await self.written.publish(self.registry, "events", max(upto, self.archived))
+        self.files += fresh
 
     async def trim(self, rows: int) -> None:
         """Drop some of what is archived."""
@@ -169,8 +181,8 @@ async def compare_while_trimming(pair: Pair, limit: int) -> None:
     pair.lake.meanwhile = None
 
 
-async def play(directory: Path, script: list[tuple[str, object]], limit: int, make: type[ColdLog] = ColdLog) -> None:
-    pair = Pair(directory, make)
+async def play(place: str | Path, script: list[tuple[str, object]], limit: int, make: type[ColdLog] = ColdLog) -> None:
+    pair = Pair(place, make)
     async with pair.lake:
         for step in script:
             await perform(pair, step)
@@ -199,9 +211,9 @@ def test_the_same_check_finds_a_reader_that_forgets_the_seam(tmp_path: Path) -> 
         asyncio.run(play(tmp_path / "sabotaged", script, 6, ForgetsTheSeam))
 
 
-async def filled(directory: Path, rows: int = 30) -> Pair:
+async def filled(place: str | Path, rows: int = 30) -> Pair:
     """Half of it trimmed, all of it in the lake, in files of ten rows."""
-    pair = Pair(directory)
+    pair = Pair(place)
     for number in range(rows):
         await pair.append(Draft(f"/s/{number % 3}", b"%d" % number))
     while pair.archived < pair.hot.followed:
@@ -212,11 +224,13 @@ async def filled(directory: Path, rows: int = 30) -> Pair:
 
 async def test_an_engine_on_disk_is_continued_by_the_lake_too(tmp_path: Path) -> None:
     clock = ManualClock()
-    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine, LakeReader(tmp_path / "lake") as lake:
+    url, written = str(tmp_path / "lake"), WrittenLake(tmp_path / "lake")
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine, open_lake(url, engine.registry) as lake:
         for number in range(100):
             await engine.log.append(Batch((Draft("/a", b"%d" % number),)))
         before = await everything(engine.log)
-        write_events(tmp_path / "lake", before, 0, 60, group=16)
+        written.prepare("events", written.write_events(before, 0, 60, group=16))
+        await written.publish(engine.registry, "events", 60)
         await engine.log.trim(60)
         cold = ColdLog(engine.log, lake, clock)
 
@@ -228,7 +242,8 @@ async def test_an_engine_on_disk_is_continued_by_the_lake_too(tmp_path: Path) ->
 
 async def test_a_range_that_neither_has_is_a_gap_of_just_that_range(tmp_path: Path) -> None:
     pair = await filled(tmp_path)
-    next((tmp_path / "events").glob("day=*/e-000000000010-*")).unlink()
+    pair.written.prepare("events", [], [pair.files[1]])
+    await pair.written.publish(pair.registry, "events")
     async with pair.lake:
         first = await pair.cold.read_after((">",), 0)
         with pytest.raises(Trimmed) as error:
@@ -238,38 +253,89 @@ async def test_a_range_that_neither_has_is_a_gap_of_just_that_range(tmp_path: Pa
     assert (error.value.after, error.value.trimmed_upto) == (10, pair.hot.trimmed_upto)
 
 
-async def test_what_compaction_moved_is_found_under_its_new_name(tmp_path: Path) -> None:
+async def test_a_file_that_is_named_and_missing_is_the_operators_matter_not_a_gap(tmp_path: Path) -> None:
+    pair = await filled(tmp_path)
+    pair.written.remove(pair.files[1])
+    async with pair.lake:
+        assert (await pair.cold.read_after((">",), 0, limit=1)).upto < 10
+        with pytest.raises(LakeUnreadable):
+            await pair.cold.read_after((">",), 10)
+        assert await pair.lake.covered_upto(0) == 10
+
+
+async def test_what_compaction_replaced_is_found_in_the_new_file(tmp_path: Path) -> None:
     pair = await filled(tmp_path)
     async with pair.lake:
         before = await by_id(pair.cold, (">",), 100, True)
-        day = next((tmp_path / "events").iterdir())
-        files = sorted(day.iterdir())
-        joined = [entry for entry in await everything(pair.whole) if entry.id <= 20]
-        name = f"e-{0:012d}-{20:012d}.parquet"
-        write_file(tmp_path / "other", joined, parse(day.name, name))
-        (tmp_path / "other/events" / day.name / name).rename(day / name)
-        for file in files[:2]:
-            file.unlink()
+        small = pair.files[:2]
+        await pair.commit(0, 20, *small)
+        pair.written.remove(*small)
 
         assert await by_id(pair.cold, (">",), 100, True) == before
 
 
-def parse(folder: str, name: str) -> LakeFile:
-    file = parse_name("events", folder.removeprefix("day="), name)
-    assert file is not None
-    return file
+class MovesOn(LakeReader):
+    """Says what the record said before, the first time that each question asks."""
+
+    def __init__(self, url: str, registry: Registry) -> None:
+        super().__init__(url, registry)
+        self.stale: list[TablePointers] = []
+
+    async def record(self, job: str) -> TablePointers:
+        return self.stale.pop() if self.stale else await super().record(job)
+
+
+async def test_a_commit_between_record_and_files_is_followed_to_what_the_record_says_then(tmp_path: Path) -> None:
+    pair = await filled(tmp_path)
+    async with pair.lake, MovesOn(str(tmp_path), pair.registry) as lake:
+        old, small = await lake.record("events"), pair.files[:2]
+        await pair.commit(0, 20, *small)
+        pair.written.remove(*small)
+        cold = ColdLog(pair.hot, lake, pair.clock)
+        lake.stale = [old]
+
+        assert await by_id(cold, (">",), 100, True) == await everything(pair.whole)
+        assert not lake.stale
+
+        lake.stale = [old] * 100
+        with pytest.raises(LakeUnreadable):
+            await cold.read_after((">",), 0)
+
+
+async def test_nothing_is_told_of_a_file_that_an_erase_has_replaced(tmp_path: Path) -> None:
+    """Not even where its rows are still in memory."""
+    pair = await filled(tmp_path)
+    async with pair.lake:
+        [entry] = (await pair.cold.read_after((">",), 0, limit=1)).entries
+        assert entry.body == b"0"
+        await pair.whole.erase([entry.id])
+        await pair.commit(0, 10, pair.files[0])
+
+        erased = await pair.cold.entry(entry.id)
+
+        assert erased is not None
+        assert (erased.kind, erased.body) == (Kind.ERASED, b"")
 
 
 async def test_files_that_claim_the_same_ids_show_no_entry_twice(tmp_path: Path) -> None:
     pair = await filled(tmp_path)
-    write_events(tmp_path, await everything(pair.whole), 3, 7)
+    await pair.commit(3, 7)
     async with pair.lake:
         assert await by_id(pair.cold, (">",), 100, True) == await everything(pair.whole)
 
 
 async def test_a_damaged_file_is_the_operators_matter_not_a_gap(tmp_path: Path) -> None:
     pair = await filled(tmp_path)
-    next((tmp_path / "events").glob("day=*/e-000000000000-*")).write_bytes(b"PAR1 this is not Parquet PAR1")
+    pair.written.damage("events/data/", "e-000000000000-")
+    async with pair.lake:
+        with pytest.raises(LakeUnreadable):
+            await pair.cold.read_after((">",), 0)
+
+
+@pytest.mark.parametrize("part", [".json", "-m", "snap-"])
+async def test_damaged_metadata_are_the_operators_matter_not_a_gap(tmp_path: Path, part: str) -> None:
+    pair = await filled(tmp_path)
+    pair.written.damage("events/metadata/", part)
     async with pair.lake:
         with pytest.raises(LakeUnreadable):
             await pair.cold.read_after((">",), 0)
@@ -300,7 +366,7 @@ async def test_times_are_found_in_the_lake(tmp_path: Path) -> None:
             assert await pair.cold.id_before(ms) == await pair.whole.id_before(ms)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/lake", "hdfs://host/lake", "relative/lake", "/dev/null"])
-def test_only_a_directory_can_be_a_lake(url: str) -> None:
+@pytest.mark.parametrize("url", ["ftp://host/lake", "s3:///prefix", "relative/lake", "/dev/null", "file://other/lake"])
+def test_what_is_neither_a_directory_nor_a_store_cannot_be_a_lake(url: str) -> None:
     with pytest.raises(ConfigInvalid, match=r"lake\.url"):
-        open_lake(url)
+        open_lake(url, MemoryEngine().registry)

@@ -12,6 +12,7 @@ import pytest
 from penstock.core.clock import WallClock
 from penstock.engines.lake import lake as lakes
 from penstock.engines.lake.lake import open_lake
+from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite.engine import open_sqlite
 from penstock.engines.sqlite.readers import Readers
 from penstock.values import Batch, Draft
@@ -83,7 +84,7 @@ async def test_searches_of_the_lake_hold_up_nobody(
     stand = threading.Event()
     if not guarded:
         monkeypatch.setattr(lakes._Sliced, "go_on", lambda self: stand.wait())  # to its end, in one go
-    async with open_lake(str(tmp_path)) as lake:
+    async with open_lake(str(tmp_path), MemoryEngine().registry) as lake:
         searches = [asyncio.ensure_future(lake._in_slices(endless)) for _ in range(4)]
         await asyncio.sleep(0)
         try:
@@ -111,6 +112,6 @@ async def test_a_search_that_misses_a_file_begins_anew(tmp_path: Path) -> None:
         yield
         return "found"
 
-    async with open_lake(str(tmp_path)) as lake:
+    async with open_lake(str(tmp_path), MemoryEngine().registry) as lake:
         assert await lake._in_slices(search) == "found"
     assert tries == 2

@@ -1,36 +1,43 @@
-"""The archive's turn without Spark: what the export says is staged by hand, and published by the commit protocol."""
+"""The pipeline without Spark: with few rows the archive is a single slice, which the driver copies itself."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
+from penstock.iceberg.files import read_batches
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import Intent, Slice, Staged, Turn
+from penstock.pipeline.commit import Faults, Intent, Turn
+from penstock.pipeline.jobs import Workplace, archive
 from penstock.pipeline.tables import Lake
-from penstock.wire.lake import LakeFile
+
+NO_SPARK = cast("Any", None)
+
+
+class Here(Workplace):
+    """A workplace without Spark: what would run in tasks runs here."""
+
+    def in_tasks(self, function: Any, items: Any) -> list[Any]:
+        return [function(one) for one in items]
+
+
+def make_here(client: PipelineClient, lake: Lake, faults: Faults | None = None) -> Here:
+    return Here(NO_SPARK, client, lake, faults or Faults())
 
 
 def archive_turn(client: PipelineClient, lake: Lake) -> int:
     """Archive what there is; returns how far. `ledger` is said to be as far: nobody looks for its rows here."""
-    for name in ("events", "ledger"):
-        turn = Turn(client, lake, name)
-        if turn.intent is None:
-            plan = client.plan(turn.done, parts=1)
-            slices = tuple(Slice(one["lo"], one["hi"], one["day"], one["rows"]) for one in plan["slices"])
-            turn.intend(Intent(turn.done, plan["upto"], slices))
-        staged = [_staged(client, turn, one) for one in turn.intent.slices] if turn.intent else []
-        turn.publish(staged if name == "events" else [])
+    archive.run(make_here(client, lake), {})
+    turn = Turn(client, lake, "ledger")
+    newest = client.newest()
+    if turn.intent is None and newest > turn.done:
+        turn.intend(Intent(turn.done, newest, ()))
+    if turn.intent is not None:
+        turn.publish()
+    else:
+        turn.end()
     return turn.done
-
-
-def _staged(client: PipelineClient, turn: Turn, one: Slice) -> Staged:
-    turn.staging.mkdir(parents=True, exist_ok=True)
-    path = turn.staging / f"{one.lo}.parquet"
-    parquet.write_table(exported(client, one.lo, one.hi), path)
-    return Staged(path, LakeFile(one.lo, one.hi, one.day, "events"))
 
 
 def exported(client: PipelineClient, after: int, upto: int) -> pa.Table:
@@ -38,10 +45,11 @@ def exported(client: PipelineClient, after: int, upto: int) -> pa.Table:
         return pa.ipc.open_stream(answer).read_all()
 
 
-def archived(lake: Lake) -> list[tuple[Any, ...]]:
+def archived(client: PipelineClient, lake: Lake) -> list[tuple[Any, ...]]:
     """Ids and bodies of the lake, in order."""
-    tables = [parquet.ParquetFile(lake.path(file)).read(columns=["id", "body"]) for file in lake.files("events")]
-    return [(row["id"], row["body"]) for table in tables for row in table.to_pylist()]
+    files = make_here(client, lake).files("events")
+    rows = [batch for one in files for batch in read_batches(lake.store, one.location, ("id", "body"))]
+    return [(row["id"], row["body"]) for batch in rows for row in batch.to_pylist()]
 
 
 def logged(client: PipelineClient) -> list[tuple[Any, ...]]:

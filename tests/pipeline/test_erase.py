@@ -3,66 +3,96 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as parquet
+import pyarrow.parquet
 import pytest
 
 from penstock.errors import InputInvalid
-from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import AFTER_STAGING, BEFORE_WATERMARK, Faults, Turn
-from penstock.pipeline.jobs import Workplace, erase
-from penstock.pipeline.replace_files import BEFORE_EXCHANGE, COMPACTING, exchange_files, workshop
+from penstock.iceberg.files import read_batches
+from penstock.pipeline.client import PipelineClient, RecordChanged
+from penstock.pipeline.commit import AFTER_COMMIT, AFTER_FILES, BEFORE_COMMIT, Faults, TableChange, Turn
+from penstock.pipeline.jobs import compact, erase
+from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer
-from penstock.wire.lake import STAGING
 from tests.api.client import ask, publish
-from tests.api.lake_rig import archive, export, server_with_lake, trim
+from tests.api.lake_rig import export, server_with_lake, trim
+from tests.pipeline.by_hand import archive_turn, make_here
 
 _streams = count(1)
-NO_SPARK = cast("Any", None)
 
 
 class World:
     """A server beside its lake, and a stream of secrets in two files of it, which no other test has."""
 
     def __init__(self, server: RunningServer, lake: Path) -> None:
-        self.server, self._lake = server, lake
-        self.stream = f"/secrets/{next(_streams)}"
-        self.secrets = [f"{self.stream}-{number}".encode() for number in range(12)]
+        self.server, self.folder = server, lake
+        self.client, self.lake = PipelineClient(server.url, server.admin_token), open_lake(lake)
+        bind(self.client, self.lake)
+        number = next(_streams)
+        self.stream = f"/secrets/{number}"
+        self.secrets = [b"hidden-%d-%d-" % (number, one) for one in range(12)]
         self.ids = [id for part in (self.secrets[:6], self.secrets[6:]) for id in self._add(part)]
-        self.place = Workplace(NO_SPARK, PipelineClient(server.url, server.admin_token), open_lake(lake))
 
     def _add(self, secrets: list[bytes]) -> list[int]:
-        ids = [publish(self.server, self.stream, secret).json["id"] for secret in secrets]
+        ids = [publish(self.server, self.stream, one, Event_Type=f"type-{one.decode()}").json["id"] for one in secrets]
         publish(self.server, "/open")
         self.archive()
         return ids
 
     def archive(self) -> int:
-        return archive(self.server, self._lake)
+        return archive_turn(self.client, self.lake)
 
     def ask(self, **wanted: object) -> None:
         assert ask(self.server, "POST", "/v1/log/erase", json.dumps(wanted).encode()).status == 200
         self.archive()
 
     def run(self, faults: Faults | None = None) -> dict[str, Any]:
-        place = self.place
-        return dict(erase.run(Workplace(NO_SPARK, place.client, place.lake, faults or Faults()), {}).data)
+        return dict(erase.run(make_here(self.client, self.lake, faults), {}).data)
 
     def rows(self) -> pa.Table:
         """All rows of the lake."""
-        lake = self.place.lake
-        return pa.concat_tables(parquet.ParquetFile(lake.path(file)).read() for file in lake.files("events"))
+        files = make_here(self.client, open_lake(self.folder)).files("events")
+        return pa.Table.from_batches(
+            batch for one in files for batch in read_batches(self.lake.store, one.location)
+        ).sort_by("id")
 
     def left(self) -> int:
-        """Secrets that are anywhere in the lake: in its tables, or in what was left behind."""
-        staged = list((self.place.lake.root / STAGING).rglob("*.parquet"))
-        return sum(body in self.secrets for body in self.rows()["body"].to_pylist()) + len(staged)
+        """Secrets that are in the table."""
+        return sum(body in self.secrets for body in self.rows()["body"].to_pylist())
+
+    def grep(self, secrets: list[bytes] | None = None) -> list[str]:
+        """Files anywhere in the store that have one of the secrets, data and metadata alike, unpacked."""
+        wanted = self.secrets if secrets is None else secrets
+        return [one.path for one in self.lake.store.list("") if _holds(self.lake.store.read(one.path), wanted)]
+
+
+def _holds(content: bytes, wanted: list[bytes]) -> bool:
+    """Whether a file has any of *wanted*: in its bytes, in its pages, or in the blocks of a manifest."""
+    texts = [content]
+    if content[:4] == b"PAR1":
+        file = pa.parquet.ParquetFile(pa.BufferReader(content))
+        texts.append(repr(file.read().to_pylist()).encode())
+    if content[:3] == b"Obj":
+        texts += [repr(list(blocks(content))).encode()]
+    return any(one in text for one in wanted for text in texts)
+
+
+def blocks(content: bytes) -> Iterator[Any]:
+    """The inflated blocks of an Avro file: whatever inflates, from any byte on."""
+    for start in range(len(content)):
+        try:
+            made = zlib.decompressobj(-15).decompress(content[start:])
+        except zlib.error:
+            continue
+        if len(made) > 40:
+            yield made
 
 
 @pytest.fixture(scope="module")
@@ -87,47 +117,51 @@ def test_an_erased_event_is_gone_from_log_and_lake_alike(world: World) -> None:
     assert world.run()["files"] == 0, "a second time there is nothing to do"
 
 
-def leftover(world: World) -> Path:
-    """What a compaction that was killed has left: a copy of rows."""
-    left = world.place.lake.root / STAGING / f"{COMPACTING}cut-off"
-    left.mkdir(exist_ok=True)
-    parquet.write_table(world.rows(), left / "merged.parquet")
-    return left
+def remembers(turn: Turn, change: TableChange) -> Any:
+    """The sabotage: the commit keeps the snapshots that name the old files."""
+    now_ms = turn.table(change.table).metadata.last_updated_ms
+    return turn.table(change.table).replace(change.added, change.removed, now_ms=now_ms)
 
 
-def test_what_a_compaction_has_left_behind_goes_and_one_that_is_under_way_only_if_something_is_erased(
-    world: World,
-) -> None:
-    left = leftover(world)
-    with workshop(world.place.lake) as under_way:
-        publish(world.server, "/open")
-        world.archive()
-        world.run()
-        assert not left.exists()
-        assert under_way.exists()
-
-        world.ask(ids=world.ids[:1])
-        world.run()
-
-        assert not under_way.exists()
-
-
-@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: only what replaces a file sweeps"])
-def test_a_redone_turn_that_finds_nothing_to_replace_sweeps_all_the_same(
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: old snapshots stay"])
+def test_the_bytes_of_what_was_erased_are_nowhere_in_the_store(
     world: World, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
 ) -> None:
-    world.ask(stream=world.stream)
-    with pytest.raises(Crash):
-        world.run(CrashAt(BEFORE_WATERMARK))  # the files are exchanged
-    leftover(world)
+    """Neither in data files, nor in the bounds of manifests, nor in what a compaction has replaced just before."""
+    compact.run(make_here(world.client, world.lake), {"all": ""})
+    assert {path.split("/")[1] for path in world.grep()} == {"data", "metadata"}
     if sabotaged:
-        monkeypatch.setattr(erase, "sweep", lambda lake, **given: 0)
+        monkeypatch.setattr(Turn, "_prepared", remembers)
+    world.ask(stream=world.stream)
 
     world.run()
 
-    assert bool(world.left()) is sabotaged
-    monkeypatch.undo()
-    erase.sweep(world.place.lake)
+    assert world.left() == 0
+    assert bool(world.grep()) is sabotaged
+
+
+def leftover(world: World) -> None:
+    """What a compaction that was killed has left: a copy of rows, which nothing names."""
+    task = compact._merge(world.lake.store, "events", make_here(world.client, world.lake).files("events"))
+    task.run()
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: nobody sweeps"])
+def test_a_redone_turn_that_finds_nothing_to_replace_removes_what_is_left_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    leftover(world)
+    world.ask(stream=world.stream)
+    with pytest.raises(Crash):
+        world.run(CrashAt(AFTER_COMMIT))  # the new files are in place, the old ones still there
+    assert world.left() == 0
+    assert world.grep() != []
+    if sabotaged:
+        monkeypatch.setattr(Turn, "sweep", lambda turn: 0)
+
+    world.run()
+
+    assert bool(world.grep()) is sabotaged
 
 
 def test_a_stream_is_erased_again_and_again(world: World) -> None:
@@ -136,8 +170,7 @@ def test_a_stream_is_erased_again_and_again(world: World) -> None:
     world.ask(stream=world.stream)
     world.run()
 
-    assert world.left() == 0
-    assert 2 in {file.edition for file in world.place.lake.files("events")}
+    assert (world.left(), world.grep()) == (0, [])
 
 
 def test_cold_reads_go_on_without_it(world: World) -> None:
@@ -170,28 +203,9 @@ class CrashAt(Faults):
             raise Crash(point)
 
 
-class WatermarkFirst(erase.Replacing):
-    """A build that takes the requests for done before the files are replaced."""
-
-    def _in_order(self, name: Callable[[], None], finish: Callable[[], None]) -> None:
-        finish()
-        name()
-
-
-@pytest.mark.parametrize(
-    ("turn", "point", "left"),
-    [
-        (erase.Replacing, AFTER_STAGING, 0),
-        (erase.Replacing, BEFORE_EXCHANGE, 0),
-        (erase.Replacing, BEFORE_WATERMARK, 0),
-        (WatermarkFirst, BEFORE_EXCHANGE, 12),
-    ],
-)
-def test_an_erasing_that_was_cut_off_is_brought_to_its_end(
-    world: World, monkeypatch: pytest.MonkeyPatch, turn: type[Turn], point: str, left: int
-) -> None:
+@pytest.mark.parametrize("point", [AFTER_FILES, BEFORE_COMMIT, AFTER_COMMIT])
+def test_an_erasing_that_was_cut_off_is_brought_to_its_end(world: World, point: str) -> None:
     world.ask(stream=world.stream)
-    monkeypatch.setattr(erase, "Replacing", turn)
     with pytest.raises(Crash):
         world.run(CrashAt(point))
     publish(world.server, "/open")
@@ -199,7 +213,26 @@ def test_an_erasing_that_was_cut_off_is_brought_to_its_end(
 
     world.run()
 
-    assert world.left() == left
+    assert (world.left(), world.grep()) == (0, [])
+
+
+def test_sabotage_a_build_that_takes_requests_for_done_too_early_leaves_them_undone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def early(turn: Turn, changes: list[TableChange], memory: Any = None) -> None:
+        turn._store(memory={**turn.memory, "erased": turn.done})
+        replace(turn, changes, memory)
+
+    replace = Turn.replace
+    world.ask(stream=world.stream)
+    monkeypatch.setattr(Turn, "replace", early)
+    with pytest.raises(Crash):
+        world.run(CrashAt(BEFORE_COMMIT))
+    monkeypatch.undo()
+
+    world.run()
+
+    assert world.left() == 12
 
 
 class ReplacedMeanwhile(Faults):
@@ -209,7 +242,7 @@ class ReplacedMeanwhile(Faults):
         self._world, self._done = world, False
 
     def at(self, point: str) -> None:
-        if point == AFTER_STAGING and not self._done:
+        if point == AFTER_FILES and not self._done:
             self._done = True
             self._world.run()
 
@@ -217,24 +250,13 @@ class ReplacedMeanwhile(Faults):
 def test_a_driver_that_was_overtaken_changes_nothing(world: World) -> None:
     world.ask(stream=world.stream)
 
-    with pytest.raises(Exception, match="another driver has taken over"):
+    with pytest.raises(RecordChanged, match="another driver has taken over"):
         world.run(ReplacedMeanwhile(world))
 
-    assert world.left() == 0
-
-
-def test_files_that_are_gone_are_not_replaced(world: World, tmp_path: Path) -> None:
-    world.ask(stream=world.stream)
-    before = world.place.lake.files("events")
-    world.run()
-    turn = erase.Replacing(world.place.client, world.place.lake, "other")
-    made = [erase._without(world.place, turn, world.place.lake.files("events")[-1], erase.gone(()))]
-
-    with pytest.raises(Exception, match="was changed by somebody else"):
-        exchange_files(world.place.lake, before, made, tmp_path, Faults())
+    assert (world.left(), world.grep()) == (0, [])
 
 
 @pytest.mark.parametrize("options", [{"ids": "1,x"}, {"ids": ""}, {"ids": "1", "stream": "/a"}])
 def test_what_is_no_list_of_ids_is_refused(world: World, options: dict[str, str]) -> None:
     with pytest.raises(InputInvalid):
-        erase.run(world.place, options)
+        erase.run(make_here(world.client, world.lake), options)

@@ -1,25 +1,25 @@
-"""Files without what was erased: they equal an archive of the log as it is afterwards."""
+"""Rows without what was erased: they equal an archive of the log as it is afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pyarrow as pa
-import pyarrow.parquet as parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core import arrow
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.engines.memory import MemoryEngine
-from penstock.pipeline.erasing import gone, rows_with, write_without
+from penstock.iceberg.files import PlannedFile
+from penstock.pipeline.erasing import Gone, emptied, gone
 from penstock.values import Batch, Draft, Kind
+from penstock.wire.columns import NAMES
 from penstock.wire.lake import LakeFile
-from tests.engines.lake_files import everything, write_events
+from tests.engines.lake_files import everything
 
 STREAMS = ("/a", "/b", "/users/1")
 bodies = st.tuples(st.sampled_from(STREAMS), st.binary(max_size=8), st.integers(0, 2))
@@ -27,17 +27,21 @@ erased = st.lists(st.one_of(st.sets(st.integers(1, 40), min_size=1), st.sampled_
 
 
 async def archive_and_erase(
-    folder: Path, drafts: Sequence[tuple[str, bytes, int]], wanted: Sequence[set[int] | str]
-) -> tuple[Path, Path, list[bytes]]:
-    """A file of the log as it was, one of the log as it is after the erasing, and what was asked for."""
+    drafts: Sequence[tuple[str, bytes, int]], wanted: Sequence[set[int] | str]
+) -> tuple[pa.Table, pa.Table, list[bytes]]:
+    """The rows of the log as it was, those of the log as it is after the erasing, and what was asked for."""
     async with MemoryEngine(clock=ManualClock()) as engine:
         log = engine.log
         for stream, body, parts in drafts:
             await log.append(Batch((Draft(stream, body, "t"), *[Draft(stream, body, kind=Kind.PART)] * parts)))
-        (before,) = write_events(folder / "before", await everything(log), 0, log.followed)
+        before = await rows_of(log)
         asked = [await erase(log, one) for one in wanted]
-        (after,) = write_events(folder / "after", await everything(log), 0, log.followed)
+        after = await rows_of(log)
     return before, after, asked
+
+
+async def rows_of(log: Log) -> pa.Table:
+    return pa.Table.from_batches([arrow.batch_of(await everything(log), NAMES)])
 
 
 async def erase(log: Log, wanted: set[int] | str) -> bytes:
@@ -56,33 +60,34 @@ async def erase(log: Log, wanted: set[int] | str) -> bytes:
     return json.dumps(said).encode()
 
 
-def rows(path: Path) -> pa.Table:
-    return parquet.ParquetFile(path).read()
-
-
 @given(st.lists(bodies, min_size=1, max_size=12), erased)
 @settings(max_examples=30, deadline=None)
-def test_a_file_without_what_was_erased_is_one_of_the_log_as_it_is(
+def test_rows_without_what_was_erased_are_those_of_the_log_as_it_is(
     drafts: list[tuple[str, bytes, int]], wanted: list[set[int] | str]
 ) -> None:
-    with TemporaryDirectory() as folder:
-        before, after, asked = asyncio.run(archive_and_erase(Path(folder), drafts, wanted))
-        what = gone(asked)
+    before, after, asked = asyncio.run(archive_and_erase(drafts, wanted))
+    what = gone(asked)
 
-        write_without(before, Path(folder, "made.parquet"), what)
+    made = pa.Table.from_batches([emptied(batch, what) for batch in before.to_batches()])
 
-        assert rows(Path(folder, "made.parquet")).equals(rows(after).cast(rows(before).schema))
-        changed = sum(kind == "erased" for kind in rows(after)["kind"].to_pylist())
-        assert rows_with(before, what) == changed
-        assert rows_with(Path(folder, "made.parquet"), what) == 0, "a second time there is nothing to do"
+    assert made.equals(after.cast(before.schema))
+    changed = sum(kind == "erased" for kind in after["kind"].to_pylist())
+    assert count(before, what) == changed
+    assert count(made, what) == 0, "a second time there is nothing to do"
 
 
-def test_names_tell_which_files_cannot_have_it() -> None:
-    day = "2026-11-15"
-    files = [LakeFile(lo, lo + 10, day, "events") for lo in (0, 10, 20)]
+def count(rows: pa.Table, what: Gone) -> int:
+    return sum(what.count_in(batch) for batch in rows.to_batches())
+
+
+def test_names_and_bounds_tell_which_files_cannot_have_it() -> None:
+    def planned(lo: int, *streams: str) -> PlannedFile:
+        return PlannedFile(LakeFile(lo, lo + 10, "2026-11-15", "events"), "", 1, 1, {"stream": streams})
+
+    files = [planned(0, "/a", "/b"), planned(10, "/0", "/z"), planned(20, "/a", "/a"), planned(0, "/b", "/c")]
     by_id = gone([b'{"ids":[10,25]}'])
     by_stream = gone([b'{"stream":"/a","upto":15}', b'{"stream":"/a","upto":11}'])
 
-    assert [by_id.may_be_in(file) for file in files] == [True, False, True]
-    assert [by_stream.may_be_in(file) for file in files] == [True, True, False]
+    assert [by_id.may_be_in(file) for file in files] == [True, False, True, True]
+    assert [by_stream.may_be_in(file) for file in files] == [True, True, False, False]
     assert not gone([])

@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
-import pyarrow.parquet as parquet
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.ledger_batches import (
     BATCH,
+    LOOKED_AT,
     MOST_HEADS,
     UNREADABLE,
     EpochHead,
     find_repeats,
     heads_from_rows,
-    heads_in,
     heads_to_rows,
-    read_batches,
+    look_through,
 )
 
 
-def write(path: Path, rows: list[tuple[int, str, int, int, str]]) -> Path:
-    names = ("entry", "node", "epoch", "sequence", "state")
-    parquet.write_table(pa.table({n: [row[i] for row in rows] for i, n in enumerate(names)}), path, row_group_size=2)
-    return path
+def pieces(rows: list[tuple[int, str, int, int, str]]) -> list[pa.RecordBatch]:
+    table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(LOOKED_AT)})
+    return table.to_batches(max_chunksize=2)
 
 
-def test_a_repeat_in_a_later_turn_is_found(tmp_path: Path) -> None:
-    first = write(tmp_path / "1", [(1, "n", 1, 0, BATCH), (1, "n", 1, 0, "sent"), (2, "n", 1, 1, BATCH)])
-    second = write(
-        tmp_path / "2",
+def test_a_repeat_in_a_later_turn_is_found() -> None:
+    first = pieces([(1, "n", 1, 0, BATCH), (1, "n", 1, 0, "sent"), (2, "n", 1, 1, BATCH)])
+    second = pieces(
         [(5, "n", 1, 1, BATCH), (5, "n", 1, 1, "sent"), (6, "n", 1, 2, BATCH), (7, "", 0, 0, UNREADABLE),
          (8, "m", 1, 0, BATCH), (9, "n", 2, 0, BATCH)],
     )  # fmt: skip
 
-    heads = read_batches(first, {}).heads
-    found = read_batches(second, heads_from_rows(heads_to_rows(heads)))
+    heads = look_through(first, {}).heads
+    found = look_through(second, heads_from_rows(heads_to_rows(heads)))
 
     assert (found.repeats, found.unreadable) == ({5}, 1)
     assert found.heads == {("n", 1): EpochHead(2, 6), ("m", 1): EpochHead(0, 8), ("n", 2): EpochHead(0, 9)}
-    assert read_batches(second, {}).repeats == frozenset(), "sabotage: who forgets the turn before does not see it"
-    assert heads_in([first, second]) == found.heads
+    assert look_through(second, {}).repeats == frozenset(), "sabotage: who forgets the turn before does not see it"
+    assert look_through([*first, *second], {}).heads == found.heads
 
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.integers(0, 30))

@@ -8,32 +8,26 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as parquet  # type: ignore[import-untyped]
-import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 EARLY, LATE = (datetime(2026, 11, 17, hour, tzinfo=UTC) for hour in (9, 10))
 
 
-def write(folder: Path, rows: list[dict[str, object]]) -> None:
-    (folder / "day=2026-11-17").mkdir(parents=True)
-    parquet.write_table(pa.Table.from_pylist(rows), folder / "day=2026-11-17" / "a.parquet")
-
-
-def test_what_a_position_covers_is_found_with_the_first_time_that_it_was_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_position_covers_is_found_with_the_first_time_that_it_was_said() -> None:
     # Given a device that was sent two events and has confirmed the first, twice, and one that another acknowledged
     common = {"door": "sps", "recipient": "7/phone", "stream": "/users/7"}
     sent = [{**common, "state": state, "last": last} for state, last in (("sent", 5), ("sent", 9), ("acked", 4))]
-    write(tmp_path / "lake" / "deliveries", sent)
+    deliveries = pa.Table.from_pylist(sent)
     said = {"door": "sps", "recipient": "7/phone", "stream": ""}
-    write(tmp_path / "lake" / "positions", [{**said, "upto": 5, "time": EARLY}, {**said, "upto": 8, "time": LATE}])
+    positions = pa.Table.from_pylist([{**said, "upto": 5, "time": EARLY}, {**said, "upto": 8, "time": LATE}])
     [query] = re.findall(r"^### positions$.*?^```sql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
     # When the page's query is asked
-    monkeypatch.chdir(tmp_path)
-    found = duckdb.sql(f"SELECT last, epoch(acked)::BIGINT FROM ({query.strip().rstrip(';')})").fetchall()
+    with duckdb.connect() as connection:
+        connection.register("deliveries", deliveries)
+        connection.register("positions", positions)
+        asked = f"SELECT last, epoch(acked)::BIGINT FROM ({query.strip().rstrip(';')})"
+        found = connection.sql(asked).fetchall()
 
     # Then the first event alone is confirmed, at the first of the two times
     assert found == [(5, int(EARLY.timestamp()))]

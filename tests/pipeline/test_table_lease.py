@@ -53,7 +53,7 @@ def test_a_driver_waits_until_the_other_has_finished(
 ) -> None:
     other = held(client, "waits", monkeypatch, lake)
     other.intend(Intent(0, 10, ()))
-    watch = Watch(lambda: None, lambda: other.publish([]))
+    watch = Watch(lambda: None, lambda: other.publish())
 
     turn = Turn(client, lake, "waits", patience=watch)
 
@@ -70,10 +70,10 @@ def test_without_a_lease_two_drivers_only_ever_take_from_each_other(
     for _ in range(3):
         quick = Turn(client, lake, "steals")
         with pytest.raises(RecordChanged):
-            slow.publish([])
+            slow.publish()
         slow = held(client, "steals", monkeypatch, lake)
         with pytest.raises(RecordChanged):
-            quick.publish([])
+            quick.publish()
 
 
 def test_a_driver_that_beats_is_waited_for_and_one_that_is_silent_is_not(

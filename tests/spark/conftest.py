@@ -34,7 +34,7 @@ def place(spark: SparkSession, server: RunningServer, tmp_path: Path) -> Workpla
     return make_place(spark, server, tmp_path / "lake")
 
 
-def make_place(spark: SparkSession, server: RunningServer, lake: Path, faults: Faults | None = None) -> Workplace:
+def make_place(spark: SparkSession, server: RunningServer, lake: Path | str, faults: Faults | None = None) -> Workplace:
     client = PipelineClient(server.url, server.admin_token)
     opened = open_lake(lake)
     bind(client, opened)

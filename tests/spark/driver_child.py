@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.client import PipelineClient
@@ -89,7 +88,7 @@ def main(url: str, token: str, location: str, point: str, rows: str = "") -> Non
         client.group = os.getpgid(0)  # Spark's workers are in one of their own
     spark = open_session("local[2]", name="penstock-child", settings=QUICK_START)
     sys.stdin.readline()
-    lake = open_lake(Path(location))
+    lake = open_lake(location)
     bind(client, lake)
     if rows:  # other limits at each start: what was written down is redone all the same
         archive.TURN_ROWS = int(rows)  # type: ignore[misc]

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as parquet
 
+from penstock.iceberg.files import arrow_schema, read_batches
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.tables import open_lake
+from penstock.pipeline.tables import RECORD_OF, open_lake
 from penstock.wire.columns import NAMES
 
 LINES = 10_000  # of one request
@@ -69,18 +69,18 @@ def exported(client: PipelineClient, upto: int, after: int = 0) -> pa.Table:
         return pa.Table.from_batches(batches, reader.schema)
 
 
-def archived(lake: Path, table: str = "events") -> pa.Table:
-    """What the lake holds, every file that is there, in order of id."""
+def archived(client: PipelineClient, lake: Path | str, table: str = "events") -> pa.Table:
+    """What a table of the lake holds, as the server's record points at it; `events` in order of id."""
     opened = open_lake(lake)
-    tables = [parquet.ParquetFile(opened.path(file)).read() for file in opened.files(table)]
-    # Whether Spark says that a column may be null depends on what its optimizer finds in a turn.
-    found = pa.concat_tables(tables, promote_options="default")
+    files = opened.files(table, client.get(f"lake/{RECORD_OF[table]}").value)
+    batches = [batch for one in files for batch in read_batches(opened.store, one.location)]
+    found = pa.Table.from_batches(batches, arrow_schema(table).remove_metadata() if not batches else None)
     return found.sort_by("id") if table == "events" else found
 
 
-def differences(client: PipelineClient, lake: Path) -> list[str]:
+def differences(client: PipelineClient, lake: Path | str) -> list[str]:
     """How `events` differs from the log; empty if it does not."""
-    log, rows = exported(client, client.newest()), archived(lake)
+    log, rows = exported(client, client.newest()), archived(client, lake)
     if log.num_rows != rows.num_rows:
         missing = set(log.column("id").to_pylist()) - set(rows.column("id").to_pylist())
         return [f"{rows.num_rows} rows of {log.num_rows}, {len(missing)} missing"]

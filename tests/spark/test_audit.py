@@ -12,6 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.iceberg.files import PlannedFile
 from penstock.pipeline import audit_checks
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
@@ -89,7 +90,7 @@ def test_a_sound_lake_passes_and_a_crash_is_said_to_be_one(audited: Audited) -> 
 
 def test_every_door_has_had_its_say(audited: Audited) -> None:
     place, _, _ = audited
-    records = archived(place.lake.root, "ledger")
+    records = archived(place.client, place.lake.place, "ledger")
     doors = set(records["door"].to_pylist())
 
     assert {"eventhorizon", "sps", "trickle", "webpush", "msgstream", "v1"} <= doors
@@ -97,7 +98,7 @@ def test_every_door_has_had_its_say(audited: Audited) -> None:
 
 def test_a_device_that_came_back_has_said_how_far_it_had_come(audited: Audited) -> None:
     place, _, _ = audited
-    rows = archived(place.lake.root, "positions").to_pylist()
+    rows = archived(place.client, place.lake.place, "positions").to_pylist()
 
     said = [row["upto"] for row in rows if (row["door"], row["recipient"]) == ("sps", f"{USER}/{DEVICE}")]
     assert said
@@ -114,13 +115,17 @@ def without(table: str, unwanted: Callable[[pa.Table], pa.Array]) -> Callable[[W
     """Plants a hole: rows go from the first file that has any of them."""
 
     def plant(place: Workplace) -> None:
-        for file in place.lake.files(table):
-            rows = parquet.ParquetFile(place.lake.path(file)).read()
+        for file in place.files(table):
+            rows = parquet.ParquetFile(path_of(file)).read()
             kept = rows.filter(pc.invert(pc.fill_null(unwanted(rows), False)))
             if kept.num_rows < rows.num_rows:
-                replace(place.lake.path(file), kept)
+                replace(path_of(file), kept)
 
     return plant
+
+
+def path_of(file: PlannedFile) -> Path:
+    return Path(file.location.removeprefix("file://"))
 
 
 def replace(path: Path, rows: pa.Table) -> None:
@@ -141,7 +146,7 @@ def stream_is(stream: str) -> Callable[[pa.Table], pa.Array]:
 
 def second_push(place: Workplace) -> Callable[[pa.Table], pa.Array]:
     """What an app has acknowledged of its stream, but for the first time and the last."""
-    rows = archived(place.lake.root, "ledger").sort_by("entry")
+    rows = archived(place.client, place.lake.place, "ledger").sort_by("entry")
     acked = pc.and_(pc.equal(rows["stream"], PUSHED), pc.equal(rows["state"], "acked"))
     first, *between, last = rows.filter(acked)["first"].to_pylist()
     assert first < min(between) <= max(between) < last
@@ -149,7 +154,7 @@ def second_push(place: Workplace) -> Callable[[pa.Table], pa.Array]:
 
 
 def twice(place: Workplace) -> None:
-    path = place.lake.path(place.lake.files("events")[0])
+    path = path_of(place.files("events")[0])
     rows = parquet.ParquetFile(path).read()
     replace(path, pa.concat_tables([rows, rows.slice(3, 2)]))
 
@@ -218,8 +223,8 @@ def files(*ranges: tuple[int, int]) -> list[LakeFile]:
         (files((10, 20)), ["missing: no file has the ids 1 to 10"]),
         (files((0, 10), (15, 20)), ["missing: no file has the ids 11 to 15"]),
         (files((0, 10)), ["missing: no file has the ids 11 to 20"]),
-        (files((0, 10), (8, 20)), ["double: events/day=2026-11-15/e-000000000008-000000000020.parquet claims the ids "
-                                   "9 to 10 of another file"]),
+        (files((0, 10), (8, 20)), ["double: events/data/day=2026-11-15/e-000000000008-000000000020-.parquet "
+                                   "claims the ids 9 to 10 of another file"]),
     ],
 )  # fmt: skip
 def test_files_must_follow_each_other(there: list[LakeFile], said: list[str]) -> None:
@@ -227,7 +232,7 @@ def test_files_must_follow_each_other(there: list[LakeFile], said: list[str]) ->
 
 
 def restore(place: Workplace) -> None:
-    for kept in place.lake.root.glob("*/*/*.kept"):
+    for kept in Path(place.lake.place).glob("*/data/*/*.kept"):
         kept.rename(kept.with_suffix(".parquet"))
 
 
@@ -246,7 +251,7 @@ def test_a_log_that_was_trimmed_before_its_first_archive_is_audited_from_there(
 
     assert outcome.exit_code == 0, outcome.words
     assert [one["verdict"] for one in outcome.data["findings"]] == ["unknown(trimmed)"]
-    assert place.lake.files("events")[0].lo == upto
+    assert place.files("events")[0].file.lo == upto
 
 
 # ── the checks, on literal frames ──────────────────────────────────────────────────────────────

@@ -7,24 +7,16 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.iceberg.files import WrittenWrong
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import (
-    AFTER_FIRST_NAME,
-    BEFORE_WATERMARK,
-    POINTS,
-    Faults,
-    Intent,
-    Slice,
-    StagedWrong,
-    Turn,
-)
+from penstock.pipeline.commit import POINTS, Intent, Slice, Turn
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.testing import RunningServer
 from tests.spark.conftest import make_place
@@ -100,79 +92,15 @@ def test_twenty_kills_at_random_moments(server: RunningServer, tmp_path: Path, r
     assert differences(client, lake) == []
 
 
-# ── the sabotage: the watermark before the names ───────────────────────────────────────────────
-
-
-class Crash(BaseException):
-    """As if the process had ended."""
-
-
-class CrashAt(Faults):
-    def __init__(self, point: str) -> None:
-        self._point, self.reached = point, False
-
-    def at(self, point: str) -> None:
-        if point == self._point and not self.reached:
-            self.reached = True
-            raise Crash(point)
-
-
-class WatermarkFirst(Turn):
-    """A build that moves the watermark before the files have their names."""
-
-    def _in_order(self, name: Callable[[], None], finish: Callable[[], None]) -> None:
-        finish()
-        name()
-
-
-@pytest.mark.parametrize(("turn", "lost"), [(Turn, False), (WatermarkFirst, True)])
-def test_the_check_finds_a_watermark_that_moves_too_early(
-    spark: SparkSession,
-    server: RunningServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    turn: type[Turn],
-    lost: bool,
-) -> None:
-    faults = CrashAt(AFTER_FIRST_NAME)
-    place = make_place(spark, server, tmp_path / "lake", faults)
-    fill(place.client, ROWS)
-    monkeypatch.setattr(Turn, "_in_order", turn._in_order)
-    monkeypatch.setattr(archive, "FEW_ROWS", 1_000)  # two files: one has its name when it ends, the other has not
-    with pytest.raises(Crash):
-        archive.run(place, {})
-
-    archive.run(place, {})
-
-    assert bool(differences(place.client, place.lake.root)) is lost
-
-
-def test_a_crash_before_the_watermark_repeats_what_does_nothing(
-    spark: SparkSession, server: RunningServer, tmp_path: Path
-) -> None:
-    place = make_place(spark, server, tmp_path / "lake", CrashAt(BEFORE_WATERMARK))
-    fill(place.client, 1_000)
-    with pytest.raises(Crash):
-        archive.run(place, {})
-    early = place.lake.files("events")
-
-    archive.run(place, {})
-
-    assert place.lake.files("events") == early
-    assert differences(place.client, place.lake.root) == []
-
-
 @pytest.mark.parametrize("transform", [None, archive.transform], ids=["copied", "through frames"])
-def test_a_staged_file_with_too_few_rows_is_not_published(
-    place: Workplace, transform: archive.Transform | None
-) -> None:
+def test_a_file_with_too_few_rows_is_not_committed(place: Workplace, transform: archive.Transform | None) -> None:
     fill(place.client, 1_000)
     newest = place.client.newest()
     # Given an intent that promises a row more than there is
     turn = Turn(place.client, place.lake, "events")
     turn.intend(Intent(0, newest, (Slice(0, newest, "2026-11-15", newest + 1),)))
 
-    with pytest.raises(StagedWrong, match="rows, but"):
+    with pytest.raises(WrittenWrong, match="rows of events were written, but"):
         archive.run(place, {}, transform=transform)
 
-    assert place.lake.files("events") == []
+    assert place.files("events") == []

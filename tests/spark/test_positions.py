@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from penstock.core.ledger import recipient
@@ -15,8 +14,7 @@ from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
 from penstock.pipeline.tables import EVENTS, POSITIONS
 from penstock.values import Batch, Draft
-from penstock.wire.lake import LakeFile
-from tests.engines.test_deliveries import World, write_deliveries
+from tests.engines.test_deliveries import World
 from tests.spark.test_transforms import batch, events, rows_of
 
 PEOPLE = [recipient(door, name) for door, name in (("sps", "1"), ("sps", "1/phone"), ("v1", "1"))]
@@ -82,10 +80,8 @@ async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, 
                 if lo < one.id <= hi
             ]
             decoded = ledger.transform(spark.createDataFrame(rows, EVENTS))
-            write_deliveries(tmp_path, lo, hi, ledger.fold(decoded).toArrow().to_pylist())
-            path = tmp_path / LakeFile(lo, hi, "2026-11-15", "positions").path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(ledger.positions(decoded).toArrow(), path)
-        await world.engine.registry.put("lake/ledger", b'{"done":%d}' % done)
+            world.write("deliveries", lo, hi, ledger.fold(decoded).toArrow().to_pylist())
+            world.write("positions", lo, hi, ledger.positions(decoded).toArrow().to_pylist())
+        await world.publish(done)
 
         assert await told(world.why, ids) == before

@@ -7,15 +7,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.core.clock import ManualClock
-from penstock.core.hub import Hub
-from penstock.core.ledger import STREAM, Ledger, recipient
-from penstock.core.why import Why
-from penstock.engines.lake import Deliveries, LakeReader
-from penstock.engines.memory import MemoryEngine
+from penstock.core.ledger import STREAM, recipient
 from penstock.pipeline.jobs import ledger
 from penstock.wire.ledger import STATES
-from tests.engines.test_deliveries import write_deliveries
+from tests.engines.test_deliveries import World
 from tests.spark.test_transforms import events
 
 WHO = recipient("msgstream", "alice")
@@ -24,10 +19,9 @@ STORIES = [(one,) for one in NAMES] + list(product(NAMES, NAMES))
 
 
 async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, tmp_path: Path) -> None:
-    clock, lake = ManualClock(), LakeReader(tmp_path)
-    async with MemoryEngine(clock=clock) as engine, lake:
-        book = Ledger(engine.log, clock, node="n1")
-        why = Why(engine.log, book, Hub(engine.log), Deliveries(lake, engine.registry))
+    world = World(tmp_path)
+    engine, book, why, clock = world.engine, world.ledger, world.why, world.clock
+    async with world.lake:
         await book.open(engine.registry)
         for pause in (0, 0.001):
             for number, story in enumerate(STORIES, 1):
@@ -40,8 +34,8 @@ async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, 
 
         bodies = [entry.body for entry in (await engine.log.read_after((STREAM,), 0)).entries]
         folded = ledger.fold(ledger.transform(events(spark, *bodies))).toArrow().to_pylist()
-        write_deliveries(tmp_path, 0, engine.log.followed, folded)
-        await engine.registry.put("lake/ledger", b'{"done":%d}' % engine.log.followed)
+        world.write("deliveries", 0, engine.log.followed, folded)
+        await world.publish(engine.log.followed)
 
         assert {key: (await why.item(key, "alice")).verdict for key in keys} == before
         assert len(folded) == len(keys)

@@ -19,13 +19,29 @@ from tests.spark.test_standalone import HOME, cluster, end
 
 __all__ = ["cluster"]
 ELSEWHERE = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "numpy.libs", "dateutil", "pytz", "six.py")
+ICEBERG = (
+    "pyiceberg", "pydantic", "pydantic_core", "annotated_types", "typing_extensions.py", "typing_inspection", "mmh3",
+    "mmh3.cpython-311-x86_64-linux-gnu.so", "fsspec", "cachetools", "strictyaml", "pyparsing", "tenacity", "requests",
+    "urllib3", "idna", "certifi", "charset_normalizer", "zstandard", "click", "rich", "pyroaring",
+    "pyroaring.cpython-311-x86_64-linux-gnu.so",
+)  # fmt: skip
+"""pyiceberg and what it needs: the driver has it, the workers have not."""
 
 
 def other_python(folder: Path) -> dict[str, str]:
     """The environment of a machine that has Python with pyarrow, pandas and pyspark, and no Penstock."""
+    worker = make_python(folder / "worker", ELSEWHERE)
+    driver = make_python(folder / "driver", (*ELSEWHERE, *ICEBERG))
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    own = {"PYSPARK_PYTHON": str(worker), "PYSPARK_DRIVER_PYTHON": str(driver), "SPARK_HOME": str(HOME)}
+    return {**environment, "PYTHONPATH": "", **own}
+
+
+def make_python(folder: Path, names: tuple[str, ...]) -> Path:
+    """A Python that finds these packages of ours, and no other."""
     packages, program = folder / "packages", folder / "python"
-    packages.mkdir()
-    for name in ELSEWHERE:
+    packages.mkdir(parents=True)
+    for name in names:
         found = Path(pyspark.__file__).parents[1] / name
         if found.exists():
             (packages / name).symlink_to(found)
@@ -33,8 +49,7 @@ def other_python(folder: Path) -> dict[str, str]:
     path, python = f'PYTHONPATH="$PYTHONPATH:{packages}"', Path(sys.executable).resolve()
     program.write_text(f'#!/bin/sh\n{path} exec {python} -S "$@"\n')
     program.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
-    return {**environment, "PYTHONPATH": "", "PYSPARK_PYTHON": str(program), "SPARK_HOME": str(HOME)}
+    return program
 
 
 @pytest.mark.long

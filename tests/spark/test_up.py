@@ -126,7 +126,7 @@ def test_package_makes_the_code_for_workers(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("archiv", "--lake", "/tmp/x"), "Did you mean archive?"),  # noqa: S108
-        (("archive", "--lake", "s3://bucket/x", "--own", "--once"), "is not a folder of this machine"),
+        (("archive", "--lake", "ftp://place/x", "--own", "--once"), "cannot be opened"),
         (("compact", "--everything", "--lake", "/tmp/x"), "is no option of the job compact"),  # noqa: S108
     ],
 )

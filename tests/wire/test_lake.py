@@ -4,19 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.lake import LETTERS, LakeFile, parse_folder, parse_name
+from penstock.wire.lake import LETTERS, LakeFile, parse_location
 
 files = st.builds(
     LakeFile, st.integers(0, 2**62), st.integers(0, 2**62), st.dates().map(str), st.sampled_from(sorted(LETTERS)),
-    st.integers(0, 999),
+    st.text("0123456789abcdefz", min_size=1, max_size=32),
 )  # fmt: skip
 
 
-@given(files)
-def test_a_name_says_what_it_was_made_of(file: LakeFile) -> None:
-    table, folder, name = file.path.split("/")
-
-    assert parse_name(table, parse_folder(folder) or "", name) == file
+@given(files, st.sampled_from(["", "file:///srv/lake/", "s3://bucket/prefix/events/data/"]))
+def test_a_name_says_what_it_was_made_of(file: LakeFile, place: str) -> None:
+    assert parse_location(place + file.path) == file
 
 
 @given(files, files)
@@ -26,22 +24,19 @@ def test_names_sort_like_ids(one: LakeFile, other: LakeFile) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    "path",
     [
-        "e-1.parquet",
-        "l-0-1.parquet",
-        "e-0-1.parquet.crc",
-        ".e-0-1.parquet",
-        "e-0-1.tmp",
-        "e-0-1-0.parquet",
-        "e-0-1-x.parquet",
+        "events/data/day=2026-11-15/e-1.parquet",
+        "events/data/day=2026-11-15/l-0-1-ab.parquet",
+        "events/data/day=2026-11-15/e-0-1-ab.parquet.crc",
+        "events/data/day=2026-11-15/.e-0-1-ab.parquet",
+        "events/data/day=2026-11-15/e-0-1-.parquet",
+        "events/data/day=2026-11-15/e-0-1-A.parquet",
+        "events/data/day=2026-1-1/e-0-1-ab.parquet",
+        "events/day=2026-11-15/e-0-1-ab.parquet",
+        "others/data/day=2026-11-15/e-0-1-ab.parquet",
         "",
     ],
 )
-def test_other_names_are_none_of_ours(name: str) -> None:
-    assert parse_name("events", "2026-11-15", name) is None
-
-
-@pytest.mark.parametrize("name", ["day=2026-1-1", "2026-11-15", "day=2026-11-15x", "_staging"])
-def test_other_folders_are_none_of_ours(name: str) -> None:
-    assert parse_folder(name) is None
+def test_other_names_are_none_of_ours(path: str) -> None:
+    assert parse_location(path) is None

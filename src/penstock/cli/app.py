@@ -16,6 +16,7 @@ from penstock.cli import (
     development,
     doctor,
     eventhorizon,
+    lake,
     msgstream,
     pipeline,
     serve,
@@ -59,6 +60,7 @@ app.command(context_settings=PASS_ON)(pipeline.pipeline)
 app.command()(msgstream.session)
 app.command()(msgstream.emit)
 app.add_typer(eventhorizon.stream, name="stream")
+app.add_typer(lake.lake, name="lake")
 app.add_typer(webpush.webpush, name="webpush")
 app.add_typer(cluster.cluster, name="cluster")
 

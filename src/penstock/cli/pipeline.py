@@ -35,6 +35,11 @@ PACKAGED: Final = (
     "penstock/client/http.py",
     "penstock/core/__init__.py",
     "penstock/core/names.py",
+    "penstock/iceberg/__init__.py",
+    "penstock/iceberg/files.py",
+    "penstock/iceberg/schemas.py",
+    "penstock/iceberg/store.py",
+    "penstock/iceberg/tables.py",
     "penstock/wire/__init__.py",
     "penstock/wire/columns.py",
     "penstock/wire/lake.py",
@@ -46,7 +51,7 @@ PACKAGED: Final = (
 
 
 LakeFolder = Annotated[
-    str, typer.Option("--lake", metavar="DIR", help="The lake's folder; else the one that the server knows.")
+    str, typer.Option("--lake", metavar="PLACE", help="A folder, or s3://…; else the one that the server knows.")
 ]
 Master = Annotated[str, typer.Option("--master", metavar="MASTER", help="Spark's master; local[2] by default.")]
 
@@ -97,7 +102,7 @@ def pipeline(
     \b
     ./penstock pipeline archive --once --lake ./lake
     ./penstock pipeline compact
-    ./penstock pipeline archive --master spark://127.0.0.1:7077 --lake /shared/lake
+    ./penstock pipeline archive --master spark://127.0.0.1:7077 --lake s3://bucket/lake
     The code for Spark's workers, as a .zip:
       ./penstock pipeline package penstock-spark.zip
     """
@@ -241,10 +246,10 @@ def with_whole_paths(options: dict[str, str]) -> dict[str, str]:
 
 
 def _location(client: PipelineClient, given: str) -> str:
-    """The lake's folder as a whole path, so that it can be compared."""
+    """Where the lake is, as a whole path or URL, so that it can be compared."""
     known = given or str(client.call("GET", "/v1/pipeline")["lake"])
     if not known:
-        raise InputInvalid("--lake", "is missing", remedy="Say in which folder the lake is, or is to be.")
+        raise InputInvalid("--lake", "is missing", remedy="Say where the lake is, or is to be: a folder, or s3://…")
     return known if "://" in known else str(Path(known).absolute())
 
 
@@ -259,7 +264,7 @@ def _package(file: Path) -> int:
     driver.write_text(DRIVER)
     print(f"made {file} and {driver}; they run where neither server nor command line is installed:")
     print(f"  PENSTOCK_TOKEN=… spark-submit --master MASTER --py-files {file} {driver} \\")
-    print("    --url URL --lake DIR --jobs archive,ledger --once")
+    print("    --url URL --lake PLACE --jobs archive,ledger --once")
     return 0
 
 

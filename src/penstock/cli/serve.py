@@ -107,10 +107,10 @@ def up(
     )  # a mistake is told before anything starts
     if no_system:
         os.environ["PENSTOCK_NO_SYSTEM"] = "1"
-    lake = Path(settings.lake.url or data / "lake").absolute()
+    lake = settings.lake.url if "://" in settings.lake.url else str(Path(settings.lake.url or data / "lake").absolute())
     arguments = ["--data", str(data), *(f"--set={pair}" for pair in set or [])]
     if not no_pipeline and not settings.lake.url:
-        lake.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(lake).mkdir(mode=0o700, parents=True, exist_ok=True)
         arguments.append(f"--set=lake.url={lake}")
     arguments += [f"--workers={workers}"] * bool(workers)
     arguments += [f"--listen={listen}"] * bool(listen) + [f"--config={config}"] * bool(config)

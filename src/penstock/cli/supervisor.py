@@ -32,7 +32,7 @@ STOP_SECONDS: Final = 10.0
 class Supervisor:
     """Starts the driver, and starts it again when it ends. Lives in `with`; nothing of it is left afterwards."""
 
-    def __init__(self, url: str, token: str, lake: Path, log: Path) -> None:
+    def __init__(self, url: str, token: str, lake: str, log: Path) -> None:
         self._url, self._token, self._lake, self._log = url, token, lake, log
         self._ending = threading.Event()
         self._driver: subprocess.Popen[bytes] | None = None
@@ -89,7 +89,7 @@ class Supervisor:
 
     def _drive(self) -> int:
         self._tell("running", "")
-        command = [sys.executable, "-m", "penstock.pipeline.driver", "--url", self._url, "--lake", str(self._lake)]
+        command = [sys.executable, "-m", "penstock.pipeline.driver", "--url", self._url, "--lake", self._lake]
         environment = {**os.environ, "PENSTOCK_TOKEN": self._token}
         with self._log.open("ab") as log:
             self._driver = subprocess.Popen(

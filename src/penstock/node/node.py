@@ -15,6 +15,7 @@ from penstock.api.auth import Gate, open_admin_token, open_keys
 from penstock.api.console import console_routes
 from penstock.api.context import Context
 from penstock.api.door import Door, MonthlyDoor, RecipientsDoor
+from penstock.api.iceberg import IcebergCatalog
 from penstock.api.recipients import RecipientKind
 from penstock.api.v1.actions import ActionLog
 from penstock.api.v1.erasing import ErasureApi
@@ -93,7 +94,7 @@ class Node:
         engine = self._engine = await enter(open_engine(settings, self._data, clock, self._background))
         await check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
-        lake = await enter(open_lake(settings.lake.url)) if settings.lake.url else None
+        lake = await enter(open_lake(settings.lake.url, engine.registry)) if settings.lake.url else None
         source = ColdLog(engine.log, lake, clock) if lake else engine.log
         self._rates = Throughput(clock)
         self._traffic = StreamTraffic()
@@ -191,7 +192,7 @@ class Node:
     def _routes(self, context: Context, trimming: Trimming, lake: LakeReader | None) -> list[Route]:
         """What every node answers, whichever doors are open."""
         engine, publisher = self._engine, PublishApi(context)
-        folded = Deliveries(lake, engine.registry) if lake else None
+        folded = Deliveries(lake) if lake else None
         operations = OperationsApi(context, engine.backup, self._why_not_ready, folded)
         histograms = {
             "publish_seconds": ("From a publish of one event to its answer; one in 16 is timed.", publisher.seconds),
@@ -210,6 +211,7 @@ class Node:
             *ErasureApi(context).routes(),
             *RecipientsApi(context, kinds, actions).routes(),
             *TroubleApi(context, kinds, actions).routes(),
+            *IcebergCatalog(context, lake, self._settings.lake).routes(),
             Route("GET", "/metrics", metrics),
             *console_routes(),
         ]

@@ -7,8 +7,6 @@ pipeline there is nothing to wait for, and `log.keep` alone decides.
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -59,27 +57,20 @@ class Trimming(TrimLimit):
         upto = marks.get(lowest, Watermark()).done
         covered = await self._lake.covered_upto(trimmed)
         if covered < upto:
-            return Bound(max(trimmed, covered), f"the files of {self._lake.directory} reach up to id {covered} only")
+            return Bound(max(trimmed, covered), f"the files of {self._lake.url} reach up to id {covered} only")
         return Bound(max(trimmed, upto), f"{lowest} is in the lake up to id {upto}")
 
     async def _why_another_lake(self, lake: LakeReader) -> str:
         """Why the open lake is not the one that the watermarks speak of; empty if it is."""
         record, known = await self._registry.get("lake/id"), await self._registry.get(EPOCH)
         there = _mark(record.value) if record else LakeMark()
-        here = await asyncio.to_thread(_mark_of, lake.directory)
+        here = _mark(await lake.mark())
         if here.id != there.id:
-            return f"{lake.directory} is not the lake that this log is archived in"
+            return f"{lake.url} is not the lake that this log is archived in"
         epoch = msgspec.json.decode(known.value, type=LogEpoch) if known else LogEpoch("")
         if epoch.is_own(here.epoch) and epoch.is_own(there.epoch):
             return ""
-        return f"{lake.directory} speaks of another history of this log, which was restored from a backup"
-
-
-def _mark_of(directory: Path) -> LakeMark:
-    try:
-        return _mark((directory / "lake.json").read_bytes())
-    except OSError:
-        return LakeMark()
+        return f"{lake.url} speaks of another history of this log, which was restored from a backup"
 
 
 def _mark(text: bytes) -> LakeMark:

@@ -1,42 +1,46 @@
 """The one way in which anything gets into the lake.
 
-The record `lake/<table>` at the server = {fence, done, intent} is the only truth. A turn on a table is
+The record `lake/<name>` at the server = {fence, done, intent, tables} is the only truth: `tables` says which
+metadata.json is each table's present state, `done` up to which id of the log they hold everything. A turn is
 
     take       when it is free (`table_lease.py`): fence + 1, by compare-and-set; whoever had it before can finish
                nothing any more
-    intend     write down (after = done, upto, slices) — unless an intent is there: then exactly that is redone,
+    intend     write down (after = done, upto, slices), unless an intent is there: then exactly that is redone,
                whatever today's options say
-    stage      write the files of the slices to <lake>/_staging/<table>/<fence>/
-    publish    under the lake's lock, fence checked: give each file its name, unless the name is there
-    finish     done = upto, no intent; then drop the staging
+    write      tasks write data files under names that were never used; nobody sees them
+    commit     manifests and metadata; then one compare-and-set moves `done`, the intent and all pointers together
+    unlink     what no kept snapshot names any more
 
-Only one intent can ever begin at `done`, so every driver, an overtaken one too, makes the same names with the same
-rows. A crash between the names and `done` repeats something that does nothing. So a reader of the files may see
-rows a moment before `done` says so, but never a row twice, and never half a file.
+The compare-and-set expects the version that this very turn has written. There is no second attempt on top of what
+somebody else has committed meanwhile: that would add the rows of an overtaken driver again. A driver that is refused
+deletes its own files. One that gets no answer looks at the record.
 """
 
 from __future__ import annotations
 
-import shutil
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import OperatorError
+from penstock.client.http import ApiError, ServerUnreachable
+from penstock.iceberg.files import WrittenFile
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
 from penstock.pipeline.tables import Lake
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake import RECORDS
+
+if TYPE_CHECKING:  # Spark's workers import this module, and have no pyiceberg
+    from penstock.iceberg.tables import Prepared, Table
 
 AFTER_INTENT: Final = "after the intent"
-AFTER_STAGING: Final = "after staging"
-AFTER_FIRST_NAME: Final = "after the first name"
-BEFORE_WATERMARK: Final = "before the watermark"
-AFTER_WATERMARK: Final = "after the watermark"
-POINTS: Final = (AFTER_INTENT, AFTER_STAGING, AFTER_FIRST_NAME, BEFORE_WATERMARK, AFTER_WATERMARK)
+AFTER_FILES: Final = "after the data files"
+BEFORE_COMMIT: Final = "before the commit"
+AFTER_COMMIT: Final = "after the commit"
+AFTER_UNLINK: Final = "after the unlinking"
+POINTS: Final = (AFTER_INTENT, AFTER_FILES, BEFORE_COMMIT, AFTER_COMMIT, AFTER_UNLINK)
 """Where a driver may be made to fail, in the order in which it passes."""
 
 
@@ -45,13 +49,6 @@ class Faults:
 
     def at(self, point: str) -> None:
         """The driver is at *point*."""
-
-
-class StagedWrong(OperatorError):
-    """What was staged is not what the plan says. Nothing was published."""
-
-    code = "staged_wrong"
-    remedy = "This is a defect: keep the lake's _staging folder and report it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +71,42 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """A complete file that has no name in the lake yet."""
+class TableChange:
+    """What a commit does to one table."""
 
-    path: Path
-    file: LakeFile
+    table: str
+    added: Sequence[WrittenFile]
+    removed: Sequence[str] = ()  # locations
+    forget: bool = False  # keep no snapshot from before it
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The record as this turn has it."""
+
+    fence: int = 0
+    done: int = 0
+    done_ms: int = 0
+    intent: Intent | None = None
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+    epoch: str = ""
+    holder: str = ""
+
+    @classmethod
+    def read(cls, value: Mapping[str, Any]) -> _Record:
+        known = {one.name: value[one.name] for one in dataclasses.fields(cls) if one.name in value}
+        if intent := value.get("intent"):
+            slices = tuple(Slice(**one) for one in intent["slices"])
+            known["intent"] = Intent(intent["after"], intent["upto"], slices)
+        return cls(**known)
 
 
 class Turn:
-    """One driver's turn on one table's record."""
+    """One driver's turn on one record."""
 
     def __init__(
         self,
@@ -95,90 +119,146 @@ class Turn:
         self._client, self._lake, self._key, self._faults = client, lake, f"lake/{name}", faults or Faults()
         self.name = name
         kept = wait_for(client, self._key, patience)
-        self.fence = int(kept.value.get("fence", 0)) + 1
-        self.done = int(kept.value.get("done", 0))
-        self.intent = _intent(kept.value.get("intent"))
-        self.memory: Mapping[str, Any] = kept.value.get("memory", {})
-        self._done_ms = int(kept.value.get("done_ms", 0))
-        self._version, self._holder, self._lock = kept.version, own_name(), threading.Lock()
-        self._store()
+        self._record, self._version, self._lock = _Record.read(kept.value), kept.version, threading.Lock()
+        self._store(fence=self._record.fence + 1, holder=own_name(), epoch=lake.epoch)
         self._end_beating = keep_alive(self)
 
     @property
-    def staging(self) -> Path:
-        """The folder for this turn's files. Empty at the beginning of a turn."""
-        return self._lake.staging(self.name, self.fence)
+    def fence(self) -> int:
+        return self._record.fence
+
+    @property
+    def done(self) -> int:
+        """The id up to which the tables hold everything."""
+        return self._record.done
+
+    @property
+    def intent(self) -> Intent | None:
+        return self._record.intent
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        """What a job keeps beside its watermark."""
+        return self._record.memory
+
+    def table(self, name: str) -> Table:
+        """A table as this turn has found it."""
+        return self._lake.table(name, {"tables": self._record.tables})
 
     def intend(self, intent: Intent) -> None:
         """Write down what is going to be done. Must begin where the last one ended."""
         if self.intent is not None or intent.after != self.done or intent.upto <= intent.after:
             raise ValueError(f"{intent.after}–{intent.upto} does not follow {self.done}, intent {self.intent}")
-        self.intent = intent
-        self._store()
+        self._store(intent=intent)
         self._faults.at(AFTER_INTENT)
 
-    def publish(self, staged: Sequence[Staged], memory: Mapping[str, Any] | None = None) -> None:
-        """Give the files their names, then move `done`, and *memory* with it. All of it, or it will be redone."""
+    def publish(self, changes: Iterable[TableChange] = (), memory: Mapping[str, Any] | None = None) -> None:
+        """Make the changes visible, move `done` to the end of what was intended, and end the turn."""
         intent = self.intent
         if intent is None:
             raise ValueError("there is no intent to publish")
-        self._faults.at(AFTER_STAGING)
-        with self._lake.locked():
-            self._check_fence()
-            self._in_order(lambda: self._name(staged), lambda: self._finish(intent, memory))
-        self._faults.at(AFTER_WATERMARK)
-        self.drop_staging()
+        moved = {"done": intent.upto, "done_ms": int(time.time() * 1000), "intent": None}
+        self._commit(list(changes), moved, memory, release=True)
 
-    def drop_staging(self) -> None:
-        """Remove what this turn and earlier ones have left."""
-        mine = self.staging
-        for folder in mine.parent.glob("*"):
-            if folder.name.isdigit() and int(folder.name) <= self.fence:
-                shutil.rmtree(folder, ignore_errors=True)
+    def replace(self, changes: Iterable[TableChange], memory: Mapping[str, Any] | None = None) -> None:
+        """Make the changes visible. `done` and what is intended stay as they are, and the turn goes on."""
+        self._commit(list(changes), {}, memory, release=False)
 
-    def _in_order(self, name: Callable[[], None], finish: Callable[[], None]) -> None:
-        """Names first. The other way round a crash in between loses rows for ever: a test shows it."""
-        name()
-        finish()
+    def end(self, memory: Mapping[str, Any] | None = None) -> None:
+        """Let others have the record."""
+        self._commit([], {}, memory, release=True)
 
-    def _name(self, staged: Iterable[Staged]) -> None:
-        for number, one in enumerate(staged):
-            self._lake.publish(one.path, one.file)
-            if not number:
-                self._faults.at(AFTER_FIRST_NAME)
+    def sweep(self) -> int:
+        """Remove every file of these tables that nothing names; returns how many.
 
-    def _finish(self, intent: Intent, memory: Mapping[str, Any] | None) -> None:
-        self._faults.at(BEFORE_WATERMARK)
-        self._end_beating()
-        self.done, self.intent, self._done_ms = intent.upto, None, int(time.time() * 1000)
-        self.memory = self.memory if memory is None else memory
-        self._holder = ""
+        What an overtaken driver has written is among them: it cannot become visible any more. That this turn was not
+        overtaken itself is looked up between the listing and the deleting, so no newer file is ever deleted.
+        """
+        named = {location for name in RECORDS[self.name] for location in self.table(name).named()}
+        store = self._lake.store
+        folders = [f"{name}/{kind}" for name in RECORDS[self.name] for kind in ("data", "metadata")]
+        listed = [one.path for folder in folders for one in store.list(folder)]
         self._store()
-
-    def _check_fence(self) -> None:
-        """By a change, not by a look: a log that was restored meanwhile refuses it, whatever its versions are."""
-        try:
-            self._store()
-        except RecordChanged:
-            raise RecordChanged(f"another driver has taken over {self._key} since fence {self.fence}") from None
+        return store.delete(path for path in listed if store.location(path) not in named)
 
     def beat(self) -> None:
         """Say that this turn goes on."""
-        if self._holder:
+        if self._record.holder:
             self._store()
 
-    def _store(self) -> None:
+    # ── the commit ────────────────────────────────────────────────────────────────────────────
+
+    def _commit(
+        self, changes: list[TableChange], moved: dict[str, Any], memory: Mapping[str, Any] | None, *, release: bool
+    ) -> None:
+        self._faults.at(AFTER_FILES)
+        store = self._lake.store
+        try:
+            store.sync([store.relative(one.location) for change in changes for one in change.added])
+            prepared = {change.table: self._prepared(change) for change in changes if change}
+        except FileNotFoundError:
+            self._refused_if_overtaken(changes)  # whoever has overtaken this turn may have swept its files
+            raise
+        self._faults.at(BEFORE_COMMIT)
+        if release:
+            self._end_beating()
+            moved["holder"] = ""
+        if memory is not None:
+            moved["memory"] = memory
+        try:
+            self._move({name: one.location for name, one in prepared.items()}, moved)
+        except RecordChanged:
+            self._discard(changes, prepared.values())
+            raise self._overtaken() from None
+        for name, one in prepared.items():
+            self._lake.committed(name, one.table)
+        self._faults.at(AFTER_COMMIT)
+        store.delete(store.relative(location) for one in prepared.values() for location in one.gone)
+        self._faults.at(AFTER_UNLINK)
+
+    def _refused_if_overtaken(self, changes: Iterable[TableChange]) -> None:
+        try:
+            self._store()
+        except RecordChanged:
+            self._discard(changes, ())
+            raise self._overtaken() from None
+
+    def _overtaken(self) -> RecordChanged:
+        return RecordChanged(f"another driver has taken over {self._key} since fence {self.fence}")
+
+    def _move(self, pointers: Mapping[str, str], moved: Mapping[str, Any]) -> None:
+        """Pointers and watermark in one step. `done` before the pointers would lose rows for ever: a test shows it."""
+        self._store(tables={**self._record.tables, **pointers}, **moved)
+
+    def _prepared(self, change: TableChange) -> Prepared:
+        table, now_ms = self.table(change.table), int(time.time() * 1000)
+        if change.removed:
+            return table.replace(change.added, change.removed, now_ms=now_ms, forget=change.forget)
+        return table.append(change.added, now_ms=now_ms)
+
+    def _discard(self, changes: Iterable[TableChange], prepared: Iterable[Prepared]) -> None:
+        """Delete what this turn has written: it is certain that nobody will ever see it."""
+        data = (one.location for change in changes for one in change.added)
+        made = (location for one in prepared for location in one.made)
+        store = self._lake.store
+        store.delete(store.relative(location) for location in (*data, *made))
+
+    def _store(self, **changed: Any) -> None:
+        """TableChange the record by compare-and-set."""
         with self._lock:
-            value: dict[str, Any] = {"fence": self.fence, "done": self.done, "done_ms": self._done_ms}
-            value |= {"intent": asdict(self.intent) if self.intent else None, "memory": self.memory}
-            value |= {"epoch": self._lake.epoch, "holder": self._holder}
-            self._version = self._client.put(self._key, value, expect=self._version).version
-
-
-def _intent(kept: Any) -> Intent | None:
-    if not kept:
-        return None
-    return Intent(kept["after"], kept["upto"], tuple(Slice(**one) for one in kept["slices"]))
+            wanted = dataclasses.replace(self._record, **changed)
+            try:
+                version = self._client.put(self._key, asdict(wanted), expect=self._version).version
+            except (ServerUnreachable, ApiError) as error:
+                if isinstance(error, ApiError) and error.status < 500:
+                    raise
+                # Nobody knows whether it was stored. If it is there, it was. If not, it may still arrive: this turn
+                # is over, and its files stay until somebody has taken the record and sweeps.
+                kept = self._client.get(self._key)
+                if _Record.read(kept.value) != wanted:
+                    raise
+                version = kept.version
+            self._record, self._version = wanted, version
 
 
 def watermark(client: PipelineClient, name: str) -> int:

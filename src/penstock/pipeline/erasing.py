@@ -1,4 +1,4 @@
-"""What was erased, and files without it: pure Arrow, no Spark.
+"""What was erased, and rows without it.
 
 An entry that is erased stays in its place: its row keeps the id, stream, index and byte range, and loses its type,
 attributes and body, as the log's own tombstone does.
@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
-from penstock.pipeline.copying import write
-from penstock.wire.lake import LakeFile
+from penstock.iceberg.files import PlannedFile, WrittenFile, checked, read_batches, write_file
+from penstock.iceberg.store import FileStore
 
 STREAM: Final = "/_erased"
 """Where the server says what was erased."""
@@ -37,13 +35,19 @@ class Gone:
     def __bool__(self) -> bool:
         return bool(self.ids or self.streams)
 
-    def may_be_in(self, file: LakeFile) -> bool:
-        """Whether a file may have any of it, by its name."""
-        if any(file.lo < upto for upto in self.streams.values()):
+    def may_be_in(self, planned: PlannedFile) -> bool:
+        """Whether a file may have any of it, by its name and its bounds."""
+        file, (least, greatest) = planned.file, planned.bounds("stream")
+        streams = [stream for stream, upto in self.streams.items() if file.lo < upto]
+        if any((least is None or least <= one) and (greatest is None or one <= greatest) for one in streams):
             return True
         return any(file.lo < id <= file.hi for id in self.ids)
 
-    def within(self, rows: pa.Table) -> Any:
+    def count_in(self, rows: pa.RecordBatch) -> int:
+        """How many of *rows* have what must go."""
+        return int(pc.sum(self.within(rows)).as_py() or 0)
+
+    def within(self, rows: pa.RecordBatch) -> Any:
         """Which of *rows* (id, stream, kind) still have what must go, as a mask."""
         found = pc.is_in(rows["id"], pa.array(sorted(self.ids), pa.int64()))
         for stream, upto in self.streams.items():
@@ -81,45 +85,39 @@ def read_request(body: bytes) -> tuple[list[int], str, int]:
     return ids, stream, upto
 
 
-def requests_in(path: Path, after: int, upto: int) -> Iterator[bytes]:
-    """The entries of `/_erased` in a file, with ids in (after, upto]. Most row groups are passed over unread."""
-    file = parquet.ParquetFile(path)
-    for number in range(file.num_row_groups):
-        if not _may_have(file, number, STREAM):
-            continue
-        rows = file.read_row_group(number, columns=["id", "stream", "kind", "body"])
-        inside = pc.and_(pc.greater(rows["id"], after), pc.less_equal(rows["id"], upto))
-        said = pc.and_(pc.equal(rows["stream"], STREAM), pc.equal(rows["kind"], "data"))
-        yield from rows.filter(pc.and_(inside, said))["body"].to_pylist()
+def requests_in(rows: pa.RecordBatch, after: int, upto: int) -> Iterator[bytes]:
+    """The entries of `/_erased` among *rows*, with ids in (after, upto]."""
+    inside = pc.and_(pc.greater(rows["id"], after), pc.less_equal(rows["id"], upto))
+    said = pc.and_(pc.equal(rows["stream"], STREAM), pc.equal(rows["kind"], "data"))
+    yield from rows.filter(pc.and_(inside, said))["body"].to_pylist()
 
 
-def _may_have(file: Any, group: int, stream: str) -> bool:
-    statistics = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("stream")).statistics
-    return not (statistics and statistics.has_min_max) or bool(statistics.min <= stream <= statistics.max)
+def emptied(rows: pa.RecordBatch, what: Gone) -> pa.RecordBatch:
+    """*rows* with tombstones in the place of what must go."""
+    mask = what.within(rows)
+    rows = _with(rows, "kind", pc.if_else(mask, ERASED, rows["kind"]))
+    for name in _EMPTIED:
+        rows = _with(rows, name, pc.if_else(mask, pa.scalar(None, rows[name].type), rows[name]))
+    return rows
 
 
-def rows_with(path: Path, what: Gone) -> int:
-    """How many rows of a file have what must go."""
-    file = parquet.ParquetFile(path)
-    groups = (file.read_row_group(number, columns=["id", "stream", "kind"]) for number in range(file.num_row_groups))
-    return sum(pc.sum(what.within(group)).as_py() or 0 for group in groups)
-
-
-def write_without(source: Path, target: Path, what: Gone) -> None:
-    """Copy a file, with tombstones in the place of what must go. A row group at a time is in memory."""
-    file = parquet.ParquetFile(source)
-    write(target, _emptied(file, what))
-
-
-def _emptied(file: Any, what: Gone) -> Iterator[pa.RecordBatch]:
-    for number in range(file.num_row_groups):
-        rows = file.read_row_group(number)
-        mask = what.within(rows)
-        rows = _with(rows, "kind", pc.if_else(mask, ERASED, rows["kind"]))
-        for name in _EMPTIED:
-            rows = _with(rows, name, pc.if_else(mask, pa.scalar(None, rows[name].type), rows[name]))
-        yield from rows.to_batches()
-
-
-def _with(rows: pa.Table, name: str, column: Any) -> pa.Table:
+def _with(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
+
+
+@dataclass(frozen=True, slots=True)
+class EraseFrom:
+    """What one task does: write a file again without what was erased."""
+
+    store: FileStore
+    file: PlannedFile
+    what: Gone
+
+    def run(self) -> tuple[int, WrittenFile | None]:
+        """How many rows lose something, and the file without it; none if there are no such rows."""
+        columns = read_batches(self.store, self.file.location, ("id", "stream", "kind"))
+        found = sum(self.what.count_in(batch) for batch in columns)
+        if not found:
+            return 0, None
+        rows = (emptied(batch, self.what) for batch in read_batches(self.store, self.file.location))
+        return found, checked(self.file.file, self.file.rows, write_file(self.store, self.file.file, rows))

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.errors import ConfigInvalid
 from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.jobs import BEGIN
-from penstock.pipeline.tables import Lake, write_durably
-from penstock.wire.lake import is_own_epoch
+from penstock.pipeline.tables import Lake, LakeHole
+from penstock.wire.columns import TABLES
+from penstock.wire.lake import RECORDS, is_own_epoch, parse_location
 
 MARK: Final = "lake.json"
 RECORD: Final = "lake/id"
-RECORDS: Final = {
-    "events": ("events",),
-    "ledger": ("ledger", "deliveries", "positions", "unreadable"),
-    "rollup": ("rollup_hourly", "activity"),
-}
-"""The tables under each record's watermark."""
 
 
 class LakeMismatch(ConfigInvalid):
@@ -60,21 +56,21 @@ def bind(client: PipelineClient, lake: Lake) -> None:
 
 
 def _may_begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: ServerEpoch) -> bool:
-    """Whether an empty folder may become the lake."""
+    """Whether an empty place may become the lake."""
     if not record.version:
         return True
     if not epoch.is_own(record.value.get("epoch", "")):
-        return not any(lake.files(table) for tables in RECORDS.values() for table in tables)
+        return not any(_reached(lake, table) for table in TABLES)
     # The first start was cut off between the record and the mark.
-    return bool(record.value["path"] == str(lake.root) and not client.get("lake/events").value.get("done", 0))
+    return bool(record.value["path"] == lake.place and not client.get("lake/events").value.get("done", 0))
 
 
 def _begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: ServerEpoch) -> None:
     id = record.value.get("id") if epoch.is_own(record.value.get("epoch", "")) else None
     if record.version and id is None:  # a lake of another history: its watermarks say nothing of this one
-        for key in (*(f"lake/{name}" for name in (*RECORDS, "erase")), BEGIN):
+        for key in (*(f"lake/{name}" for name in RECORDS), BEGIN):
             client.delete(key)
-    value = {"id": id or uuid.uuid4().hex, "path": str(lake.root), "epoch": epoch.epoch}
+    value = {"id": id or uuid.uuid4().hex, "path": lake.place, "epoch": epoch.epoch}
     client.put(RECORD, value, expect=record.version)
     _write_mark(lake, value["id"], epoch.epoch)
 
@@ -83,44 +79,84 @@ def _check_history(
     client: PipelineClient, lake: Lake, mark: dict[str, Any], record: StoredRecord, epoch: ServerEpoch
 ) -> None:
     """Refuse a lake with ids that this log has not given, or has given to other entries."""
+    goes_on = (mark.get("epoch"), record.value.get("epoch")) == (epoch.epoch, epoch.epoch)
     for name, tables in RECORDS.items():
         known = client.get(f"lake/{name}").value
+        for location in known.get("tables", {}).values():
+            if not location.startswith(f"{lake.store.url}/"):
+                raise _moved(lake, record)
+        if any(one.path.startswith(f"{table}/day=") for table in tables for one in lake.store.list(table)):
+            raise _older(lake)
         upto = max(known.get("done", 0), (known.get("intent") or {}).get("upto", 0))
-        beyond = max((file.hi for table in tables for file in lake.files(table)), default=0)
+        beyond = max(_reached(lake, table) for table in tables)
         if beyond > upto:
             raise _newer(lake, name, beyond, upto, epoch)
-    if (mark.get("epoch"), record.value.get("epoch")) != (epoch.epoch, epoch.epoch):
+        if not goes_on:
+            _check_pointers(lake, tables, known)
+    if not goes_on:
         client.put(RECORD, {**record.value, "epoch": epoch.epoch}, expect=record.version)
         _write_mark(lake, mark["id"], epoch.epoch)
+
+
+def _reached(lake: Lake, table: str) -> int:
+    """The highest id that the name of a file of *table* speaks of, whether anything points at that file or not."""
+    files = (parse_location(one.path) for one in lake.store.list(f"{table}/data"))
+    return max((file.hi for file in files if file), default=0)
+
+
+def _check_pointers(lake: Lake, tables: Iterable[str], known: Mapping[str, Any]) -> None:
+    """Refuse pointers of a restored log whose files have been compacted or erased since the backup."""
+    for table in tables:
+        try:
+            lake.check(lake.files(table, known))
+        except LakeHole as hole:
+            said = f"{lake.place} has gone on since the backup: {hole}"
+            raise LakeMismatch(
+                "lake", said, remedy="Give an empty place. Keep the old lake: it has all rows."
+            ) from None
 
 
 def _another(lake: Lake, record: StoredRecord) -> LakeMismatch:
     remedy = "It belongs to another server: give an empty folder."
     if record.version:
         remedy = f"Give the lake at {record.value['path']}, or an empty folder to a server that has none."
-    return LakeMismatch("lake", f"{lake.root} is not the lake that this server's log is archived in", remedy=remedy)
+    return LakeMismatch("lake", f"{lake.place} is not the lake that this server's log is archived in", remedy=remedy)
+
+
+def _moved(lake: Lake, record: StoredRecord) -> LakeMismatch:
+    said = f"{lake.place} was moved: its tables name their files at {record.value['path']}"
+    return LakeMismatch("lake", said, remedy="Put it back there, by a mount or a link if need be.")
+
+
+def _older(lake: Lake) -> LakeMismatch:
+    said = f"{lake.place} is a lake of an earlier version, whose files no table names"
+    return LakeMismatch("lake", said, remedy="Give an empty place, and keep the old lake: it has what was trimmed.")
 
 
 def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: ServerEpoch) -> LakeMismatch:
     how = "was restored from a backup" if epoch.restored else "is older than it"
-    said = f"{lake.root} has {name} up to id {beyond:,}, this log, which {how}, knows of {upto:,} only"
+    said = f"{lake.place} has {name} up to id {beyond:,}, this log, which {how}, knows of {upto:,} only"
     remedy = "The ids in between stand for other entries now. Start the newer server on it, or give an empty folder."
     return LakeMismatch("lake", said, remedy=remedy + " Keep the old lake: it has what was trimmed, and what was lost.")
 
 
 def _read_mark(lake: Lake) -> dict[str, Any]:
     try:
-        text = (lake.root / MARK).read_text()
+        text = lake.store.read(MARK)
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise ConfigInvalid("lake", f"{lake.place} cannot be read: {error}") from error
     try:
         mark = json.loads(text)
         return {"id": str(mark["id"]), "epoch": str(mark.get("epoch", ""))}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise LakeMismatch(
-            "lake", f"{lake.root / MARK} cannot be read", remedy='Put it back: {"id": …} as in the record lake/id.'
-        ) from None
+        said = f"{lake.store.location(MARK)} cannot be read"
+        raise LakeMismatch("lake", said, remedy='Put it back: {"id": …} as in the record lake/id.') from None
 
 
 def _write_mark(lake: Lake, id: str, epoch: str) -> None:
-    write_durably(lake.root / MARK, json.dumps({"id": id, "epoch": epoch}))
+    try:
+        lake.store.put(MARK, json.dumps({"id": id, "epoch": epoch}).encode())
+    except OSError as error:
+        raise ConfigInvalid("lake", f"{lake.place} cannot be written: {error}") from error

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
 from penstock.wire.ledger import CONFIRMED
 
@@ -39,30 +38,30 @@ class EpochHead(NamedTuple):
 Heads = Mapping[tuple[str, int], EpochHead]  # by node and epoch
 Batch = tuple[int, str, int, int]
 _COLUMNS: Final = ("entry", "node", "epoch", "sequence")  # of a batch
+LOOKED_AT: Final = (*_COLUMNS, "state")
+"""The columns that `look_through` wants."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileBatches:
-    """What was found in one file of decoded rows."""
+class FoundBatches:
+    """What was found in decoded rows."""
 
     repeats: frozenset[int]  # ids of entries that repeat a batch
     unreadable: int  # how many entries cannot be read
     positions: int  # how many records say how far a recipient has come
-    heads: Heads  # after this file
+    heads: Heads  # after these rows
 
 
-def read_batches(path: Path, heads: Heads) -> FileBatches:
-    """Look through a file that comes after the batches of *heads*. A row group at a time is in memory."""
-    file, counts = parquet.ParquetFile(path), Counter[str]()
-    batches: list[Batch] = []
-    for number in range(file.num_row_groups):
-        states = file.read_row_group(number, columns=["state"])["state"]
+def look_through(rows: Iterable[pa.RecordBatch], heads: Heads) -> FoundBatches:
+    """Look through decoded rows that come after the batches of *heads*. One piece at a time is in memory."""
+    counts, batches = Counter[str](), list[Batch]()
+    for piece in rows:
         for state in (UNREADABLE, CONFIRMED):
-            counts[state] += pc.sum(pc.equal(states, state)).as_py() or 0
-        rows = file.read_row_group(number, columns=list(_COLUMNS)).filter(pc.equal(states, BATCH))
-        batches += zip(*(rows[name].to_pylist() for name in _COLUMNS), strict=True)
+            counts[state] += pc.sum(pc.equal(piece["state"], state)).as_py() or 0
+        found = piece.filter(pc.equal(piece["state"], BATCH))
+        batches += zip(*(found[name].to_pylist() for name in _COLUMNS), strict=True)
     repeats, newest = find_repeats(batches, heads)
-    return FileBatches(repeats, counts[UNREADABLE], counts[CONFIRMED], newest)
+    return FoundBatches(repeats, counts[UNREADABLE], counts[CONFIRMED], newest)
 
 
 def find_repeats(batches: Iterable[Batch], heads: Heads) -> tuple[frozenset[int], Heads]:
@@ -76,14 +75,6 @@ def find_repeats(batches: Iterable[Batch], heads: Heads) -> tuple[frozenset[int]
             known[node, epoch] = EpochHead(sequence, entry)
     newest = sorted(known.items(), key=lambda one: one[1].entry)[-MOST_HEADS:]
     return frozenset(repeats), dict(newest)
-
-
-def heads_in(paths: Iterable[Path]) -> Heads:
-    """The heads after these files of `ledger`: for a lake whose record has no heads yet."""
-    heads: Heads = {}
-    for path in paths:
-        heads = read_batches(path, heads).heads
-    return heads
 
 
 def heads_to_rows(heads: Heads) -> list[list[Any]]:

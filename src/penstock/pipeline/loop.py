@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
-from penstock.errors import PenstockError
+from penstock.errors import OperatorError, PenstockError
 from penstock.pipeline import handed_jobs, run_records
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.jobs import JobOutcome, Workplace, find
@@ -42,6 +42,13 @@ class DriverBroken(PenstockError):
 
     code = "spark_gone"
     remedy = "Start the driver again; nothing is lost."
+
+
+class LakeUnreachable(OperatorError):
+    """The lake's store does not answer, or refuses. Nothing of the job's turn is visible."""
+
+    code = "lake_unreachable"
+    remedy = "Look at the store, and at the keys; the job goes on by itself when it answers, or run it again."
 
 
 @dataclass(slots=True)
@@ -125,6 +132,8 @@ def perform(place: Workplace, name: str, options: Mapping[str, str]) -> JobOutco
             note.outcome = find(name).run(place, options)
     except PenstockError:
         raise
+    except OSError as error:
+        raise LakeUnreachable(f"{place.lake.place}: {error}") from error
     except Exception as error:
         if _is_gone(place):
             raise DriverBroken(f"Spark does not answer: {error}") from error
@@ -181,7 +190,7 @@ def _about(place: Workplace) -> dict[str, Any]:
         "pid": os.getpid(),
         "process": own_name(),
         "host": socket.gethostname(),
-        "lake": str(place.lake.root),
+        "lake": place.lake.place,
         "master": spark.master,
         "spark": spark.version,
         "started_ms": int(time.time() * 1000),

@@ -17,7 +17,7 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from penstock.errors import InputInvalid
-from penstock.pipeline.tables import COMPRESSION, GROUP_BYTES
+from penstock.iceberg.files import COMPRESSION, GROUP_BYTES
 
 LOCAL: Final = "local[2]"
 

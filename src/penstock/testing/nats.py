@@ -203,7 +203,7 @@ def start_nats(
         config = config.replace("jetstream {", f"jetstream {{\n    max_file_store: {store_bytes}")
     alone, _, _ = config.partition("cluster {")
     (folder / "nats.conf").write_text(config if servers > 1 else alone)
-    ports = _free_ports(3 * servers)
+    ports = free_ports(3 * servers)
     places = [(ports[3 * n], ports[3 * n + 1], ports[3 * n + 2]) for n in range(servers)]
     routes = "[" + ", ".join(f'"nats://127.0.0.1:{place[2]}"' for place in places) + "]"
     cluster = NatsCluster([])
@@ -216,7 +216,7 @@ def start_nats(
         cluster.end()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now, and that no outgoing connection will be given."""
     found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):

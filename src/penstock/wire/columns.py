@@ -1,8 +1,8 @@
-"""The columns of an event, declared once.
+"""The columns of an event and of the lake's tables, declared once.
 
-The Arrow schema of the export (`core/arrow.py`), its SQL (`engines/sqlite/export_pages.py`), Spark's DDL and the lake's
-files (`pipeline/tables.py`), the rows that are read back from them (`engines/lake/rows.py`) and the table in
-docs/export.md follow from this.
+The Arrow schema of the export (`core/arrow.py`), its SQL (`engines/sqlite/export_pages.py`), the lake's tables
+(`iceberg/schemas.py`), Spark's DDL (`pipeline/tables.py`), the rows that are read back (`engines/lake/rows.py`) and the
+table in docs/export.md follow from this.
 """
 
 from __future__ import annotations
@@ -43,6 +43,100 @@ EVENT: Final = (
     Column("schema_version", INT32, False, "", "", "1", repeats=True),
 )
 """In their only order. New ones are added at the end."""
+
+
+def _column(name: str, type: str, meaning: str, *, repeats: bool = False) -> Column:
+    """A column of a table that no log has."""
+    return Column(name, type, True, "", "", meaning, repeats)
+
+
+LEDGER: Final = (
+    _column("entry", INT64, "the id of its batch in the log"),
+    _column("node", TEXT, "which node wrote the batch", repeats=True),
+    _column("epoch", INT64, "of the node: one for each start", repeats=True),
+    _column("sequence", INT64, "of the batch within the epoch", repeats=True),
+    _column("mark", TEXT, "`open`, `close` or empty", repeats=True),
+    _column("lost", INT64, "records that the node had to drop before this batch", repeats=True),
+    _column("time", TIME, "when it happened; null for the batch itself"),
+    _column("state", TEXT, "what happened; `batch` for the row that stands for the batch itself", repeats=True),
+    _column("reason", TEXT, "why", repeats=True),
+    _column("door", TEXT, "through which it went", repeats=True),
+    _column("recipient", TEXT, "to whom", repeats=True),
+    _column("stream", TEXT, "of an interval: the stream", repeats=True),
+    _column("first", INT64, "of an interval: the first id; 0 for an item"),
+    _column("last", INT64, "of an interval: the last id"),
+    _column("key", TEXT, "of an item: its key"),
+    _column("month", TEXT, "of an item: the month of its mailbox", repeats=True),
+    _column("number", INT64, "of an item: its number in that month"),
+    _column("expires_at", TIME, "of an item; null without one"),
+)
+
+DELIVERIES: Final = (
+    _column("door", TEXT, "through which it went", repeats=True),
+    _column("recipient", TEXT, "to whom", repeats=True),
+    _column("stream", TEXT, "of an interval: the stream", repeats=True),
+    _column("first", INT64, "of an interval: the first id; 0 for an item"),
+    _column("last", INT64, "of an interval: the last id"),
+    _column("key", TEXT, "of an item: its key"),
+    _column("month", TEXT, "of an item: the month of its mailbox", repeats=True),
+    _column("number", INT64, "of an item: its number in that month"),
+    _column("state", TEXT, "what became of it", repeats=True),
+    _column("reason", TEXT, "why", repeats=True),
+    _column("first_time", TIME, "of the first record about it"),
+    _column("last_time", TIME, "of the last record about it"),
+    _column("sent_time", TIME, "when it was first sent"),
+    _column("acked_time", TIME, "when it was first acknowledged"),
+    _column("attempts", INT64, "how often it was sent", repeats=True),
+    _column("expires_at", TIME, "of an item; null without one"),
+    _column("upto", INT64, "the id of the last batch that speaks of it"),
+)
+"""One row for each door, recipient and what: an interval (stream, first, last) or an item (key, month, number)."""
+
+POSITIONS: Final = (
+    _column("door", TEXT, "through which it said so", repeats=True),
+    _column("recipient", TEXT, "who said it", repeats=True),
+    _column("stream", TEXT, "in which stream; in all if it is empty", repeats=True),
+    _column("upto", INT64, "it had everything by then that it was sent up to this id"),
+    _column("time", TIME, "when it first said so"),
+)
+
+ROLLUP_HOURLY: Final = (
+    _column("hour", TIME, "when it begins", repeats=True),
+    _column("stream", TEXT, "its name", repeats=True),
+    _column("door", TEXT, "empty for what was published", repeats=True),
+    _column("state", TEXT, "`accepted` for what was published; else the ledger's", repeats=True),
+    _column("latency_ms", INT64, "the upper end of a class: 1, 2, 4, 8 …; null where it is not known", repeats=True),
+    _column("count", INT64, "entries, or records"),
+    _column("bytes", INT64, "of the bodies of what was published"),
+)
+"""One row for each hour, stream, door, state and class of latency."""
+
+ACTIVITY: Final = (
+    _column("door", TEXT, "through which it was heard of", repeats=True),
+    _column("recipient", TEXT, "who"),
+    _column("first_time", TIME, "first heard of"),
+    _column("last_time", TIME, "last heard of"),
+    _column("records", INT64, "how many records of the ledger speak of it", repeats=True),
+)
+"""One row for each door and recipient."""
+
+UNREADABLE: Final = (
+    _column("entry", INT64, "its id; what it holds all the same is in `events`"),
+    _column("stream", TEXT, "of the system", repeats=True),
+    _column("reason", TEXT, "why it cannot be read", repeats=True),
+    _column("bytes", INT64, "of its body"),
+)
+
+TABLES: Final = {
+    "events": EVENT,
+    "ledger": LEDGER,
+    "deliveries": DELIVERIES,
+    "positions": POSITIONS,
+    "rollup_hourly": ROLLUP_HOURLY,
+    "activity": ACTIVITY,
+    "unreadable": UNREADABLE,
+}
+"""The tables of the lake. A column's field id is its place, from 1 on: it never changes, as columns never move."""
 
 NAMES: Final = tuple(column.name for column in EVENT)
 SCHEMA_VERSION: Final = 1

@@ -1,9 +1,8 @@
-"""The lake's tables, and the names of its files: `<table>/day=2026-11-15/e-<lo>-<hi>.parquet`.
+"""The lake's tables, and names of data files: `<table>/data/day=2026-11-15/e-<lo>-<hi>-<unique>.parquet`.
 
-One that was written again, because something in it was erased, is `e-<lo>-<hi>-1.parquet`, then `-2` and so on.
-
-A file holds what came out of the log's ids in (lo, hi]. The ranges of one table never overlap, so a name alone
-tells whether a file matters. Days are UTC. Columns are only ever added, nullable, at the end.
+A file holds what came out of the log's ids in (lo, hi]: a name alone tells whether a file can matter, also where it has
+no rows of some of those ids. `<unique>` makes that no name is ever used twice. Which of the files that are there belong
+to a table is told by its metadata alone. Days are UTC.
 
 This module knows names, nothing else: the server, the pipeline and Spark's workers all use it.
 """
@@ -26,11 +25,18 @@ LETTERS: Final = {
 }
 """The tables, each with the letter that its files begin with."""
 
-STAGING: Final = "_staging"
-"""What is not yet published lies in this folder of the lake; no table looks into it."""
+RECORDS: Final = {
+    "events": ("events",),
+    "ledger": ("ledger", "deliveries", "positions", "unreadable"),
+    "rollup": ("rollup_hourly", "activity"),
+}
+"""The server's records `lake/<name>`, and the tables whose pointers and watermark each holds."""
 
-_NAME = re.compile(r"([a-z])-([0-9]{1,19})-([0-9]{1,19})(?:-([1-9][0-9]{0,8}))?\.parquet", re.ASCII)
-_FOLDER = re.compile(r"day=([0-9]{4}-[0-9]{2}-[0-9]{2})", re.ASCII)
+_LOCATION = re.compile(
+    r"(?:.*/)?([a-z_]+)/data/day=([0-9]{4}-[0-9]{2}-[0-9]{2})/"
+    r"([a-z])-([0-9]{1,19})-([0-9]{1,19})-([0-9a-z]{1,64})\.parquet",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -41,41 +47,29 @@ class LakeFile:
     hi: int
     day: str
     table: str
-    edition: int = 0  # how often it was written again: never with other bytes under the same name
+    unique: str = ""  # what tells it from all other files that were ever written; empty before it is written
 
     @property
     def name(self) -> str:
         """Its name within the day's folder. Ids are padded, so that names sort like ids."""
-        again = f"-{self.edition}" if self.edition else ""
-        return f"{LETTERS[self.table]}-{self.lo:012d}-{self.hi:012d}{again}.parquet"
+        return f"{LETTERS[self.table]}-{self.lo:012d}-{self.hi:012d}-{self.unique}.parquet"
 
     @property
     def path(self) -> str:
         """Its path within the lake."""
-        return f"{self.table}/{day_folder(self.day)}/{self.name}"
+        return f"{self.table}/data/day={self.day}/{self.name}"
 
     def overlaps(self, after: int, upto: int) -> bool:
         """Whether it may hold something of the ids in (after, upto]."""
         return self.lo < upto and self.hi > after
 
 
-def day_folder(day: str) -> str:
-    """The folder of one day within a table."""
-    return f"day={day}"
-
-
-def parse_folder(name: str) -> str | None:
-    """The day of a folder; None for a folder that is none of ours."""
-    found = _FOLDER.fullmatch(name)
-    return found[1] if found else None
-
-
-def parse_name(table: str, day: str, name: str) -> LakeFile | None:
-    """The file called *name*; None for one that is none of ours."""
-    found = _NAME.fullmatch(name)
-    if not found or found[1] != LETTERS[table]:
+def parse_location(location: str) -> LakeFile | None:
+    """The data file at *location*, a whole address or a path within the lake; None for one that is none of ours."""
+    found = _LOCATION.fullmatch(location)
+    if not found or found[3] != LETTERS.get(found[1]):
         return None
-    return LakeFile(int(found[2]), int(found[3]), day, table, int(found[4] or 0))
+    return LakeFile(int(found[4]), int(found[5]), found[2], found[1], found[6])
 
 
 def is_own_epoch(log: str, restored: bool, other: str) -> bool:

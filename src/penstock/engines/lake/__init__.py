@@ -1,4 +1,4 @@
-"""Cold reads: the older part of the log, from the Parquet files that the pipeline has written."""
+"""Cold reads: the older part of the log, from the tables that the pipeline has written."""
 
 from penstock.engines.lake.cold import ColdLog
 from penstock.engines.lake.deliveries import Deliveries

@@ -1,7 +1,7 @@
 """A log whose older part has gone to the lake: one log to everybody who reads.
 
           1 ……………………………………… trimmed_upto │ …………………………… followed
-          the lake (Parquet)              │ the engine
+          the lake (Iceberg)              │ the engine
                                        the seam
 
 The engine is always asked first. Only when it says `Trimmed` is the lake read, up to the trim point that it named
@@ -125,12 +125,21 @@ class ColdLog:
 
     async def _with_what_stands_before(self, stream: str, index: int, look: Look) -> Page | None:
         """A page that begins with the meta entries before *index*, if the lake has the entry that they follow."""
+        if index > 0 and await self._is_hot(stream, index - 1):
+            return None
         id = await self._lake.find_index(stream, index - 1)
         if id is None or id > self._hot.trimmed_upto:
             return None
         if index == 0:
             return await self._page(stream, id - 1, look)
         return await self._page(stream, id, look, skip_parts=True)
+
+    async def _is_hot(self, stream: str, index: int) -> bool:
+        """Whether the engine has that entry: then the lake, which may be away, need not be asked."""
+        try:
+            return bool((await self._hot.read_index(stream, index, limit=1)).entries)
+        except Trimmed:
+            return False
 
     async def read_cursor(
         self, stream: str, chunk: int, offset: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES

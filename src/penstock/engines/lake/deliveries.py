@@ -1,26 +1,25 @@
-"""The tables `deliveries` and `positions`, as `why` reads them: a few row groups, chosen by names and footers.
+"""The tables `deliveries` and `positions`, as `why` reads them: a few row groups, chosen by bounds.
 
-A row is what became of an interval of a stream, or of an item, for one recipient; its file is named by the ids of the
-ledger's batches that it was folded from. So all that can speak of an entry lies in files that end after it. Rows of
-the same delivery may lie in several files: the caller takes them all. Of the positions of a recipient only the first
-that reaches an entry says something about it, so files of these are read in order, and no further than to that one.
+A row is what became of an interval of a stream, or of an item, for one recipient. Manifests and footers say between
+which values a file's recipients, ids and keys lie: what cannot have the row is not opened. Of the positions of a
+recipient only the first that reaches an entry says something about it; so files of these are read in the order of
+the ids that they were folded from, and no further than to that one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
-
-import msgspec
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.ledger import LedgerEvent
-from penstock.core.registry import Registry
-from penstock.core.trimming import Watermark
-from penstock.engines.lake.files import Files
-from penstock.engines.lake.lake import LakeReader
+from penstock.engines.lake.lake import READ, LakeReader
 from penstock.wire.ledger import CONFIRMED, COVERED
 
-_CHOSEN_BY: Final = ("recipient", "stream", "first", "last", "key")
+if TYPE_CHECKING:
+    from penstock.engines.lake.rows import Footer, ParquetRows
+    from penstock.iceberg.reading import ColumnBounds
+
 _ROW: Final = (
     "door", "recipient", "stream", "first", "last", "key", "month", "number", "state", "reason", "last_time",
     "sent_time", "acked_time", "expires_at",
@@ -32,109 +31,102 @@ _POSITION: Final = ("door", "recipient", "stream", "upto", "time")
 class Deliveries:
     """`core.why.Folded` over a lake."""
 
-    def __init__(self, lake: LakeReader, registry: Registry) -> None:
-        self._lake, self._registry = lake, registry
-        self._files, self._positions = Files(lake.directory, "deliveries"), Files(lake.directory, "positions")
-        self._rows: Any = None
+    def __init__(self, lake: LakeReader) -> None:
+        self._lake = lake
 
     async def folded_upto(self) -> int:
-        record = await self._registry.get("lake/ledger")
-        return msgspec.json.decode(record.value, type=Watermark).done if record else 0
+        return (await self._lake.record("ledger")).done
 
     async def of_entry(self, stream: str, id: int, recipient: str | None) -> list[LedgerEvent]:
-        upto = await self.folded_upto()
-        return await self._lake.run(lambda: self._find_all(stream, id, recipient, upto))
+        return await self._lake.ask("ledger", lambda: self._find_all(stream, id, recipient))
 
     async def of_item(self, key: str, recipient: str | None) -> list[LedgerEvent]:
-        upto = await self.folded_upto()
-        return await self._lake.run(lambda: list(self._find_item(key, recipient, upto)))
+        return await self._lake.ask("ledger", lambda: list(self._find_item(key, recipient)))
 
     # ── in the lake's threads ─────────────────────────────────────────────────────────────────
 
-    def _find_all(self, stream: str, id: int, recipient: str | None, upto: int) -> list[LedgerEvent]:
-        found = list(self._find_entry(stream, id, recipient, upto))
+    def _find_all(self, stream: str, id: int, recipient: str | None) -> list[LedgerEvent]:
+        found = list(self._find_entry(stream, id, recipient))
         doors = {event.door for event in found if event.state in COVERED}  # that a position would say something about
         if recipient is None:
-            found += self._find_positions(stream, id, None, upto)
+            found += self._find_positions(stream, id, None)
         elif doors or not found:
-            for position in self._find_positions(stream, id, recipient, upto):
+            for position in self._find_positions(stream, id, recipient):
                 found.append(position)
                 doors.discard(position.door)
                 if not doors:
                     break
         return found
 
-    def _find_positions(self, stream: str, id: int, recipient: str | None, upto: int) -> Iterator[LedgerEvent]:
-        """Where the recipient said that it had come to this entry, or beyond it; of each file in order."""
-        for footer in self._footers(self._positions, id, upto):
-            rows = [row for row in self._positions_in(footer, id, recipient) if row["stream"] in ("", stream)]
-            for row in sorted(rows, key=lambda row: row["time"]):
-                at = _ms(row["time"]) or 0
-                yield LedgerEvent(at, CONFIRMED, "", row["door"], row["recipient"], row["stream"], 0, row["upto"])
-
-    def _positions_in(self, footer: Any, id: int, recipient: str | None) -> Iterator[dict[str, Any]]:
+    def _find_positions(self, stream: str, id: int, recipient: str | None) -> Iterator[LedgerEvent]:
+        """Where the recipient said that it had come to this entry, or beyond it; the first time first."""
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-        reader = self._reader()
-        for group in range(footer.metadata.num_row_groups):
-            names, reached = reader.bounds(footer, group, "recipient"), reader.bounds(footer, group, "upto")
-            mine = recipient is None or names is None or names[0] <= recipient <= names[1]
-            if mine and (reached is None or reached[1] >= id):
-                table = reader.table(footer, group, _POSITION)
-                inside = pc.greater_equal(table.column("upto"), id)
-                yield from table.filter(_of(table, recipient, inside)).to_pylist()
+        def reaching(bounds: ColumnBounds) -> bool:
+            return _may_be_about(bounds, recipient) and bounds.most("upto") >= id
 
-    def _find_entry(self, stream: str, id: int, recipient: str | None, upto: int) -> Iterator[LedgerEvent]:
+        found: list[dict[str, Any]] = []
+        for footer, group in self._groups("positions", reaching):
+            table = self._reader.table(footer, group, _POSITION)
+            rows = table.filter(_of(table, recipient, pc.greater_equal(table.column("upto"), id))).to_pylist()
+            found += (row for row in rows if row["stream"] in ("", stream))
+        for row in sorted(found, key=lambda row: row["time"]):  # files have them by recipient and id, not by time
+            at = _ms(row["time"]) or 0
+            yield LedgerEvent(at, CONFIRMED, "", row["door"], row["recipient"], row["stream"], 0, row["upto"])
+
+    def _find_entry(self, stream: str, id: int, recipient: str | None) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
+
+        def around(bounds: ColumnBounds) -> bool:
+            return _may_be_about(bounds, recipient) and bounds.least("first") <= id <= bounds.most("last")
 
         def chosen(rows: Any) -> Any:
             inside = pc.and_(pc.less_equal(rows.column("first"), id), pc.greater_equal(rows.column("last"), id))
             return _of(rows, recipient, pc.and_(inside, pc.equal(rows.column("stream"), stream)))
 
-        reader = self._reader()
-        for footer in self._footers(self._files, id, upto):
-            for group in range(footer.metadata.num_row_groups):
-                first, last = reader.bounds(footer, group, "first"), reader.bounds(footer, group, "last")
-                if (first is None or first[0] <= id) and (last is None or last[1] >= id):
-                    yield from self._events(footer, group, chosen)
+        return self._events(around, ("recipient", "stream", "first", "last"), chosen)
 
-    def _find_item(self, key: str, recipient: str | None, upto: int) -> Iterator[LedgerEvent]:
+    def _find_item(self, key: str, recipient: str | None) -> Iterator[LedgerEvent]:
         import pyarrow.compute as pc
+
+        def keyed(bounds: ColumnBounds) -> bool:
+            return _may_be_about(bounds, recipient) and bounds.may_have("key", key)
 
         def chosen(rows: Any) -> Any:
             return _of(rows, recipient, pc.equal(rows.column("key"), key))
 
-        reader = self._reader()
-        for footer in self._footers(self._files, 0, upto):
-            for group in range(footer.metadata.num_row_groups):
-                keys = reader.bounds(footer, group, "key")
-                if keys is None or keys[0] <= key <= keys[1]:
-                    yield from self._events(footer, group, chosen)
+        return self._events(keyed, ("recipient", "key"), chosen)
 
-    def _footers(self, files: Files, after: int, upto: int) -> Iterator[Any]:
-        """The footers of all files that were folded from batches after an id, up to the watermark.
+    def _groups(self, table: str, may_matter: Callable[[ColumnBounds], bool]) -> Iterator[tuple[Footer, int]]:
+        """The row groups of a table that may matter by the bounds of their file, and by their own."""
+        for file in self._lake.files("ledger", table).all:
+            if may_matter(file.bounds):
+                footer = self._reader.footer(file.path)
+                for group in range(footer.metadata.num_row_groups):
+                    if may_matter(self._reader.column_bounds(footer, group, READ["ledger"][table])):
+                        yield footer, group
 
-        What lies beyond that may be of a history that this log has not had: it was restored from a backup.
-        """
-        files.refresh()
-        for file in files.overlapping(after, upto):
-            yield self._reader().footer(files.path(file))
+    @cached_property
+    def _reader(self) -> ParquetRows:
+        from penstock.engines.lake.rows import ParquetRows
 
-    def _reader(self) -> Any:
-        if self._rows is None:
-            from penstock.engines.lake.rows import ParquetRows
+        return ParquetRows(self._lake.store, footers=8192)
 
-            self._rows = ParquetRows(footers=8192)
-        return self._rows
-
-    def _events(self, footer: Any, group: int, chosen: Callable[[Any], Any]) -> Iterator[LedgerEvent]:
+    def _events(
+        self, may_matter: Callable[[ColumnBounds], bool], by: tuple[str, ...], chosen: Callable[[Any], Any]
+    ) -> Iterator[LedgerEvent]:
+        """What the rows say that are *chosen* by a few columns; only of those all columns are read."""
         import pyarrow.compute as pc
 
-        reader = self._reader()
-        places = pc.indices_nonzero(chosen(reader.table(footer, group, _CHOSEN_BY)))
-        if len(places):
-            for row in reader.table(footer, group, _ROW).take(places).to_pylist():
-                yield from _told(row)
+        for footer, group in self._groups("deliveries", may_matter):
+            places = pc.indices_nonzero(chosen(self._reader.table(footer, group, by)))
+            if len(places):
+                for row in self._reader.table(footer, group, _ROW).take(places).to_pylist():
+                    yield from _told(row)
+
+
+def _may_be_about(bounds: ColumnBounds, recipient: str | None) -> bool:
+    return recipient is None or bounds.may_have("recipient", recipient)
 
 
 def _of(rows: Any, recipient: str | None, chosen: Any) -> Any:

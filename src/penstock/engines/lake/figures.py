@@ -1,20 +1,42 @@
-"""The table `rollup_hourly` for charts, and the sizes of all tables, from the files' footers."""
+"""The table `rollup_hourly` for charts, and the sizes of all tables as their metadata tells them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from penstock.core.hourly import HourRow, HourSum, TableSize, add_up
-from penstock.engines.lake.files import Files
 from penstock.engines.lake.lake import LakeReader
-from penstock.wire.lake import LETTERS
+from penstock.wire.columns import TABLES
+from penstock.wire.lake import parse_location
+
+if TYPE_CHECKING:
+    from penstock.engines.lake.rows import ParquetRows
 
 _COLUMNS: Final = ("hour", "door", "state", "latency_ms", "count", "bytes")
-FOOTERS: Final = 50_000
-"""Footers that are remembered for the sizes of tables: rows and bytes of each, nothing else. Over it: all are read
-again."""
+
+
+class _Snapshot(msgspec.Struct, rename="kebab"):
+    snapshot_id: int
+    timestamp_ms: int
+    summary: dict[str, str] = {}
+
+
+class _Metadata(msgspec.Struct, rename="kebab"):
+    """What of a table's metadata.json tells its size."""
+
+    current_snapshot_id: int | None = None
+    snapshots: list[_Snapshot] = []
+
+    @property
+    def newest(self) -> _Snapshot | None:
+        return next((one for one in self.snapshots if one.snapshot_id == self.current_snapshot_id), None)
+
+
+_metadata = msgspec.json.Decoder(_Metadata)
 
 
 class Figures:
@@ -22,30 +44,44 @@ class Figures:
 
     def __init__(self, lake: LakeReader) -> None:
         self._lake = lake
-        self._files = {table: Files(lake.directory, table) for table in LETTERS}
-        self._sizes: dict[Path, tuple[int, int, int]] = {}  # rows, bytes and time of a file
 
     async def hours(self, since_ms: int) -> list[HourSum]:
-        return await self._lake.run(lambda: add_up(self._rows(since_ms)))
+        return await self._lake.ask("rollup", lambda: add_up(self._rows(since_ms)))
 
     async def tables(self) -> list[TableSize]:
-        return await self._lake.run(lambda: [self._size(table) for table in LETTERS])
+        return [await self._size(table) for table in TABLES]
+
+    async def _size(self, table: str) -> TableSize:
+        found = await self._lake.table(table)
+        newest = _metadata.decode(found[1]).newest if found is not None else None
+        if newest is None:
+            return TableSize(table, 0, 0, 0, None)
+        files, rows, size = (
+            int(newest.summary.get(f"total-{what}", 0)) for what in ("data-files", "records", "files-size")
+        )
+        return TableSize(table, files, rows, size, newest.timestamp_ms)
 
     # ── in the lake's threads ─────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def _reader(self) -> ParquetRows:
+        from penstock.engines.lake.rows import ParquetRows
+
+        return ParquetRows(self._lake.store)
 
     def _rows(self, since_ms: int) -> list[HourRow]:
         """Sums over all streams, of the hours from a time on; files of earlier days hold none of them."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.compute as pc  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         since = datetime.fromtimestamp(since_ms / 1000, UTC)
-        day, files = f"{since - timedelta(days=1):%Y-%m-%d}", self._files["rollup_hourly"]
-        files.refresh()
+        day = f"{since - timedelta(days=1):%Y-%m-%d}"
+        files = self._lake.files("rollup", "rollup_hourly").all
+        footers = [self._reader.footer(one.path) for one in files if _day(one.path) >= day]
         tables = [
-            pq.read_table(files.path(file), columns=list(_COLUMNS), partitioning=None)
-            for file in files.cover
-            if file.day >= day
+            self._reader.table(footer, group, _COLUMNS).select(_COLUMNS)
+            for footer in footers
+            for group in range(footer.metadata.num_row_groups)
         ]
         if not tables:
             return []
@@ -56,21 +92,7 @@ class Figures:
         columns = ("hour", "door", "state", "latency_ms", "count_sum", "bytes_sum")
         return list(zip(*(summed.column(name).to_pylist() for name in columns), strict=True))
 
-    def _size(self, table: str) -> TableSize:
-        files = self._files[table]
-        files.refresh()
-        known = [self._size_of(files.path(file)) for file in files.cover]
-        rows, size = sum(one[0] for one in known), sum(one[1] for one in known)
-        return TableSize(table, len(known), rows, size, max((one[2] for one in known), default=None))
 
-    def _size_of(self, path: Path) -> tuple[int, int, int]:
-        import pyarrow.parquet as pq
-
-        found = self._sizes.get(path)
-        if found is None:
-            if len(self._sizes) >= FOOTERS:
-                self._sizes.clear()
-            status = path.stat()
-            found = (pq.read_metadata(path).num_rows, status.st_size, status.st_mtime_ns // 1_000_000)
-            self._sizes[path] = found
-        return found
+def _day(path: str) -> str:
+    file = parse_location(path)
+    return file.day if file is not None else ""

@@ -6,8 +6,7 @@ This module loads pyarrow; import it only where the lake is read.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -16,6 +15,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from penstock.engines.pages import Look, shown
+from penstock.iceberg.reading import ColumnBounds
+from penstock.iceberg.store import FileStore
 from penstock.values import Entry, Kind
 from penstock.wire.columns import BYTES, EVENT, TEXT, TIME, Column
 
@@ -37,8 +38,7 @@ V = TypeVar("V")
 class Footer(NamedTuple):
     """What a file says about itself."""
 
-    path: str
-    stamp: tuple[int, int]
+    path: str  # below the store's root; no other file ever has it
     metadata: Any
     columns: dict[str, int]
 
@@ -68,17 +68,21 @@ class _Cache(Generic[K, V]):
 
 
 class ParquetRows:
-    """Reads files of one table."""
+    """Reads files of a store."""
 
-    def __init__(self, *, footers: int = FOOTERS) -> None:
-        self._footers: _Cache[tuple[str, tuple[int, int]], Footer] = _Cache(footers, lambda _: 1)
+    def __init__(self, store: FileStore, *, footers: int = FOOTERS) -> None:
+        self._store = store
+        self._footers: _Cache[str, Footer] = _Cache(footers, lambda _: 1)
         self._groups: _Cache[tuple[Any, ...], Any] = _Cache(CACHE_BYTES, lambda table: int(table.nbytes))
 
-    def footer(self, path: Path) -> Footer:
+    def footer(self, path: str) -> Footer:
         """The footer of a file; `FileNotFoundError` if it is not there any more."""
-        status = path.stat()
-        stamp = status.st_ino, status.st_mtime_ns
-        return self._footers.get((str(path), stamp), lambda: _read_footer(str(path), stamp))
+        return self._footers.get(path, lambda: self._read_footer(path))
+
+    def _read_footer(self, path: str) -> Footer:
+        with self._store.files.open_input_file(self._store.place(path)) as file:
+            metadata = pq.read_metadata(file)
+        return Footer(path, metadata, {name: number for number, name in enumerate(metadata.schema.names)})
 
     def groups(self, footer: Footer, after: int, upto: int, streams: frozenset[str] | None) -> Iterator[int]:
         """Row groups that may have rows with ids in (after, upto] of these streams."""
@@ -98,20 +102,21 @@ class ParquetRows:
             return None
         return statistics.min, statistics.max
 
+    def column_bounds(self, footer: Footer, group: int, columns: Iterable[str]) -> ColumnBounds:
+        """The same of several columns, as far as the file says it."""
+        found = ((column, self.bounds(footer, group, column)) for column in columns)
+        return ColumnBounds((column, bounds) for column, bounds in found if bounds)
+
     def table(self, footer: Footer, group: int, columns: Sequence[str]) -> Any:
         """These columns of a row group, decoded."""
         wanted = [name for name in columns if name in footer.columns]
 
         def read() -> Any:
-            with pq.ParquetFile(footer.path, metadata=footer.metadata) as file:
+            place = self._store.place(footer.path)
+            with pq.ParquetFile(place, metadata=footer.metadata, filesystem=self._store.files) as file:
                 return file.read_row_group(group, columns=wanted, use_threads=False).combine_chunks()
 
-        return self._groups.get((footer.path, footer.stamp, group, tuple(wanted)), read)
-
-
-def _read_footer(path: str, stamp: tuple[int, int]) -> Footer:
-    metadata = pq.read_metadata(path)
-    return Footer(path, stamp, metadata, {name: number for number, name in enumerate(metadata.schema.names)})
+        return self._groups.get((footer.path, group, tuple(wanted)), read)
 
 
 def matching(table: Any, wants: Callable[[str], bool], after: int, upto: int) -> Any:

@@ -2,7 +2,7 @@
 
 Ids are found by file name and row group. An index or a cursor has no such order over the whole log, but within a
 stream it never falls: the files are looked through from the newest on, those without the stream are passed over
-by their footers, and the first that holds something older ends the search.
+by the bounds in their manifests or footers, and the first that holds something older ends the search.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.core.names import is_exact, matches
 from penstock.engines.lake import rows
-from penstock.engines.lake.files import ChunkLine, Files
+from penstock.engines.lake.files import ChunkLine, CoveringFile, TableFiles
 from penstock.engines.lake.rows import Footer, ParquetRows
 from penstock.engines.pages import Look
 from penstock.errors import Trimmed
+from penstock.iceberg.store import FileStore
 from penstock.values import Entry
-from penstock.wire.lake import LakeFile
 
 R = TypeVar("R")
 SCAN_ROWS: Final = 131_072
@@ -34,25 +34,29 @@ Steps = Generator[None, None, R]
 class Search:
     """Reads what the files hold."""
 
-    def __init__(self, files: Files) -> None:
-        self._files, self._rows = files, ParquetRows()
+    def __init__(self, store: FileStore) -> None:
+        self._rows = ParquetRows(store)
 
-    def read(self, patterns: tuple[str, ...] | None, after: int, upto: int, look: Look) -> tuple[list[Entry], int]:
+    def read(
+        self, files: TableFiles, patterns: tuple[str, ...] | None, after: int, upto: int, look: Look
+    ) -> tuple[list[Entry], int]:
         """Matching entries with ids in (after, upto], and how far was looked. `Trimmed` at a hole."""
         page = _FoundPage(patterns, look)
         position = after
         while position < upto and not page.full and page.looked < SCAN_ROWS:
-            file = self._files.holding(position + 1)
+            file = files.holding(position + 1)
             if file is None:
                 if position == after:
-                    raise self._hole(after, upto)
+                    raise _hole(files, after, upto)
                 break  # the next read meets the hole
             self._fill(page, file, position, upto)
             position = min(file.hi, upto)
         return page.entries, page.entries[-1].id if page.full else position
 
-    def _fill(self, page: _FoundPage, file: LakeFile, after: int, upto: int) -> None:
-        footer = self._rows.footer(self._files.path(file))
+    def _fill(self, page: _FoundPage, file: CoveringFile, after: int, upto: int) -> None:
+        if page.exact and not any(file.bounds.may_have("stream", stream) for stream in page.exact):
+            return
+        footer = self._rows.footer(file.path)
         for group in self._rows.groups(footer, after, upto, page.exact):
             places = rows.matching(self._rows.table(footer, group, rows.KEYS), page.wants, after, upto)
             page.looked += footer.metadata.row_group(group).num_rows
@@ -61,14 +65,9 @@ class Search:
             if page.full:
                 return
 
-    def _hole(self, after: int, upto: int) -> Trimmed:
-        following = self._files.next_after(after + 1)
-        return Trimmed(after, min(upto, following.lo) if following else upto)
-
-    def find_index(self, stream: str, index: int) -> Steps[int | None]:
+    def find_index(self, files: TableFiles, stream: str, index: int) -> Steps[int | None]:
         """The id of the data entry at *index*; of the stream's very first entry if that is -1."""
-        self._files.refresh()
-        for table in self._of(stream, self._files.cover if index < 0 else reversed(self._files.cover)):
+        for table in self._of(stream, files.cover if index < 0 else reversed(files.cover)):
             yield
             if table is None:
                 continue
@@ -82,10 +81,9 @@ class Search:
                 return int(data.column("id")[place].as_py()) if here else None
         return None
 
-    def find_line(self, stream: str, chunk: int, offset: int) -> Steps[ChunkLine | None]:
+    def find_line(self, files: TableFiles, stream: str, chunk: int, offset: int) -> Steps[ChunkLine | None]:
         """The line at a byte position or, where none begins there, the last one before it in the chunk."""
-        self._files.refresh()
-        for table in self._of(stream, reversed(self._files.cover)):
+        for table in self._of(stream, reversed(files.cover)):
             yield
             if table is None:
                 continue
@@ -98,14 +96,17 @@ class Search:
                 return None
         return None
 
-    def _of(self, stream: str, files: Iterable[LakeFile]) -> Iterator[Any]:
+    def _of(self, stream: str, files: Iterable[CoveringFile]) -> Iterator[Any]:
         """The rows of one stream, group by group, in the order in which *files* come: newest or oldest first.
 
         None for a file or a group that was looked at in vain.
         """
         backwards = isinstance(files, reversed)
         for file in files:
-            footer = self._rows.footer(self._files.path(file))
+            if not file.bounds.may_have("stream", stream):
+                yield None
+                continue
+            footer = self._rows.footer(file.path)
             groups = list(self._rows.groups(footer, 0, 2**63 - 1, frozenset((stream,))))
             for group in reversed(groups) if backwards else groups:
                 table = self._rows.table(footer, group, rows.KEYS)
@@ -114,20 +115,21 @@ class Search:
             if not groups:
                 yield None
 
-    def id_before(self, ms: int, upto: int) -> Steps[int]:
+    def id_before(self, files: TableFiles, ms: int, upto: int) -> Steps[int]:
         """The highest id up to *upto* that was published before a time; 0 if there is none."""
-        self._files.refresh()
-        cover = [file for file in self._files.cover if file.lo < upto]
+        cover = [file for file in files.cover if file.lo < upto]
         place = bisect_left(cover, ms, key=self._begins_ms)
         # Times hardly ever go back, so the last file that begins before the time holds the answer.
         for file in reversed(cover[:place]):
             yield
-            if found := self._last_before(self._rows.footer(self._files.path(file)), ms, upto):
+            if found := self._last_before(self._rows.footer(file.path), ms, upto):
                 return found
         return 0
 
-    def _begins_ms(self, file: LakeFile) -> int:
-        footer = self._rows.footer(self._files.path(file))
+    def _begins_ms(self, file: CoveringFile) -> int:
+        if known := file.bounds.get("time"):
+            return int(known[0]) // 1000
+        footer = self._rows.footer(file.path)
         first = pc.cast(self._rows.table(footer, 0, ("id", "time")).column("time").slice(0, 1), "int64")
         return int(first[0].as_py()) // 1000
 
@@ -139,6 +141,11 @@ class Search:
             if len(ids):
                 return int(pc.max(ids).as_py())
         return 0
+
+
+def _hole(files: TableFiles, after: int, upto: int) -> Trimmed:
+    following = files.next_after(after + 1)
+    return Trimmed(after, min(upto, following.lo) if following else upto)
 
 
 class _FoundPage:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.errors import InputInvalid, NotFound
+from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn
-from penstock.pipeline.tables import SCHEMAS, Lake
-from penstock.wire.lake import LakeFile
+from penstock.pipeline.tables import RECORD_OF, Lake, covering
+from penstock.pipeline.writing import ReadFiles
+from penstock.wire.columns import TABLES, ddl
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase")
 
@@ -31,20 +38,64 @@ class Workplace:
     lake: Lake
     faults: Faults = field(default_factory=Faults)
 
-    def read(self, table: str, files: Iterable[LakeFile]) -> DataFrame:
-        """The rows of these files of *table*."""
-        paths = [str(self.lake.path(file)) for file in files]
+    def __post_init__(self) -> None:
+        """Lend the driver's keys for an object store to the workers, as Spark lends its own settings."""
+        if not self.lake.store.is_local and self.spark is not None:
+            keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+            self.spark.sparkContext.environment.update(keys)
+
+    def files(self, table: str) -> list[PlannedFile]:
+        """The files of *table* as it is now, in order of the ids that they cover."""
+        return self.lake.files(table, self.client.get(f"lake/{RECORD_OF[table]}").value)
+
+    def events_in(self, after: int, upto: int) -> list[PlannedFile]:
+        """The files of `events` with the ids in (after, upto]; `LakeHole` if some of those are in none."""
+        found = covering("events", self.files("events"), max(after, min(self.begins_after(), upto)), upto)
+        self.lake.check(found)
+        return found
+
+    def read(
+        self, table: str, files: Iterable[PlannedFile | WrittenFile], *columns: str, name_as: str = ""
+    ) -> DataFrame:
+        """The rows of these files of *table*: these *columns*, or all; *name_as* is one more, the file's name.
+
+        Spark itself reads a folder. It cannot open other stores; there the tasks read by pyarrow.
+        """
+        names = columns or tuple(column.name for column in TABLES[table])
+        schema = ddl([column for name in names for column in TABLES[table] if column.name == name])
+        schema += f", {name_as} STRING" if name_as else ""
+        paths = [self.lake.store.relative(one.location) for one in files]
+        return self.read_stored(paths, schema, name_as)
+
+    def read_stored(self, paths: Sequence[str], schema: str, name_as: str = "") -> DataFrame:
+        """The rows of Parquet files of the store. The last column is the file's name if *name_as* says so."""
+        store, names = self.lake.store, [one.split()[0] for one in schema.split(", ")]
         if not paths:  # Spark refuses to read nothing
-            return self.spark.createDataFrame([], SCHEMAS[table])
-        return self.spark.read.schema(SCHEMAS[table]).parquet(*paths)
+            return self.spark.createDataFrame([], schema)
+        if store.is_local:
+            own = schema.removesuffix(f", {name_as} STRING")
+            frame = self.spark.read.schema(own).parquet(*map(store.place, paths))
+            return frame.withColumn(name_as, F.col("_metadata.file_name")) if name_as else frame
+        tasks = min(len(paths), 4 * self.spark.sparkContext.defaultParallelism)
+        rows = self.spark.sparkContext.parallelize([(store.location(path),) for path in paths], tasks)
+        reading = ReadFiles(store, tuple(name for name in names if name != name_as), name_as)
+        return self.spark.createDataFrame(rows, "location STRING").mapInArrow(reading, schema)
+
+    def in_tasks(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """What *function* makes of each item, a task for each. A single one is done here: that is quicker."""
+        if len(items) < 2:
+            return [function(one) for one in items]
+        return self.spark.sparkContext.parallelize(items, len(items)).map(function).collect()
 
     def begins_after(self) -> int:
         """The id after which the lake begins: not 0 where the log had been trimmed before its first archive."""
         return int(self.client.get(BEGIN).value.get("after", 0))
 
-    def turns(
-        self, name: str, upto: int, plan: Callable[[int], Intent], kind: type[Turn] = Turn
-    ) -> Iterator[tuple[Turn, Intent]]:
+    def turn(self, name: str) -> Turn:
+        """A turn on the record *name*."""
+        return Turn(self.client, self.lake, name, self.faults)
+
+    def turns(self, name: str, upto: int, plan: Callable[[int], Intent]) -> Iterator[tuple[Turn, Intent]]:
         """Turns on the record *name* until it is done up to *upto*, each with its intent written down.
 
         *plan* says what comes after an id. A turn that was cut off before is redone, whatever *plan* would say.
@@ -53,7 +104,7 @@ class Workplace:
             record = self.client.get(f"lake/{name}").value  # looked at first: mostly there is nothing to do
             if record.get("intent") is None and record.get("done", 0) >= upto:
                 return
-            turn = kind(self.client, self.lake, name, self.faults)
+            turn = self.turn(name)
             if turn.intent is None:
                 turn.intend(plan(turn.done))
             yield turn, cast("Intent", turn.intent)

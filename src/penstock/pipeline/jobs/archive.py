@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, DataFrameReader
 
+from penstock.iceberg.files import WrittenFile, checked
 from penstock.pipeline import register
 from penstock.pipeline.client import RecordChanged
-from penstock.pipeline.commit import Intent, Slice, Staged, Turn
-from penstock.pipeline.copying import copy_slices
+from penstock.pipeline.commit import Intent, Slice, TableChange
 from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace
-from penstock.pipeline.staging import stage_slices, staged_slices
+from penstock.pipeline.writing import CopySlice, file_of, write_frame
 from penstock.wire.columns import NAMES
+from penstock.wire.lake import parse_location
 
 OPTIONS: Mapping[str, str] = {}
 
@@ -46,7 +47,7 @@ def run(place: Workplace, options: Mapping[str, str], *, transform: Transform | 
     newest, began, rows = place.client.newest(), -1, 0
     for turn, intent in place.turns("events", newest, lambda after: _plan(place, after, newest)):
         began = intent.after if began < 0 else began
-        turn.publish(_stage(place, turn, intent, transform) if intent.slices else [])
+        turn.publish([TableChange("events", _write(place, intent, transform))] if intent.slices else [])
         rows += sum(one.rows for one in intent.slices)
     if began < 0:
         return JobOutcome("archive: nothing new", {"rows": 0})
@@ -72,11 +73,20 @@ def _plan(place: Workplace, after: int, upto: int) -> Intent:
     return Intent(after, slices[-1].hi if len(plan["slices"]) > TURN_SLICES else plan["upto"], slices)
 
 
-def _stage(place: Workplace, turn: Turn, intent: Intent, transform: Transform | None) -> list[Staged]:
+def _write(place: Workplace, intent: Intent, transform: Transform | None) -> list[WrittenFile]:
+    store, files = place.lake.store, [file_of("events", one) for one in intent.slices]
+    rows = [one.rows for one in intent.slices]
     if transform is None:
-        files = copy_slices(place.spark.sparkContext, place.client, intent.slices, turn.staging)
-        return staged_slices(files, "events", intent.slices)
+        copies = [CopySlice(place.client, store, file, count) for file, count in zip(files, rows, strict=True)]
+        return place.in_tasks(CopySlice.run, copies)
     register(place.spark)
     cuts = ",".join(str(number) for number in (intent.after, *(one.hi for one in intent.slices)))
     reader = place.spark.read.format("penstock").option("url", place.client.url).option("token", place.client.token)
-    return stage_slices(transform(reader.option("cuts", cuts).load()), turn.staging, "events", intent.slices)
+    written = {parse_location(one.location): one for one in write_frame(_cut(reader, cuts, transform), store, files)}
+    found = {(file.lo, file.hi): one for file, one in written.items() if file}
+    return [checked(file, count, found.get((file.lo, file.hi))) for file, count in zip(files, rows, strict=True)]
+
+
+def _cut(reader: DataFrameReader, cuts: str, transform: Transform) -> DataFrame:
+    """The log as a frame whose partition k is slice k."""
+    return transform(reader.option("cuts", cuts).load())

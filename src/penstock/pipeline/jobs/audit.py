@@ -18,13 +18,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.iceberg.files import PlannedFile
+from penstock.iceberg.store import StoredFile
 from penstock.pipeline import audit_checks, skipped_entries
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
@@ -38,6 +41,9 @@ SUMMARIES: Final = "_audit"
 
 NAMED: Final = 100
 """Findings of one check that are named one by one. Over it: the report says how many more there are."""
+
+AT_ONCE: Final = 64
+"""Files that are summed up at a time: the driver holds no more of the sums in memory."""
 
 FAILING: Final = ("missing", "double")
 
@@ -100,23 +106,23 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
 def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditReport:
     """Compare the lake as it is with a cut."""
     report = AuditReport(cut.upto)
-    files = place.lake.files("events")
+    files = place.files("events")
     begin = place.begins_after()
     if begin:
         words = f"what was trimmed up to id {begin} before the first archive is not part of this audit"
         report.findings.append(AuditFinding("unknown(trimmed)", "files", words))
-    report.findings += check_files(files, max(cut.upto, watermark(place.client, "events")), begin)
+    report.findings += check_files([one.file for one in files], max(cut.upto, watermark(place.client, "events")), begin)
     if not files:
         report.findings += [] if not cut.upto else [AuditFinding("missing", "files", "there are no files at all")]
         return report
     summary = _summaries(place, files, full=full).cache()
     events = place.read("events", files)
-    records = place.read("ledger", place.lake.files("ledger"))
+    records = place.read("ledger", place.files("ledger"))
     report.counts = _counts(summary, files)
     told = audit_checks.batches_in_events(events).cache()
     epochs = audit_checks.epochs(told, records).orderBy("node", "epoch").collect()
     report.findings += _check_events(place, summary, cut, begin)
-    bad = place.read("unreadable", place.lake.files("unreadable")).cache()
+    bad = place.read("unreadable", place.files("unreadable")).cache()
     report.findings += _check_batches(told, records, bad.select("entry"))
     report.findings += _check_unreadable(bad)
     report.findings += (finding for row in epochs for finding in _check_epoch(row, events))
@@ -166,39 +172,32 @@ def _pages(client: PipelineClient, path: str, name: str, **parameters: str) -> I
 # ── the lake ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _summaries(place: Workplace, files: list[LakeFile], *, full: bool) -> DataFrame:
-    """Sums over every file. Those of earlier audits are used, unless *full*."""
-    folder = place.lake.root / SUMMARIES
-    folder.mkdir(exist_ok=True)
-    kept = {file: folder / _stamped(place, file) for file in files}
-    fresh = [file for file, path in kept.items() if full or not path.exists()]
-    if fresh:
-        frame = place.read("events", fresh).withColumn("file", F.col("_metadata.file_name"))
-        table = audit_checks.summarize(frame).toArrow()
-        names = table.column("file").to_pylist()
-        for file in fresh:
-            rows = [number for number, name in enumerate(names) if name == file.name]
-            staged = kept[file].with_suffix(".new")
-            parquet.write_table(table.take(rows), staged)
-            staged.rename(kept[file])
-        _forget_others(folder, {file.name for file in files})
-    return place.spark.read.schema(audit_checks.SUMMARY).parquet(*map(str, kept.values()))
+def _summaries(place: Workplace, files: list[PlannedFile], *, full: bool) -> DataFrame:
+    """Sums over every file, in a file of its own for each. Those of earlier audits are used, unless *full*."""
+    place.lake.check(files)
+    store = place.lake.store
+    stored = {store.location(one.path): one for one in store.list("events/data")}
+    sums = {one.file.name: _summary(stored[one.location]) for one in files}
+    kept = {one.path for one in store.list(SUMMARIES)}
+    fresh = [one for one in files if full or sums[one.file.name] not in kept]
+    for begin in range(0, len(fresh), AT_ONCE):
+        some = fresh[begin : begin + AT_ONCE]
+        table = audit_checks.summarize(place.read("events", some, name_as="file")).toArrow()
+        for one in some:
+            stream = pa.BufferOutputStream()
+            parquet.write_table(table.filter(pc.equal(table["file"], one.file.name)), stream)
+            store.put(sums[one.file.name], stream.getvalue().to_pybytes())
+    store.delete(kept - set(sums.values()))
+    return place.read_stored(list(sums.values()), audit_checks.SUMMARY)
 
 
-def _forget_others(folder: Path, names: set[str]) -> None:
-    """Remove the sums over files that are there no more."""
-    for path in folder.glob("*.parquet-*.parquet"):
-        if path.name[: path.name.index(".parquet-")] + ".parquet" not in names:
-            path.unlink(missing_ok=True)
+def _summary(one: StoredFile) -> str:
+    """Where a file's sums are. The name changes when somebody has put other bytes under the file's name."""
+    name = one.path.rpartition("/")[2]
+    return f"{SUMMARIES}/{name}-{int(one.modified * 1000):x}-{one.size:x}.parquet"
 
 
-def _stamped(place: Workplace, file: LakeFile) -> str:
-    """The name of a file's sums. It changes when the file is replaced under the same name."""
-    status = place.lake.path(file).stat()
-    return f"{file.name}-{status.st_mtime_ns:x}-{status.st_size:x}.parquet"
-
-
-def _counts(summary: DataFrame, files: list[LakeFile]) -> dict[str, int]:
+def _counts(summary: DataFrame, files: list[PlannedFile]) -> dict[str, int]:
     sums = summary.agg(F.sum("rows"), F.sum("indexes"), F.countDistinct("stream")).first()
     rows, data, streams = sums if sums else (0, 0, 0)
     return {"files": len(files), "rows": rows, "events": data, "streams": streams}

@@ -7,11 +7,12 @@ stopped and run again at any point.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -19,6 +20,7 @@ from pyspark.sql.types import BinaryType, StringType
 
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid
+from penstock.iceberg.store import FileStore
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import (
@@ -29,8 +31,6 @@ from penstock.pipeline.resumable_publishing import (
     positive,
     publish_numbered,
 )
-from penstock.pipeline.staging import rows_of
-from penstock.pipeline.tables import sync
 
 OPTIONS: Mapping[str, str] = {
     "name": "of this campaign; run it again under the same name to go on",
@@ -42,6 +42,9 @@ OPTIONS: Mapping[str, str] = {
     "rate": "events a second (100)",
 }
 FOLDER: Final = "_campaigns"
+_NOBODY: Final = pa.RecordBatch.from_pydict(
+    {"number": pa.array([], pa.int32()), "key": pa.array([], pa.utf8()), "body": pa.array([], pa.utf8())}
+)
 _ASKED: Final = ("source", "key", "body", "to", "type")
 
 
@@ -76,12 +79,13 @@ def send(
     asked = {option: options[option] for option in _ASKED if options.get(option)}
     throttle = Throttle(positive(options, "rate", 100))
     check_job_name(name)
-    path = place.lake.root / FOLDER / name / "list.parquet"
-    job = begin_or_resume(place.client, "campaigns", name, lambda: _freeze(source, asked, path), asked)
+    store, path = place.lake.store, f"{FOLDER}/{name}/list.parquet"
+    job = begin_or_resume(place.client, "campaigns", name, lambda: _freeze(source, asked, store, path), asked)
     rows = int(job.value["rows"])
-    if not path.exists() or rows_of(path) != rows:
-        raise InputInvalid(f"campaign {name}", f"its list of {rows:,} is not at {path}", remedy="Give the same lake.")
-    events = _events(path, job.done, to, options.get("type", ""))
+    if store.missing([path]) or _rows(store, path) != rows:
+        said = f"its list of {rows:,} is not at {store.location(path)}"
+        raise InputInvalid(f"campaign {name}", said, remedy="Give the same lake.")
+    events = _events(store, path, job.done, to, options.get("type", ""))
     finished = publish_numbered(job, f"campaign~{name}", events, throttle, place.faults, seconds)
     if finished:
         job.note(rows, finished=True)
@@ -101,7 +105,9 @@ def _read(place: Workplace, source: str) -> DataFrame:
     return place.spark.read.parquet(source)
 
 
-def _freeze(source: DataFrame | Callable[[], DataFrame], asked: Mapping[str, str], path: Path) -> dict[str, Any]:
+def _freeze(
+    source: DataFrame | Callable[[], DataFrame], asked: Mapping[str, str], store: FileStore, path: str
+) -> dict[str, Any]:
     """Copy the list. After a crash in the middle the copy is made anew: nothing was published yet."""
     frame = source if isinstance(source, DataFrame) else source()
     key, body = asked.get("key", ""), asked.get("body", "body")
@@ -110,16 +116,37 @@ def _freeze(source: DataFrame | Callable[[], DataFrame], asked: Mapping[str, str
             raise InputInvalid(f"--{option}", f"there is no column {column!r}; there are {', '.join(frame.columns)}")
     _check_kind(frame, body)
     _check_keys(frame, key, asked.get("to", "/users/{key}"))
-    shutil.rmtree(path.parent, ignore_errors=True)
-    staged = path.parent / "staged"
-    transform(frame, key, body).coalesce(1).write.parquet(str(staged))
-    part = next(staged.glob("part-*.parquet"))
-    rows = rows_of(part)
-    sync(part)
-    part.rename(path)
-    sync(path.parent)
-    shutil.rmtree(staged)
-    return {"rows": rows}
+    numbered = transform(frame, key, body).coalesce(1).sortWithinPartitions("number")
+    rows = numbered.mapInArrow(_Copying(store, path), "rows BIGINT").agg(F.sum("rows")).collect()[0][0]
+    store.sync([path])
+    return {"rows": rows or 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """Writes the list, within the one task that has its rows in order."""
+
+    store: FileStore
+    path: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        self.store.make_folder(self.path.rpartition("/")[0])
+        first = next(batches, _NOBODY)
+        rows, place = first.num_rows, self.store.place(self.path)
+        with (
+            self.store.files.open_output_stream(place) as stream,
+            parquet.ParquetWriter(stream, first.schema) as writer,
+        ):
+            writer.write_batch(first)
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        yield pa.RecordBatch.from_pydict({"rows": [rows]})
+
+
+def _rows(store: FileStore, path: str) -> int:
+    with store.files.open_input_file(store.place(path)) as stream:
+        return int(parquet.ParquetFile(stream).metadata.num_rows)
 
 
 def _check_kind(frame: DataFrame, body: str) -> None:
@@ -142,10 +169,10 @@ def _check_keys(frame: DataFrame, key: str, to: str) -> None:
         check_name(to.replace("{key}", row["key"]))
 
 
-def _events(path: Path, after: int, to: str, type: str) -> Iterator[tuple[int, NewEvent]]:
+def _events(store: FileStore, path: str, after: int, to: str, type: str) -> Iterator[tuple[int, NewEvent]]:
     """What is left to publish, in the list's order."""
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(1000):
+    with store.files.open_input_file(store.place(path)) as stream:
+        for batch in parquet.ParquetFile(stream).iter_batches(1000):
             for row in batch.to_pylist():
                 if row["number"] > after:
                     body = row["body"].encode() if isinstance(row["body"], str) else row["body"]

@@ -1,132 +1,106 @@
-"""`compact`: the many small files of an hour → one, day by day.
+"""`compact`: many small files → few, and a sweep.
 
-The day's folder is exchanged for one in which they are (`pipeline/replace_files.py`).
+Neighbours of one day are put together up to `TARGET_BYTES`, each group within a task. A group waits while one file
+makes up more than half of it and its day is not over: so a row is written again some few times, not every half hour.
 
-Only what lies below the watermark is touched. An intent that is redone after a crash would otherwise bring back
-files that are part of larger ones now.
+All tables of a record change in one commit (`commit.py`). What was replaced goes when no kept snapshot names it, ten
+minutes later at the earliest: readers may be in the middle of a scan. Then files are swept that nothing names: what
+turns have left that were cut off.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Final
 
-from pyspark.sql import DataFrame
-
-from penstock.pipeline.commit import Slice, Staged, StagedWrong, watermark
+from penstock.iceberg.files import PlannedFile
+from penstock.iceberg.store import FileStore
+from penstock.pipeline.commit import TableChange, Turn
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.jobs.ledger import first_positions, fold_deliveries
-from penstock.pipeline.jobs.rollup import add_up, merge_activity
-from penstock.pipeline.replace_files import exchange_files, sweep, workshop
-from penstock.pipeline.staging import rows_of, stage_one
-from penstock.pipeline.tables import Lake
-from penstock.wire.lake import LakeFile
+from penstock.pipeline.writing import MergeFiles
+from penstock.wire.lake import RECORDS, LakeFile
 
-OPTIONS: Mapping[str, str] = {"all": "also the hour that is not over yet"}
+OPTIONS: Mapping[str, str] = {"all": "whatever there are two of, also of the day that is not over yet"}
 
-HOUR_SECONDS: Final = 3600
+TARGET_BYTES: Final = 128 * 1024 * 1024
+SORTED_TARGET_BYTES: Final = 16 * 1024 * 1024
+"""Of tables whose rows a task must sort, in memory; and whose files are written again for single rows."""
 
-WHOLE: Final = ("events", "ledger")
-"""Tables that have a file for every id."""
-
-Merge = Callable[[DataFrame], DataFrame]
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionKind:
-    """How the files of a table are put together."""
-
-    record: str  # whose watermark it lies under
-    merge: Merge
-    keeps_rows: bool  # the rows are the same, only in fewer files
-
-
-KINDS: Final = {
-    "events": CompactionKind("events", lambda frame: frame.sortWithinPartitions("id"), True),
-    "ledger": CompactionKind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
-    "deliveries": CompactionKind("ledger", lambda frame: _sorted(fold_deliveries(frame)), False),
-    "positions": CompactionKind("ledger", first_positions, False),
-    "rollup_hourly": CompactionKind("rollup", add_up, False),
-    "activity": CompactionKind("rollup", merge_activity, False),
-    "unreadable": CompactionKind("ledger", lambda frame: frame.sortWithinPartitions("entry"), True),
+SORTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "deliveries": ("first", "key", "recipient"),
+    "positions": ("recipient", "upto"),
+    "rollup_hourly": ("hour", "stream", "door", "state", "latency_ms"),
+    "activity": ("door", "recipient"),
 }
-
-
-def _sorted(deliveries: DataFrame) -> DataFrame:
-    return deliveries.coalesce(1).sortWithinPartitions("first", "key", "recipient")
+"""Tables whose rows have another order than that of ids."""
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Put together what can be, in every table."""
-    open_hour = None if "all" in options else int(time.time()) // HOUR_SECONDS
-    before = after = 0
-    sweep(place.lake)
-    for table, kind in KINDS.items():
-        done = watermark(place.client, kind.record)
-        for groups in groups_of(place.lake, table, done, open_hour).values():
-            before += sum(map(len, groups))
-            after += len(groups)
-            _compact_day(place, table, kind, groups)
-    return JobOutcome(f"compact: {before:,} files into {after:,}", {"before": before, "after": after})
+    today = "" if "all" in options else time.strftime("%Y-%m-%d", time.gmtime())
+    before = after = swept = 0
+    for name in RECORDS:
+        if not place.client.get(f"lake/{name}").version:
+            continue
+        turn = place.turn(name)
+        changes = [_compacted(place, turn, table, today) for table in RECORDS[name]]
+        turn.replace(changes)
+        swept += turn.sweep()
+        turn.end()
+        before += sum(len(change.removed) for change in changes)
+        after += sum(len(change.added) for change in changes)
+    words = f"compact: {before:,} files into {after:,}; {swept:,} swept that nothing names"
+    return JobOutcome(words, {"before": before, "after": after, "swept": swept})
+
+
+def _compacted(place: Workplace, turn: Turn, table: str, today: str) -> TableChange:
+    groups = list(groups_of(turn.table(table).files(), table, today))
+    for group in groups:
+        place.lake.check(group)
+    tasks = [_merge(place.lake.store, table, group) for group in groups]
+    return TableChange(
+        table, place.in_tasks(MergeFiles.run, tasks), [one.location for group in groups for one in group]
+    )
+
+
+def _merge(store: FileStore, table: str, group: Sequence[PlannedFile]) -> MergeFiles:
+    names = [one.file for one in group]
+    whole = LakeFile(min(one.lo for one in names), max(one.hi for one in names), names[0].day, table)
+    locations, rows = tuple(one.location for one in group), sum(one.rows for one in group)
+    return MergeFiles(store, whole, locations, rows, SORTED.get(table, ()))
 
 
 # ── choosing ───────────────────────────────────────────────────────────────────────────────────
 
 
-def groups_of(lake: Lake, table: str, done: int, open_hour: int | None) -> dict[str, list[list[LakeFile]]]:
-    """Neighbours of one day and one closed hour, at least two of each, by day."""
-    found: dict[str, list[list[LakeFile]]] = {}
-    for group in _neighbours(lake, table, done, open_hour):
-        if len(group) > 1:
-            found.setdefault(group[0].day, []).append(group)
-    return found
+def groups_of(files: Sequence[PlannedFile], table: str, today: str) -> Iterator[list[PlannedFile]]:
+    """Small neighbours of one day that are worth putting together. *today* is the day that is not over, if any."""
+    for day, of_day in groupby(sorted(files, key=lambda one: (one.file.day, _kind(one), one.file)), _day_and_kind):
+        for group in _neighbours(list(of_day), SORTED_TARGET_BYTES if table in SORTED else TARGET_BYTES):
+            largest, total = max(one.size for one in group), sum(one.size for one in group)
+            if len(group) > 1 and (day[0] != today or 2 * largest <= total):
+                yield group
 
 
-def _neighbours(lake: Lake, table: str, done: int, open_hour: int | None) -> Iterator[list[LakeFile]]:
-    files = lake.files(table)
-    for (_, hour), same in groupby(files, lambda file: (file.day, _hour(lake, file))):
-        if open_hour is not None and hour >= open_hour:
-            continue
-        run: list[LakeFile] = []
-        for file in same:
-            # Where ids are missing between two files there is a hole: it must stay visible.
-            if file.hi > done or (run and table in WHOLE and run[-1].hi != file.lo):
-                yield run
-                run = []
-            if file.hi <= done:
-                run.append(file)
-        yield run
+def _neighbours(files: Sequence[PlannedFile], target: int) -> Iterator[list[PlannedFile]]:
+    group: list[PlannedFile] = []
+    for one in files:
+        if group and sum(file.size for file in group) + one.size > target:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
 
 
-def _hour(lake: Lake, file: LakeFile) -> int:
-    """The hour in which a file was published. One that was put together keeps the hour of its parts."""
-    return int(lake.path(file).stat().st_mtime) // HOUR_SECONDS
+def _kind(one: PlannedFile) -> str:
+    """Files of one kind only are put together: hours of sums stay apart, as do items and intervals."""
+    if one.file.table == "rollup_hourly":
+        return str(one.bounds("hour")[0])
+    return str(one.bounds("first") == (0, 0)) if one.file.table == "deliveries" else ""
 
 
-# ── putting together ───────────────────────────────────────────────────────────────────────────
-
-
-def _compact_day(place: Workplace, table: str, kind: CompactionKind, groups: Sequence[Sequence[LakeFile]]) -> None:
-    with workshop(place.lake) as work:
-        made = [_merge(place, table, kind, group, work / str(group[0].lo)) for group in groups]
-        with place.lake.locked():
-            exchange_files(place.lake, [file for group in groups for file in group], made, work, place.faults)
-
-
-def _merge(place: Workplace, table: str, kind: CompactionKind, group: Sequence[LakeFile], folder: Path) -> Staged:
-    """One file of several."""
-    sources = [place.lake.path(file) for file in group]
-    frame = place.read(table, group).coalesce(1)
-    whole = Slice(group[0].lo, group[-1].hi, group[0].day)
-    merged = stage_one(kind.merge(frame), folder, table, whole, empty=True)[0]
-    rows = sum(map(rows_of, sources))
-    if kind.keeps_rows and rows_of(merged.path) != rows:
-        raise StagedWrong(f"{rows_of(merged.path)} rows came out of {rows} of {table}")
-    hour = sources[0].stat().st_mtime
-    os.utime(merged.path, (hour, hour))
-    return merged
+def _day_and_kind(one: PlannedFile) -> tuple[str, str]:
+    return one.file.day, _kind(one)

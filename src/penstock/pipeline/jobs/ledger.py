@@ -4,9 +4,9 @@ A batch that comes again is left out, in whichever turn it comes (`pipeline/ledg
 becomes a row of `unreadable`, and the job goes on.
 
 A turn reads what the archive has written, never the server: it costs the server nothing, and it cannot be
-overtaken by a trim. A file of `deliveries` is the fold of the file of `ledger` with the same ids. What happened to
-one delivery at different times may be in several files; whoever reads folds again, by rank (`fold_deliveries`),
-and so does compaction. Nothing is ever too late to be folded in: an acknowledgement may come after 60 days.
+overtaken by a trim. `deliveries` has one row for each delivery: what a turn says of one that is there already is folded
+into its row, by rank (`fold_deliveries`), and the files that have such rows are written again (`pipeline/merging.py`).
+Nothing is ever too late to be folded in: an acknowledgement may come after 60 days.
 
 A position ("has everything up to here") is no delivery: it says something about all that the recipient was sent until
 then, whichever file that is in. So positions have a table of their own; whoever reads joins the two (`core/why.py`).
@@ -14,28 +14,31 @@ then, whichever file that is in. So positions have a table of their own; whoever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.pipeline.commit import Intent, Slice, Staged, Turn, watermark
+from penstock.iceberg.files import WrittenFile, arrow_schema, read_batches
+from penstock.pipeline.commit import Intent, Slice, TableChange, Turn, watermark
 from penstock.pipeline.erasing import STREAM as ERASED
 from penstock.pipeline.erasing import read_request
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.ledger_batches import (
     BATCH,
+    LOOKED_AT,
     UNREADABLE,
+    FoundBatches,
     Heads,
     heads_from_rows,
-    heads_in,
     heads_to_rows,
-    read_batches,
+    look_through,
 )
-from penstock.pipeline.staging import rows_of, stage_one
+from penstock.pipeline.merging import MergedTable, merge_into
 from penstock.pipeline.tables import LEDGER, SCHEMAS, days_between
+from penstock.pipeline.writing import by_kind, file_of, write_frame
 from penstock.wire.ledger import CONFIRMED, RANKS, UNKNOWN_RANK, decode_batch
 
 OPTIONS: Mapping[str, str] = {}
@@ -49,8 +52,8 @@ REASON_CHARACTERS: Final = 300
 """Of the reason why an entry cannot be read: it may quote the entry."""
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _WHAT: Final = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
-_ARROW: Final = {"BIGINT": pa.int64(), "STRING": pa.utf8(), "TIMESTAMP": _TIME}
-_SCHEMA: Final = pa.schema([(name, _ARROW[kind]) for name, kind in (one.split() for one in LEDGER.split(", "))])
+_SAID: Final = ("door", "recipient", "stream", "upto")
+_SCHEMA: Final = arrow_schema("ledger")
 
 
 # ── transforms ─────────────────────────────────────────────────────────────────────────────────
@@ -168,8 +171,8 @@ def positions(ledger: DataFrame) -> DataFrame:
 
 def first_positions(said: DataFrame) -> DataFrame:
     """Rows of `positions` that say the same → the first of them."""
-    first = said.groupBy("door", "recipient", "stream", "upto").agg(F.min("time").alias("time"))
-    return first.coalesce(1).sortWithinPartitions("recipient", "upto")
+    first = said.groupBy(*_SAID).agg(F.min("time").alias("time"))
+    return first.sortWithinPartitions("recipient", "upto")
 
 
 def _rank() -> Column:
@@ -178,6 +181,12 @@ def _rank() -> Column:
 
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
+
+_DELIVERIES: Final = MergedTable(
+    "deliveries", _WHAT, ("first", "month", "recipient"), fold_deliveries, ("first", "key", "recipient"), by_kind
+)
+
+_POSITIONS: Final = MergedTable("positions", _SAID, ("recipient", "upto"), first_positions, ("recipient", "upto"))
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
@@ -192,58 +201,59 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
 
 def plan_from_lake(place: Workplace, after: int, upto: int) -> Intent:
     """The ids in (after, upto], cut where `events` has a new day. `LakeHole` where a file of it is gone."""
-    begin = max(after, place.begins_after())
-    cuts = days_between(place.lake.covering("events", begin, upto), after, upto)
+    cuts = days_between(place.events_in(after, upto), after, upto)
     return Intent(after, upto, tuple(Slice(lo, hi, day) for lo, hi, day in cuts))
 
 
 def events_between(place: Workplace, after: int, upto: int, *columns: str) -> DataFrame:
     """The rows of `events` with ids in (after, upto], from those files only whose names say so."""
-    frame = place.read("events", place.lake.covering("events", after, upto))
+    frame = place.read("events", place.events_in(after, upto), "id", *(name for name in columns if name != "id"))
     return frame.where((F.col("id") > after) & (F.col("id") <= upto)).select(*columns)
 
 
-def whole_after(record: Mapping[str, Any]) -> int | None:
-    """The id from which on every slice of `ledger` has a file, also one without rows; older ones may have none."""
-    found: int | None = record.get("memory", {}).get("whole_after")
-    return found
-
-
 def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
-    heads, staged = _heads(place, turn), []
+    """Decode slice by slice, then fold all of it."""
+    heads = heads_from_rows(turn.memory.get("batches", ()))
+    records: list[WrittenFile] = []
+    others: list[TableChange] = []
+    said = 0
     for one in intent.slices:
-        files, heads = _stage(place, turn, one, heads)
-        staged += files
-    turn.publish(staged, {"batches": heads_to_rows(heads), "whole_after": turn.memory.get("whole_after", intent.after)})
-    return len(staged)
+        written, unread, found = _decode_slice(place, one, heads)
+        records, heads, said = records + written, found.heads, said + found.positions
+        others.append(TableChange("unreadable", unread))
+    if records:
+        decoded = place.read("ledger", records)
+        others.append(merge_into(place, turn, _DELIVERIES, fold(decoded), intent))
+        if said:
+            others.append(merge_into(place, turn, _POSITIONS, positions(decoded), intent))
+    changes = _joined([TableChange("ledger", records), *others])
+    turn.publish(changes, {"batches": heads_to_rows(heads)})
+    return sum(len(change.added) for change in changes)
 
 
-def _heads(place: Workplace, turn: Turn) -> Heads:
-    """The batches that came before this turn; a lake that has never kept them is read through, once."""
-    if "batches" in turn.memory:
-        return heads_from_rows(turn.memory["batches"])
-    before = [file for file in place.lake.files("ledger") if file.hi <= turn.done]
-    return heads_in(place.lake.path(file) for file in before)
+def _joined(changes: Iterable[TableChange]) -> list[TableChange]:
+    """One change for each table."""
+    by_table: dict[str, TableChange] = {}
+    for one in changes:
+        before = by_table.get(one.table, TableChange(one.table, ()))
+        by_table[one.table] = TableChange(one.table, [*before.added, *one.added], [*before.removed, *one.removed])
+    return list(by_table.values())
 
 
-def _stage(place: Workplace, turn: Turn, one: Slice, heads: Heads) -> tuple[list[Staged], Heads]:
-    """The files of a slice, and the heads after it."""
-    events, folder = events_between(place, one.lo, one.hi, "id", "stream", "kind", "body"), turn.staging / str(one.lo)
-    whole = stage_one(transform(events), folder / "decoded", "ledger", one, empty=True)
-    found = read_batches(whole[0].path, heads)
-    decoded = _read(place, whole[0])
-    others = stage_one(unreadable(decoded), folder / "unreadable", "unreadable", one) if found.unreadable else []
-    if others or found.repeats:
-        left = decoded.where((F.col("state") != UNREADABLE) & ~F.col("entry").isin(*found.repeats, -1))
-        whole = stage_one(left, folder / "ledger", "ledger", one, empty=True)
-        decoded = _read(place, whole[0])
-    if not rows_of(whole[0].path):
-        return whole + others, found.heads
-    if found.positions:
-        others += stage_one(positions(decoded), folder / "positions", "positions", one)
-    folded = fold(decoded).coalesce(1).sortWithinPartitions("first", "key", "recipient")
-    return whole + stage_one(folded, folder / "deliveries", "deliveries", one) + others, found.heads
-
-
-def _read(place: Workplace, staged: Staged) -> DataFrame:
-    return place.spark.read.schema(LEDGER).parquet(str(staged.path))
+def _decode_slice(
+    place: Workplace, one: Slice, heads: Heads
+) -> tuple[list[WrittenFile], list[WrittenFile], FoundBatches]:
+    """The files of a slice for `ledger` and for `unreadable`, and what was found in it."""
+    store = place.lake.store
+    decoded = transform(events_between(place, one.lo, one.hi, "id", "stream", "kind", "body"))
+    written = write_frame(decoded, store, [file_of("ledger", one)])
+    rows = (piece for file in written for piece in read_batches(store, file.location, LOOKED_AT))
+    found = look_through(rows, heads)
+    if not found.unreadable and not found.repeats:
+        return written, [], found
+    whole = place.read("ledger", written)
+    unread = write_frame(unreadable(whole), store, [file_of("unreadable", one)])
+    left = whole.where((F.col("state") != UNREADABLE) & ~F.col("entry").isin(*found.repeats, -1))
+    again = write_frame(left, store, [file_of("ledger", one)])
+    store.delete(store.relative(file.location) for file in written)
+    return again, unread, found

@@ -88,7 +88,7 @@ def _patterns(asked: Mapping[str, str]) -> list[str]:
 def _settle(place: Workplace, asked: Mapping[str, str]) -> dict[str, int]:
     """Turn the range that was asked for into ids."""
     after, upto = _id(asked, "after", 0), _id(asked, "upto", 2**63 - 1)
-    times = place.read("events", place.lake.files("events")).where(F.col("index").isNotNull())
+    times = place.read("events", place.files("events")).where(F.col("index").isNotNull())
     if "since" in asked:
         times = times.where(F.col("time") >= F.lit(_moment("since", asked["since"])))
     if "until" in asked:
@@ -141,9 +141,10 @@ class ReplayRows:
             yield held
 
     def _pieces(self) -> Iterator[Row]:
-        for file in self._place.lake.files("events"):
-            if not file.overlaps(self._after, self._upto):
+        for file in self._place.files("events"):
+            if not file.file.overlaps(self._after, self._upto):
                 continue
+            self._place.lake.check([file])
             inside = (F.col("id") > self._after) & (F.col("id") <= self._upto)
             frame = self._place.read("events", [file]).where(inside)
             streams = [row.stream for row in frame.select("stream").distinct().collect() if self._wants(row.stream)]

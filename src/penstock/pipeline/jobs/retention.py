@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.errors import InputInvalid
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.jobs.rollup import merge_activity
 from penstock.units import measure
 
 OPTIONS: Mapping[str, str] = {
@@ -33,11 +32,11 @@ UNSEEN_DAYS: Final = (30, 60)
 
 def transform(activity: DataFrame, now: datetime) -> DataFrame:
     """User agents by how long they were not heard of: (days, agents), the last class open."""
-    merged = merge_activity(activity.where(F.col("door") == "webpush"))
+    agents = activity.where(F.col("door") == "webpush")
     unseen = F.lit(None).cast("int")
     for days in UNSEEN_DAYS:
         unseen = F.when(F.col("last_time") < F.lit(now - timedelta(days=days)), days).otherwise(unseen)
-    return merged.withColumn("days", unseen).where(F.col("days").isNotNull()).groupBy("days").count().orderBy("days")
+    return agents.withColumn("days", unseen).where(F.col("days").isNotNull()).groupBy("days").count().orderBy("days")
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
@@ -52,7 +51,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
         trim |= _trim(place, upto=trim["upto"], apply=True)
     months = place.client.call("GET", "/v1/retention/months", timeout=600)["months"]
     due = place.client.call("GET", "/v1/tables")["drop"]
-    activity = place.read("activity", place.lake.files("activity"))
+    activity = place.read("activity", place.files("activity"))
     unseen = {row["days"]: row["count"] for row in transform(activity, datetime.now(UTC)).collect()}
     applied = apply and not stale
     data = {"trim": trim, "stale": stale, "months": months, "due": due, "unseen": unseen, "applied": applied}

@@ -1,7 +1,7 @@
-"""`rollup`: `events` and `ledger` → `rollup_hourly`, sums per hour, and `activity`, who was last heard of when.
+"""`rollup`: `events`, `ledger` → `rollup_hourly`, sums of hours, and `activity`, who was last heard of when.
 
-A file holds the sums over its own ids only. Readers add the files up: counts and bytes, for each class of latency
-(percentiles cannot be added; counts per class can). So no turn rewrites an hour, and late records simply add.
+Both have one row for each key. A turn adds its sums to those of the same hours, whose files are written again
+(`pipeline/merging.py`). Percentiles cannot be added; counts for each class of latency can.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.pipeline.commit import Slice, Staged, Turn, watermark
+from penstock.pipeline.commit import Intent, TableChange, Turn, watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.jobs.ledger import events_between, plan_from_lake, whole_after, without_repeats
+from penstock.pipeline.jobs.ledger import events_between, plan_from_lake, without_repeats
 from penstock.pipeline.ledger_batches import BATCH
-from penstock.pipeline.staging import stage_one
-from penstock.wire.lake import LakeFile
+from penstock.pipeline.merging import MergedTable, merge_into
+from penstock.pipeline.writing import by_hour
 
 OPTIONS: Mapping[str, str] = {}
 
 TURN_IDS: Final = 5_000_000
 _KEYS: Final = ("hour", "stream", "door", "state", "latency_ms")
+_WHO: Final = ("door", "recipient")
 
 
 # ── transforms ─────────────────────────────────────────────────────────────────────────────────
@@ -74,7 +75,7 @@ def _class(latency_ms: Column) -> Column:
 def add_up(rows: DataFrame) -> DataFrame:
     """Rows of `rollup_hourly` with the same keys → one."""
     sums = [F.sum(name).alias(name) for name in ("count", "bytes")]
-    return rows.groupBy(*_KEYS).agg(*sums).coalesce(1).sortWithinPartitions(*_KEYS)
+    return rows.groupBy(*_KEYS).agg(*sums)
 
 
 def heard_of(ledger: DataFrame) -> DataFrame:
@@ -87,13 +88,15 @@ def heard_of(ledger: DataFrame) -> DataFrame:
 
 def merge_activity(rows: DataFrame) -> DataFrame:
     """Rows of `activity` of the same recipient → one."""
-    grouped = rows.groupBy("door", "recipient")
+    grouped = rows.groupBy(*_WHO)
     times = (F.min("first_time").alias("first_time"), F.max("last_time").alias("last_time"))
-    summed = grouped.agg(*times, F.sum("records").alias("records"))
-    return summed.coalesce(1).sortWithinPartitions("door", "recipient")
+    return grouped.agg(*times, F.sum("records").alias("records"))
 
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
+
+_ROLLUP: Final = MergedTable("rollup_hourly", _KEYS, ("hour",), add_up, _KEYS, by_hour)
+_ACTIVITY: Final = MergedTable("activity", _WHO, _WHO, merge_activity, _WHO)
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
@@ -102,35 +105,24 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     for turn, intent in place.turns(
         "rollup", ready, lambda after: plan_from_lake(place, after, min(ready, after + TURN_IDS))
     ):
-        staged = [file for one in intent.slices for file in _stage(place, turn, one)]
-        turn.publish(staged)
-        files += len(staged)
+        changes = list(_changes(place, turn, intent)) if intent.slices else []
+        turn.publish(changes)
+        files += sum(len(change.added) for change in changes)
     return JobOutcome(f"rollup: {files:,} files up to id {ready:,}", {"files": files, "upto": ready})
 
 
-def _stage(place: Workplace, turn: Turn, one: Slice) -> list[Staged]:
-    folder = turn.staging / str(one.lo)
-    published = accepted(events_between(place, one.lo, one.hi, "stream", "index", "time", "body"))
-    ledger = _ledger_between(place, one)
-    if ledger is None:
-        return stage_one(add_up(published), folder / "rollup", "rollup_hourly", one)
-    entries = _entries_of(place, ledger, one.hi)
-    sums = add_up(published.unionByName(delivered(ledger, entries)))
-    activity = stage_one(heard_of(ledger), folder / "activity", "activity", one)
-    return stage_one(sums, folder / "rollup", "rollup_hourly", one) + activity
-
-
-def _ledger_between(place: Workplace, one: Slice) -> DataFrame | None:
-    whole = whole_after(place.client.get("lake/ledger").value)
-    begin = one.hi if whole is None else max(one.lo, whole)  # before that, a slice without rows has no file
-    found = {*_older(place, one, begin), *place.lake.covering("ledger", begin, one.hi)}
+def _changes(place: Workplace, turn: Turn, intent: Intent) -> Iterator[TableChange]:
+    published = accepted(events_between(place, intent.after, intent.upto, "stream", "index", "time", "body"))
+    found = [one for one in place.files("ledger") if one.file.overlaps(intent.after, intent.upto)]
     if not found:
-        return None
-    return place.read("ledger", found).where((F.col("entry") > one.lo) & (F.col("entry") <= one.hi))
-
-
-def _older(place: Workplace, one: Slice, begin: int) -> list[LakeFile]:
-    return [file for file in place.lake.files("ledger") if file.overlaps(one.lo, begin)] if begin > one.lo else []
+        yield merge_into(place, turn, _ROLLUP, add_up(published), intent)
+        return
+    place.lake.check(found)
+    inside = (F.col("entry") > intent.after) & (F.col("entry") <= intent.upto)
+    ledger = place.read("ledger", found).where(inside)
+    entries = _entries_of(place, ledger, intent.upto)
+    yield merge_into(place, turn, _ROLLUP, add_up(published.unionByName(delivered(ledger, entries))), intent)
+    yield merge_into(place, turn, _ACTIVITY, heard_of(ledger), intent)
 
 
 def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
@@ -140,9 +132,10 @@ def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
     """
     spoken = ledger.where(F.col("first") > 0)
     ids = spoken.select(F.col("first").alias("id")).union(spoken.select("last")).where(F.col("id") <= upto)
-    files = place.lake.files("events")
-    wanted = [files[number] for number in sorted(numbers_of(ids, [file.hi for file in files]))]
-    return place.read("events", wanted).select("id", "index", "time")
+    files = place.files("events")
+    wanted = [files[number] for number in sorted(numbers_of(ids, [one.file.hi for one in files]))]
+    place.lake.check(wanted)
+    return place.read("events", wanted, "id", "index", "time")
 
 
 def numbers_of(ids: DataFrame, ends: list[int]) -> set[int]:

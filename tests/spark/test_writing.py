@@ -1,4 +1,4 @@
-"""The archive's short way: what the tasks copy is what the transform gives, in files that cold reads can use."""
+"""Files written in tasks: what the archive copies is what its transform gives, and cold reads can use it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
-import pytest
 
 from penstock.core.arrow import schema
-from penstock.pipeline.commit import Slice, StagedWrong
-from penstock.pipeline.copying import copy_slices, write
+from penstock.iceberg.files import GROUP_BYTES, read_batches, write_file
+from penstock.iceberg.store import open_store
+from penstock.pipeline.commit import Intent, Slice
 from penstock.pipeline.jobs import Workplace, archive
-from penstock.pipeline.staging import stage_slices
-from penstock.pipeline.tables import GROUP_BYTES
+from penstock.wire.lake import LakeFile
 from tests.spark.filling import fill
 
 
@@ -30,22 +29,19 @@ def slices_of(place: Workplace, parts: int) -> list[Slice]:
     return [Slice(one["lo"], one["hi"], one["day"], one["rows"]) for one in plan["slices"]]
 
 
-def test_what_is_copied_is_what_the_transform_gives(place: Workplace, tmp_path: Path) -> None:
+def test_what_is_copied_is_what_the_transform_gives(place: Workplace) -> None:
     publish_all_sorts(place)
     slices = slices_of(place, 3)
     assert len(slices) == 3
-    cuts = ",".join(str(number) for number in (0, *(one.hi for one in slices)))
-    options = {"url": place.client.url, "token": place.client.token, "cuts": cuts}
-    frame = archive.transform(place.spark.read.format("penstock").options(**options).load())
+    intent = Intent(0, slices[-1].hi, tuple(slices))
 
-    copied = copy_slices(place.spark.sparkContext, place.client, slices, tmp_path / "copied")
-    framed = stage_slices(frame, tmp_path / "framed", "events", slices)
+    copied, framed = (archive._write(place, intent, transform) for transform in (None, archive.transform))
 
     for mine, its, one in zip(copied, framed, slices, strict=True):
-        table = parquet.read_table(mine)
-        assert table.num_rows == one.rows
-        assert table.equals(parquet.read_table(its.path))
-        assert str(parquet.read_schema(mine).remove_metadata()) == str(parquet.read_schema(its.path).remove_metadata())
+        assert (mine.rows, its.rows) == (one.rows, one.rows)
+        read = [list(read_batches(place.lake.store, file.location)) for file in (mine, its)]
+        assert pa.Table.from_batches(read[0]).equals(pa.Table.from_batches(read[1]))
+        assert mine.metadata.schema.equals(its.metadata.schema)
 
 
 def batch(first: int, rows: int, body: bytes) -> pa.RecordBatch:
@@ -55,12 +51,14 @@ def batch(first: int, rows: int, body: bytes) -> pa.RecordBatch:
 
 
 def test_row_groups_are_small_and_say_what_is_in_them(tmp_path: Path) -> None:
-    path, rows = tmp_path / "made.parquet", 100
+    rows = 100
     batches = [batch(1 + number * rows, rows, b"x" * 50_000) for number in range(5)]  # 5 MB each
 
-    write(path, batches)
+    written = write_file(open_store(tmp_path), LakeFile(0, 500, "2026-11-15", "events"), batches)
 
-    metadata = parquet.read_metadata(path)
+    assert written is not None
+    metadata = written.metadata
+    assert metadata.equals(parquet.read_metadata(written.location.removeprefix("file://")))
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     assert [group.num_rows for group in groups] == [2 * rows, 2 * rows, rows]
     assert all(group.total_byte_size < GROUP_BYTES + batches[0].nbytes for group in groups)
@@ -71,7 +69,6 @@ def test_row_groups_are_small_and_say_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_a_slice_without_rows_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(StagedWrong, match="no rows"):
-        write(tmp_path / "made.parquet", [])
+    assert write_file(open_store(tmp_path), LakeFile(0, 1, "2026-11-15", "events"), []) is None
 
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,1 @@
+"""Iceberg tables on any store that pyarrow opens: how they are written and read, whoever commits them."""

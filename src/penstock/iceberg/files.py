@@ -1,0 +1,156 @@
+"""Data files: Parquet with field ids, written once under a name that is never used twice.
+
+Tasks on Spark's workers use this: it needs pyarrow alone. What a task gives back (`WrittenFile`) is all that the
+driver needs for a commit; it never opens the file.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+
+from penstock.errors import OperatorError
+from penstock.iceberg.store import FileStore
+from penstock.wire.columns import BYTES, INT32, INT64, TABLES, TEXT, TIME
+from penstock.wire.lake import LakeFile, parse_location
+
+COMPRESSION: Final = "zstd"
+GROUP_BYTES: Final = 8 * 1024 * 1024
+"""Of a row group, in memory. It is what a cold read opens: with the usual 128 MiB it would read a whole day."""
+
+UNMEASURED: Final = ("body", "attributes")
+"""Columns without bounds: nobody looks for a body by its order, and what was erased must not stay in a manifest."""
+
+_TYPES: Final = {
+    INT64: pa.int64(),
+    INT32: pa.int32(),
+    TEXT: pa.utf8(),
+    TIME: pa.timestamp("us", tz="UTC"),
+    BYTES: pa.binary(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A data file that somebody has written. Its footer says what is in it."""
+
+    location: str
+    size: int
+    footer: bytes  # of the Parquet file, whole, between its magic words
+    rows: int
+
+    @property
+    def metadata(self) -> parquet.FileMetaData:
+        """The footer, read."""
+        return parquet.read_metadata(io.BytesIO(self.footer))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A data file that a table names, and what the manifest says of its rows."""
+
+    file: LakeFile  # what its name tells
+    location: str
+    size: int
+    rows: int
+    known: Mapping[str, tuple[Any, ...]]  # bounds by column
+
+    def bounds(self, column: str) -> tuple[Any, ...]:
+        """The least and the greatest value of a column; None where that is not known. Texts may be cut off."""
+        return self.known.get(column, (None, None))
+
+
+class WrittenWrong(OperatorError):
+    """What was written is not what the plan says. Nothing was committed."""
+
+    code = "written_wrong"
+    remedy = "This is a defect: report it, with the driver's log."
+
+
+def arrow_schema(table: str) -> pa.Schema:
+    """The schema of a table's files. Without its field ids some readers would see nulls."""
+    return pa.schema(
+        pa.field(column.name, _TYPES[column.type], metadata={"PARQUET:field_id": str(number)})
+        for number, column in enumerate(TABLES[table], 1)
+    )
+
+
+def write_file(store: FileStore, file: LakeFile, batches: Iterable[pa.RecordBatch | pa.Table]) -> WrittenFile | None:
+    """Write *batches* as a new data file that is named like *file*; None, and no file, if there are no rows.
+
+    Not durable on a folder before `FileStore.sync`.
+    """
+    groups = _row_groups(file.table, iter(batches))
+    first = next(groups, None)
+    if first is None:
+        return None
+    path = replace(file, unique=secrets.token_hex(8)).path
+    store.make_folder(path.rpartition("/")[0])
+    footers: list[Any] = []
+    with store.files.open_output_stream(store.place(path)) as stream:
+        with parquet.ParquetWriter(stream, first.schema, metadata_collector=footers, **_writing(file.table)) as writer:
+            for group in chain((first,), groups):
+                writer.write_table(group, row_group_size=max(1, group.num_rows))
+        size = stream.tell()
+    footer = io.BytesIO()
+    footers[0].write_metadata_file(footer)
+    return WrittenFile(store.location(path), size, footer.getvalue(), footers[0].num_rows)
+
+
+def checked(file: LakeFile, rows: int, written: WrittenFile | None) -> WrittenFile:
+    """*written*, if it has as many rows as it must have."""
+    found = written.rows if written else 0
+    if written is None or found != rows:
+        raise WrittenWrong(f"{found} rows of {file.table} were written, but ({file.lo}, {file.hi}] has {rows}")
+    return written
+
+
+def read_batches(store: FileStore, location: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+    """The rows of a data file, a row group at a time; *columns* or all. A column that it does not have is null."""
+    file = parse_location(location)
+    schema = arrow_schema(file.table) if file else None
+    with store.files.open_input_file(store.place(store.relative(location))) as stream:
+        opened = parquet.ParquetFile(stream)
+        wanted = columns or (schema.names if schema else opened.schema_arrow.names)
+        for number in range(opened.num_row_groups):
+            rows = opened.read_row_group(number, columns=list(wanted))
+            for name in wanted:
+                if schema and name not in rows.schema.names:
+                    rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
+            yield from rows.select(list(wanted)).to_batches()
+
+
+def _writing(table: str) -> dict[str, Any]:
+    return {
+        "compression": COMPRESSION,
+        # Values that hardly ever come twice fill a dictionary for nothing, and bodies make long statistics.
+        "use_dictionary": [column.name for column in TABLES[table] if column.repeats],
+        "write_statistics": [column.name for column in TABLES[table] if column.name not in UNMEASURED],
+        # A file must not tell by whom it was written: pyarrow would read its own types back instead of Parquet's.
+        "store_schema": False,
+    }
+
+
+def _row_groups(table: str, batches: Iterator[pa.RecordBatch | pa.Table]) -> Iterator[pa.Table]:
+    """Batches joined to row groups of `GROUP_BYTES`. What is in memory is one of them."""
+    schema = arrow_schema(table)
+    held: list[pa.Table] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        rows = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+        held.append(rows.select(schema.names).cast(schema))
+        size += rows.nbytes
+        if size >= GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_tables(held)

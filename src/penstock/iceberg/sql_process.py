@@ -1,0 +1,150 @@
+"""The process that answers one question in SQL. It reads it from standard input, and answers in Arrow.
+
+A folder is read by DuckDB itself. Any other store is read by pyarrow, and DuckDB is given the rows: so it needs no
+extension for it, no network, and never sees a key.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion
+from penstock.iceberg.store import FileStore, open_store
+
+if TYPE_CHECKING:
+    from penstock.iceberg.reading import FieldInfo
+
+BATCH_ROWS: Final = 2_048
+_BESIDE_MIB: Final = 1_024  # what Python, pyarrow and the threads' stacks take besides DuckDB's own memory
+
+_SQL_TYPES: Final = {
+    "boolean": "BOOLEAN", "int": "INTEGER", "long": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "date": "DATE",
+    "timestamp": "TIMESTAMP", "timestamptz": "TIMESTAMP WITH TIME ZONE", "string": "VARCHAR", "binary": "BLOB",
+}  # fmt: skip
+_ARROW_TYPES: Final = {
+    "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(),
+    "date": pa.date32(), "timestamp": pa.timestamp("us"), "timestamptz": pa.timestamp("us", tz="UTC"),
+    "string": pa.utf8(), "binary": pa.binary(),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Answer the question."""
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=SqlQuestion)
+    _bound(question)
+    import duckdb
+
+    try:
+        _send(_asked(duckdb, question), question)
+    except (duckdb.OutOfMemoryException, MemoryError):
+        _fail("sql_too_large", f"the question needs more than {question.memory_mib} MiB of memory")
+    except (duckdb.Error, OSError, ValueError) as error:
+        _fail("sql_refused", str(error).partition("\n\n")[0].strip())
+
+
+def _bound(question: SqlQuestion) -> None:
+    """Let the system hold this process to its limits, whatever DuckDB does: no file may grow by a byte."""
+    memory, seconds = (question.memory_mib + _BESIDE_MIB) * 1024 * 1024, int(question.seconds * question.threads) + 1
+    for what, limit in (
+        (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory),
+        (resource.RLIMIT_CPU, seconds),
+    ):  # fmt: skip
+        resource.setrlimit(what, (limit, limit))
+
+
+def _asked(duckdb: Any, question: SqlQuestion) -> Any:
+    """The answer, which DuckDB makes as it is read."""
+    settings = {
+        "threads": question.threads, "memory_limit": f"{question.memory_mib}MiB", "temp_directory": "",
+        "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+        "allow_community_extensions": False, "python_enable_replacements": False,
+    }  # fmt: skip
+    connection = duckdb.connect(":memory:", config=settings)
+    connection.execute("SET TimeZone = 'UTC'")
+    store = open_store(question.lake)
+    views, allowed = [], []
+    for name, location in question.tables.items():
+        from penstock.iceberg.reading import TablePlanner, read_info  # not for a question about no table
+
+        fields = read_info(store.read(store.relative(location))).fields
+        paths = [store.place(file.path) for file in TablePlanner(store).files(location)]
+        if store.is_local and paths:
+            allowed += paths
+            views.append((name, _read_parquet(paths, fields)))
+        else:
+            connection.register(name, _dataset(store, paths, fields))
+    connection.execute("SET allowed_paths = $paths", {"paths": allowed})
+    connection.execute("SET enable_external_access = false")
+    for name, select in views:
+        connection.execute(f'CREATE VIEW "{name}" AS {select}')
+    connection.execute("SET lock_configuration = true")
+    statements = connection.extract_statements(question.sql)
+    kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    if len(statements) != 1 or statements[0].type not in kinds:
+        raise ValueError("this is not one SELECT: the lake is only read")
+    return connection.sql(statements[0]).to_arrow_reader(BATCH_ROWS)
+
+
+def _read_parquet(paths: list[str], fields: list[FieldInfo]) -> str:
+    """A SELECT that reads these files by field ids, as Iceberg wants it: columns that a file lacks are null."""
+    files = ", ".join(map(_quoted, paths))
+    columns = ", ".join(
+        f"{field.id}: {{name: {_quoted(field.name)}, type: {_quoted(_sql_type(field))}, default_value: NULL}}"
+        for field in fields
+    )
+    return f"SELECT * FROM read_parquet([{files}], hive_partitioning = false, schema = MAP {{{columns}}})"  # noqa: S608
+
+
+def _dataset(store: FileStore, paths: list[str], fields: list[FieldInfo]) -> Any:
+    """The rows of these files as pyarrow reads them; DuckDB tells it which columns and rows it wants."""
+    from pyarrow import dataset
+
+    schema = pa.schema([(field.name, _arrow_type(field)) for field in fields])
+    if not paths:
+        return schema.empty_table()
+    return dataset.dataset(paths, schema=schema, format="parquet", filesystem=store.files)
+
+
+def _sql_type(field: FieldInfo) -> str:
+    kind = str(field.type)
+    return kind.upper() if kind.startswith("decimal(") else _SQL_TYPES[kind]
+
+
+def _arrow_type(field: FieldInfo) -> Any:
+    kind = str(field.type)
+    if kind.startswith("decimal("):
+        return pa.decimal128(*map(int, kind[8:-1].split(",")))
+    return _ARROW_TYPES[kind]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _send(reader: Any, question: SqlQuestion) -> None:
+    """Write the rows, one more than are wanted if there are more."""
+    left, room = question.rows + 1, question.answer_mib * 1024 * 1024
+    with pa.ipc.new_stream(sys.stdout.buffer, reader.schema) as out:
+        for batch in reader:
+            room -= batch.nbytes
+            if room < 0:
+                _fail("sql_too_large", f"the answer has more than {question.answer_mib} MiB")
+            out.write_batch(batch.slice(0, left))
+            left -= batch.num_rows
+            if left <= 0:
+                return
+
+
+def _fail(code: str, message: str) -> None:
+    sys.stderr.write(msgspec.json.encode(SqlProblem(code, message)).decode())
+    sys.stderr.flush()
+    sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Data files written in Spark's tasks: the driver gets their footers, never their rows.
+
+Spark decides where and when a task runs, and runs it again when a worker is lost. Each run writes a file of its own;
+the commit names the one whose task was the one that counted, and a sweep removes the others.
+
+The archive copies slices of the log: rows go from the export's Arrow to Parquet in the task's own process, and none
+enters the JVM, which costs a tenth of handing them to Spark (docs/decisions/0009-archive-in-tasks.md). Frames are
+written by `write_frame`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+
+from penstock.iceberg.files import WrittenFile, checked, read_batches, write_file
+from penstock.iceberg.store import FileStore
+from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.commit import Slice
+from penstock.pipeline.offsets import Cut
+from penstock.pipeline.source import Part, read_slice
+from penstock.wire.lake import LakeFile
+
+_WRITTEN: Final = "location STRING, size BIGINT, footer BINARY, rows BIGINT"
+_WRITTEN_ARROW: Final = pa.schema(
+    [("location", pa.utf8()), ("size", pa.int64()), ("footer", pa.binary()), ("rows", pa.int64())]
+)
+
+Split = Callable[[LakeFile, pa.Table], Iterable[tuple[LakeFile, pa.Table]]]
+"""How a task's rows are dealt out to files, where one file is not enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlice:
+    """What one task does: copy a slice of the log to a file."""
+
+    client: PipelineClient
+    store: FileStore
+    file: LakeFile
+    rows: int
+
+    def run(self) -> WrittenFile:
+        """Write the file, complete and with as many rows as planned."""
+        slice = Part(Cut(self.file.lo, self.file.hi))
+        return checked(self.file, self.rows, write_file(self.store, self.file, read_slice(self.client, slice)))
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFiles:
+    """What one task does: make one file of several."""
+
+    store: FileStore
+    file: LakeFile
+    locations: tuple[str, ...]
+    rows: int
+    order: tuple[str, ...]  # to sort by; empty: the files follow each other
+
+    def run(self) -> WrittenFile:
+        """Write it, with all rows."""
+        batches = (batch for one in self.locations for batch in read_batches(self.store, one))
+        rows: Iterable[pa.RecordBatch | pa.Table] = batches
+        if self.order:
+            rows = [pa.Table.from_batches(batches).sort_by([(column, "ascending") for column in self.order])]
+        return checked(self.file, self.rows, write_file(self.store, self.file, rows))
+
+
+def file_of(table: str, one: Slice) -> LakeFile:
+    """What the file of a slice is called."""
+    return LakeFile(one.lo, one.hi, one.day, table)
+
+
+def write_frame(
+    frame: DataFrame, store: FileStore, files: Sequence[LakeFile], split: Split | None = None
+) -> list[WrittenFile]:
+    """Write *frame*, each partition within its task. Partitions without rows make no file.
+
+    *files* has the names for the partitions, one each, or one for all of them.
+    """
+    rows = frame.mapInArrow(_PartitionWriter(store, tuple(files), split), _WRITTEN).collect()
+    return [WrittenFile(row.location, row.size, bytes(row.footer), row.rows) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionWriter:
+    store: FileStore
+    files: tuple[LakeFile, ...]
+    split: Split | None
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        file = self.files[context.partitionId() if context and len(self.files) > 1 else 0]
+        for name, rows in self._parts(file, batches):
+            if written := write_file(self.store, name, rows):
+                values = [[written.location], [written.size], [written.footer], [written.rows]]
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array(one, kind.type) for one, kind in zip(values, _WRITTEN_ARROW, strict=True)],
+                    schema=_WRITTEN_ARROW,
+                )
+
+    def _parts(
+        self, file: LakeFile, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[tuple[LakeFile, Iterable[pa.RecordBatch | pa.Table]]]:
+        if self.split is None:
+            yield file, batches
+            return
+        held = [batch for batch in batches if batch.num_rows]
+        if held:
+            yield from ((name, [rows]) for name, rows in self.split(file, pa.Table.from_batches(held)))
+
+
+def by_hour(file: LakeFile, rows: pa.Table) -> Iterator[tuple[LakeFile, pa.Table]]:
+    """A file for each hour: a later turn then replaces those of its own hours only."""
+    for hour in pc.unique(rows["hour"]).to_pylist():
+        yield replace(file, day=f"{hour:%Y-%m-%d}"), rows.filter(pc.equal(rows["hour"], hour))
+
+
+def by_kind(file: LakeFile, rows: pa.Table) -> Iterator[tuple[LakeFile, pa.Table]]:
+    """Intervals of streams and items of mailboxes apart: the bounds of both then say which ones are in a file."""
+    items = pc.equal(rows["first"], 0)
+    yield file, rows.filter(pc.invert(items))
+    yield file, rows.filter(items)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFiles:
+    """Reads data files in tasks, where Spark itself cannot open the store: rows of (location) → their rows."""
+
+    store: FileStore
+    columns: tuple[str, ...]
+    name_as: str  # a column for the file's name; empty for none
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for location in batch.column(0).to_pylist():
+                for rows in read_batches(self.store, location, self.columns):
+                    yield self._named(rows, location.rpartition("/")[2])
+
+    def _named(self, rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
+        if not self.name_as:
+            return rows
+        columns = [*rows.columns, pa.array([name] * rows.num_rows)]
+        return pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, self.name_as])

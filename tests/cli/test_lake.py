@@ -1,0 +1,284 @@
+"""`./penstock lake` and `lake sql`: what they show is right, what they print works, and nothing else can be read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from penstock.api.auth import open_keys
+from penstock.cli.lake import print_table
+from penstock.cli.lake_readers import READERS
+from penstock.iceberg import sql_process
+from penstock.iceberg.sql import SqlAnswer, SqlLimits, SqlRefused, SqlTooLarge, ask
+from penstock.testing import RunningServer, start_s3, start_server
+from penstock.wire.columns import TABLES
+from penstock.wire.lake import RECORDS
+from tests.api.lake_rig import publish_record, record, server_with_lake
+from tests.engines.lake_files import WrittenLake
+from tests.lake_readers import DuckDb, start_duckdb
+from tests.lake_shop import DELIVERIES, EVENTS, fill_shop
+from tests.test_layers import venv_without
+
+DOCS = Path(__file__).parents[2] / "docs/lake.md"
+QUESTIONS = re.findall(r"### (.+?)\n.*?```sql\n(.*?)```\n\n```text\n(.*?)```", DOCS.read_text(), re.DOTALL)
+
+
+class Shop:
+    """A server with the shop's lake, and somebody who may read it."""
+
+    def __init__(self, server: RunningServer, place: str) -> None:
+        self.server, self.place, self.written = server, place, WrittenLake(place)
+        fill_shop(self.written)
+        record(server, "lake/id", {"id": "made-by-hand", "path": place})
+        for job in RECORDS:
+            publish_record(server, self.written, job)
+        self.token = open_keys(server.data).issue("analyst", grants=("export",))
+        self.environment = {**os.environ, "PENSTOCK_URL": server.url, "PENSTOCK_TOKEN": self.token}
+
+    @property
+    def tables(self) -> dict[str, str]:
+        return {name: table.location for name, table in self.written.tables.items()}
+
+    def run(self, *arguments: str, input: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "penstock", "lake", *arguments]
+        return subprocess.run(
+            command, env=self.environment, input=input, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    def answer(self, *arguments: str) -> str:
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    with server_with_lake(folder) as server:
+        yield Shop(server, str(folder / "lake"))
+
+
+@pytest.fixture(scope="module")
+def duckdb(shop: Shop) -> Iterator[DuckDb]:
+    with start_duckdb() as database:
+        database.attach(shop.server.url, shop.token)
+        database.sql("USE lake.penstock")
+        yield database
+
+
+# ── where it is, and how others read it ───────────────────────────────────────────────────────────
+
+
+def test_the_tables_are_shown_with_their_sizes(shop: Shop) -> None:
+    told = json.loads(shop.answer("--json"))
+
+    assert (told["lake"], told["catalog"]) == (shop.place, f"{shop.server.url}/iceberg")
+    tables = {table["name"]: table for table in told["tables"]}
+    assert sorted(tables) == sorted(TABLES)
+    assert (tables["events"]["rows"], tables["deliveries"]["rows"]) == (len(EVENTS), len(DELIVERIES))
+    files = list(Path(shop.place).glob("events/data/*/*.parquet"))
+    assert (tables["events"]["files"], tables["events"]["bytes"]) == (1, files[0].stat().st_size)
+    assert tables["ledger"]["rows"] == 0
+
+
+def test_the_overview_has_lines_for_every_reader_and_no_token(shop: Shop) -> None:
+    told = shop.answer()
+
+    assert shop.place in told
+    assert all(f"── {reader} " in told for reader in READERS)
+    assert told.count(f"{shop.server.url}/iceberg") >= len(READERS)
+    assert shop.token not in told
+    for reader in READERS:
+        lines = shop.answer("--for", reader)
+        assert "PENSTOCK_TOKEN" in lines
+        assert "{" not in lines.replace("${ENV:PENSTOCK_TOKEN}", "").replace("{name: value", "")
+    assert shop.run("--for", "excel").returncode == 2
+
+
+def test_the_lines_for_polars_and_duckdb_work_as_they_are(shop: Shop) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", shop.answer("--for", "polars")],
+        env={**shop.environment, "POLARS_ICEBERG_PLANNER": "pyiceberg"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "/orders" in told.stdout
+
+    shell = shop.answer("--for", "duckdb").replace("$PENSTOCK_TOKEN", shop.token)
+    found = re.fullmatch(r'duckdb -cmd "(.*)"\n', shell, re.DOTALL)
+    assert found
+    with start_duckdb() as fresh:
+        *preparing, question = [one.strip() for one in found[1].split(";") if one.strip()]
+        for statement in preparing[2:]:  # its extensions are there already
+            fresh.sql(statement)
+        assert fresh.sql(question)[0] == ["/orders", 6]
+
+
+# ── questions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_there_are_ten_questions() -> None:
+    assert len(QUESTIONS) == 10
+
+
+@pytest.mark.parametrize(("title", "sql", "expected"), QUESTIONS, ids=[title for title, *_ in QUESTIONS])
+def test_the_documented_questions_have_the_documented_answers(
+    shop: Shop, duckdb: DuckDb, tmp_path: Path, title: str, sql: str, expected: str
+) -> None:
+    assert shop.answer("sql", sql) == expected, title
+    assert shown(SqlAnswer(duckdb.table(sql, tmp_path), cut=False)) == expected, f"{title}, by the catalog"
+
+
+def shown(answer: SqlAnswer) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(answer)
+    return out.getvalue()
+
+
+def test_answers_for_programs(shop: Shop) -> None:
+    question = "SELECT id, stream, time, body, expires_at FROM events WHERE id <= 2 ORDER BY id"
+    expected = [
+        [1, "/invoices", "2026-11-15T12:00:01Z", "{}", None],
+        [2, "/orders", "2026-11-15T12:00:02Z", "{}", None],
+    ]
+
+    lines = [json.loads(line) for line in shop.answer("sql", question, "--json").splitlines()]
+    table = list(csv.reader(io.StringIO(shop.answer("sql", question, "--csv"))))
+
+    assert [list(line.values()) for line in lines] == expected
+    assert table[0] == ["id", "stream", "time", "body", "expires_at"]
+    assert table[1:] == [["" if value is None else str(value) for value in row] for row in expected]
+    sums = "SELECT sum(id) AS whole, 1.5 AS part FROM events"
+    assert shop.run("sql", "-", "--json", input=sums).stdout == '{"whole":45,"part":"1.5"}\n'
+
+
+def test_more_rows_than_are_wanted_are_cut_and_that_is_said(shop: Shop) -> None:
+    done = shop.run("sql", "SELECT id FROM events ORDER BY id", "--rows", "2", "--csv")
+
+    assert done.stdout == "id\n1\n2\n"
+    assert "more than 2 rows" in done.stderr
+    assert shop.run("sql", "SELECT id FROM events WHERE id < 3", "--rows", "2").stderr == ""
+
+
+# ── nothing beyond the lake ───────────────────────────────────────────────────────────────────────
+
+ATTEMPTS = [
+    "SELECT * FROM read_text('/etc/passwd')",
+    "SELECT * FROM read_csv('/etc/passwd')",
+    "SELECT * FROM '/etc/passwd'",
+    "SELECT * FROM read_blob('/proc/self/environ')",
+    "SELECT * FROM sniff_csv('/etc/passwd')",
+    "SELECT * FROM glob('/**')",
+    "SELECT * FROM read_parquet('{beside}')",
+    "SELECT * FROM read_json('http://127.0.0.1:{port}/health')",
+    "SELECT * FROM read_parquet('s3://lake/x')",
+    "SELECT * FROM duckdb_secrets()",
+    "SELECT getenv('PENSTOCK_TOKEN')",
+    "SELECT * FROM question",
+    "SELECT * FROM query('COPY (SELECT 1) TO ''{out}''')",
+    "INSTALL httpfs",
+    "LOAD '{beside}'",
+    "ATTACH '{out}' AS mine",
+    "COPY (SELECT 1) TO '{out}'",
+    "EXPORT DATABASE '{out}'",
+    "CREATE TABLE mine AS SELECT 1",
+    "CREATE OR REPLACE VIEW events AS SELECT 1",
+    "INSERT INTO events VALUES (1)",
+    "DELETE FROM events",
+    "SET memory_limit = '64GB'",
+    "SET enable_external_access = true",
+    "RESET lock_configuration",
+    "PRAGMA database_list",
+    "CALL pragma_version()",
+    "SELECT 1; SELECT 2",
+    "",
+    "no SQL at all",
+    "SELECT 'open",
+]
+
+
+@pytest.mark.parametrize("sql", ATTEMPTS)
+def test_nothing_else_can_be_read_or_written(shop: Shop, sql: str, tmp_path: Path) -> None:
+    beside = Path(shop.place) / "events/beside.parquet"  # within the lake's folder, and named by no table
+    beside.write_bytes(next(Path(shop.place).glob("events/data/*/*.parquet")).read_bytes())
+    before = sorted(Path(shop.place).rglob("*"))
+    try:
+        with pytest.raises(SqlRefused) as error:
+            ask(shop.place, shop.tables, sql.format(beside=beside, out=tmp_path / "out", port=shop.server.port))
+        assert "root:" not in str(error.value)
+        assert list(tmp_path.iterdir()) == []
+        assert sorted(Path(shop.place).rglob("*")) == before
+    finally:
+        beside.unlink()
+
+
+def test_the_same_attempts_succeed_where_nothing_is_locked(tmp_path: Path) -> None:
+    """So they are attempts: a plain DuckDB does all of this."""
+    with start_duckdb() as free:
+        assert "root:" in free.sql("SELECT content FROM read_text('/etc/passwd')")[0][0]
+        free.sql(f"COPY (SELECT 1) TO '{tmp_path / 'out'}'")
+        assert (tmp_path / "out").exists()
+
+
+def test_the_process_can_write_no_file_whatever_duckdb_does(tmp_path: Path) -> None:
+    code = (
+        "from penstock.iceberg import sql_process as p; from penstock.iceberg.sql import SqlQuestion\n"
+        "p._bound(SqlQuestion('', {}, '', 1, 64, 1, 5.0, 1))\n"
+        f"import pathlib; pathlib.Path({str(tmp_path / 'out')!r}).write_text('x' * 100)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode != 0
+    assert (tmp_path / "out").stat().st_size == 0
+    assert sql_process.BATCH_ROWS
+
+
+def test_questions_that_want_too_much_end(shop: Shop) -> None:
+    for question, limits, why in (
+        ("SELECT count(*) FROM range(100000000000) a, range(1000) b", SqlLimits(seconds=2), "2 s"),
+        ("SELECT list(a) FROM range(1000000000) t(a)", SqlLimits(memory_mib=200), "memory"),
+        ("SELECT repeat('x', 1000000) FROM range(1000)", SqlLimits(answer_mib=1), "answer has more than 1 MiB"),
+    ):
+        with pytest.raises(SqlTooLarge, match=why):
+            ask(shop.place, shop.tables, question, limits)
+    assert ask(shop.place, shop.tables, "SELECT count(*) AS n FROM events").rows() == [{"n": len(EVENTS)}]
+
+
+def test_without_duckdb_one_line_says_how_to_get_it(shop: Shop, tmp_path: Path) -> None:
+    python = venv_without(tmp_path / "venv", "duckdb", "_duckdb", "adbc_driver_duckdb")
+    command = [python, "-m", "penstock", "lake", "sql", "SELECT 1"]
+    done = subprocess.run(command, env=shop.environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("penstock: duckdb_missing: ")
+    assert "./penstock install sql" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_mistakes_are_one_line(shop: Shop) -> None:
+    done = shop.run("sql", "SELECT nothing FROM events")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("penstock: sql_refused: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_lake_on_s3_is_asked_in_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start_s3(tmp_path / "s3") as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        place = "s3://lake/shop"
+        with start_server(tmp_path / "data", environment=s3.environment, lake_url=place) as server:
+            shop = Shop(server, place)
+            for title, sql, expected in QUESTIONS[:3]:
+                assert shop.answer("sql", sql) == expected, title
+            with pytest.raises(SqlRefused):
+                ask(place, shop.tables, "SELECT * FROM read_text('/etc/passwd'), events")

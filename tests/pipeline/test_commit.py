@@ -1,0 +1,338 @@
+"""One compare-and-set moves watermark and pointers together, on a folder and on S3. No JVM is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client.http import ServerUnreachable
+from penstock.errors import PenstockError
+from penstock.pipeline.client import PipelineClient, RecordChanged, StoredRecord
+from penstock.pipeline.commit import (
+    AFTER_COMMIT,
+    AFTER_FILES,
+    BEFORE_COMMIT,
+    POINTS,
+    Faults,
+    Intent,
+    Slice,
+    TableChange,
+    Turn,
+    _Record,
+    watermark,
+)
+from penstock.pipeline.jobs import archive, compact
+from penstock.pipeline.lake_identity import bind
+from penstock.pipeline.loop import LakeUnreachable, perform
+from penstock.pipeline.tables import Lake, LakeHole, open_lake
+from penstock.testing import RunningServer, start_s3, start_server, wait_until
+from penstock.testing.seaweedfs import S3Server
+from tests.api.client import publish
+from tests.pipeline.by_hand import archived, logged, make_here
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with start_s3(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            environment.delenv(name)
+        for name, value in server.environment.items():
+            environment.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(params=["folder", "s3"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    if request.param == "folder":
+        return open_lake(tmp_path / "lake")
+    request.getfixturevalue("s3")
+    return open_lake(f"s3://lake/commit-{next(_numbers)}")
+
+
+@pytest.fixture
+def client(server: RunningServer, lake: Lake) -> PipelineClient:
+    """Of a server with some entries, and nothing archived yet."""
+    known = PipelineClient(server.url, server.admin_token)
+    bind(known, lake)
+    for number in range(5):
+        publish(server, "/orders", b"%d" % number)
+    return known
+
+
+class Crash(BaseException):
+    """As if the process had ended."""
+
+
+class CrashAt(Faults):
+    def __init__(self, point: str) -> None:
+        self._point, self.reached = point, False
+
+    def at(self, point: str) -> None:
+        if point == self._point and not self.reached:
+            self.reached = True
+            raise Crash(point)
+
+
+def equals_the_log(client: PipelineClient, lake: Lake) -> bool:
+    """With a look that has nothing in memory, as another process would have it."""
+    fresh = open_lake(lake.place)
+    return archived(client, fresh) == logged(client)
+
+
+def unnamed(client: PipelineClient, lake: Lake) -> set[str]:
+    """Files that nothing names."""
+    fresh = open_lake(lake.place)
+    named = fresh.table("events", client.get("lake/events").value).named()
+    return {fresh.store.location(one.path) for one in fresh.store.list("events")} - named
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_turn_that_ends_anywhere_is_brought_to_its_end_by_the_next(
+    client: PipelineClient, lake: Lake, point: str
+) -> None:
+    with pytest.raises(Crash):
+        archive.run(make_here(client, lake, CrashAt(point)), {})
+    publish_more(client)
+
+    archive.run(make_here(client, open_lake(lake.place)), {})
+    compact.run(make_here(client, lake), {})
+
+    assert equals_the_log(client, lake)
+    assert unnamed(client, lake) == set()
+
+
+def publish_more(client: PipelineClient) -> None:
+    client.call("POST", "/v1/publish", {"stream": "/orders"}, b"more")
+
+
+BETWEEN = "between watermark and pointers"
+
+
+def watermark_first(turn: Turn, pointers: Mapping[str, str], moved: Mapping[str, Any]) -> None:
+    turn._store(**moved)
+    turn._faults.at(BETWEEN)
+    turn._store(tables={**turn._record.tables, **pointers})
+
+
+def test_sabotage_a_watermark_that_moves_before_the_pointers_loses_rows(
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Turn, "_move", watermark_first)
+    with pytest.raises(Crash):
+        archive.run(make_here(client, lake, CrashAt(BETWEEN)), {})
+
+    archive.run(make_here(client, lake), {})
+
+    assert watermark(client, "events") == client.newest()
+    assert not equals_the_log(client, lake)
+
+
+# ── overtaken ──────────────────────────────────────────────────────────────────────────────────
+
+
+class OvertakenAt(Faults):
+    """Another driver takes the record and does all the work when this one is at a point."""
+
+    def __init__(self, point: str, client: PipelineClient, lake: Lake) -> None:
+        self._point, self._client, self._lake, self._done = point, client, lake, False
+
+    def at(self, point: str) -> None:
+        if point == self._point and not self._done:
+            self._done = True
+            archive.run(make_here(self._client, open_lake(self._lake.place)), {})
+
+
+@pytest.mark.parametrize("point", [AFTER_FILES, BEFORE_COMMIT])
+def test_a_driver_that_was_overtaken_adds_nothing_and_leaves_nothing(
+    client: PipelineClient, lake: Lake, point: str
+) -> None:
+    with pytest.raises(RecordChanged, match="another driver has taken over"):
+        archive.run(make_here(client, lake, OvertakenAt(point, client, lake)), {})
+
+    assert equals_the_log(client, lake)
+    assert unnamed(client, lake) == set()
+
+
+def test_sabotage_a_catalog_that_reloads_and_retries_doubles_rows(
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Turn._commit
+
+    def retrying(turn: Turn, changes: list[TableChange], *given: Any, **more: Any) -> None:
+        try:
+            commit(turn, changes, *given, **more)
+        except RecordChanged:
+            kept = client.get("lake/events")
+            turn._record, turn._version = _Record.read(kept.value), kept.version
+            commit(turn, changes, *given, **more)
+
+    monkeypatch.setattr(Turn, "_commit", retrying)
+    monkeypatch.setattr(Turn, "_discard", lambda *given: None)
+
+    archive.run(make_here(client, lake, OvertakenAt(AFTER_FILES, client, lake)), {})
+
+    assert len(archived(client, lake)) == 2 * len(logged(client))
+
+
+def test_a_driver_that_was_overtaken_sweeps_nothing_of_the_others(client: PipelineClient, lake: Lake) -> None:
+    slow = Turn(client, lake, "events")
+    archive.run(make_here(client, open_lake(lake.place)), {})
+
+    with pytest.raises(RecordChanged):
+        slow.sweep()
+
+    assert equals_the_log(client, lake)
+
+
+# ── no answer ──────────────────────────────────────────────────────────────────────────────────
+
+
+class LosesAnswers(PipelineClient):
+    """A server whose answer to one commit is lost, stored or not."""
+
+    stores = True
+    lost = 0
+
+    def put(self, key: str, value: Mapping[str, Any], *, expect: int) -> StoredRecord:
+        if key == "lake/events" and value.get("tables") and not self.lost:
+            self.lost += 1
+            if self.stores:
+                super().put(key, value, expect=expect)
+            raise ServerUnreachable(self.url, "cut off")
+        return super().put(key, value, expect=expect)
+
+
+def losing(client: PipelineClient, *, stores: bool) -> LosesAnswers:
+    made = LosesAnswers(client.url, client.token)
+    made.stores = stores
+    return made
+
+
+def test_a_commit_whose_answer_was_lost_has_landed(client: PipelineClient, lake: Lake) -> None:
+    archive.run(make_here(losing(client, stores=True), lake), {})
+
+    assert equals_the_log(client, lake)
+    assert watermark(client, "events") == client.newest()
+
+
+def test_a_commit_that_never_arrived_is_done_again_by_the_next_turn(client: PipelineClient, lake: Lake) -> None:
+    with pytest.raises(ServerUnreachable):
+        archive.run(make_here(losing(client, stores=False), lake), {})
+    assert watermark(client, "events") == 0
+
+    archive.run(make_here(client, lake), {})
+    compact.run(make_here(client, lake), {})
+
+    assert equals_the_log(client, lake)
+    assert unnamed(client, lake) == set()
+
+
+def test_sabotage_a_driver_that_takes_no_answer_for_a_refusal_deletes_what_was_committed(
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hasty(turn: Turn, **changed: Any) -> None:
+        try:
+            store(turn, **changed)
+        except ServerUnreachable as error:
+            raise RecordChanged("no answer") from error
+
+    store = Turn._store
+    monkeypatch.setattr(PipelineClient, "get", refusing_once(client))
+    monkeypatch.setattr(Turn, "_store", hasty)
+    with pytest.raises(RecordChanged):
+        archive.run(make_here(losing(client, stores=True), lake), {})
+    monkeypatch.undo()
+
+    with pytest.raises((LakeHole, FileNotFoundError)):
+        equals_the_log(client, lake)
+
+
+def refusing_once(client: PipelineClient) -> Any:
+    """A look at the record that fails when its client has lost an answer."""
+    get = PipelineClient.get
+
+    def look(own: PipelineClient, key: str) -> StoredRecord:
+        if getattr(own, "lost", 0) == 1:
+            raise ServerUnreachable(own.url, "cut off")
+        return get(own, key)
+
+    return look
+
+
+# ── what was written must be what was planned ──────────────────────────────────────────────────
+
+
+def test_a_file_with_too_few_rows_is_not_committed(client: PipelineClient, lake: Lake) -> None:
+    newest = client.newest()
+    turn = Turn(client, lake, "events")
+    turn.intend(Intent(0, newest, (Slice(0, newest, "2026-11-15", newest + 1),)))
+
+    with pytest.raises(PenstockError, match="rows of events were written, but"):
+        archive.run(make_here(client, lake), {})
+
+    assert make_here(client, lake).files("events") == []
+
+
+def test_memory_and_pointers_of_other_tables_stay(client: PipelineClient, lake: Lake) -> None:
+    turn = Turn(client, lake, "ledger")
+    turn.intend(Intent(0, 3, ()))
+    turn.publish(memory={"batches": [["n", 1, 2, 3]]})
+
+    again = Turn(client, lake, "ledger")
+    again.intend(Intent(3, 4, ()))
+    again.publish()
+
+    assert client.get("lake/ledger").value["memory"] == {"batches": [["n", 1, 2, 3]]}
+    assert client.get("lake/ledger").value["holder"] == ""
+
+
+# ── a store that is away ───────────────────────────────────────────────────────────────────────
+
+
+class AtEvery(Faults):
+    """Does something when a turn comes to a point, each time something else."""
+
+    def __init__(self, point: str, *deeds: Any) -> None:
+        self._point, self._deeds = point, list(deeds)
+
+    def at(self, point: str) -> None:
+        if point == self._point and self._deeds:
+            self._deeds.pop(0)()
+
+
+@pytest.mark.parametrize("point", [AFTER_FILES, BEFORE_COMMIT, AFTER_COMMIT])
+def test_a_store_that_is_killed_paused_and_restarted_under_an_archive_loses_and_doubles_nothing(
+    tmp_path: Path, point: str, s3: S3Server
+) -> None:
+    with (
+        start_s3(tmp_path / "s3") as weed,
+        start_server(tmp_path / "data") as server,
+        pytest.MonkeyPatch.context() as m,
+    ):
+        m.setenv("AWS_ENDPOINT_URL", weed.endpoint)
+        m.setattr("penstock.iceberg.store.TIMEOUT_SECONDS", 2)
+        client, lake = PipelineClient(server.url, server.admin_token), open_lake("s3://lake/shaken")
+        bind(client, lake)
+        faults = AtEvery(point, weed.kill, weed.pause)
+        for attempt in range(3):
+            publish(server, "/orders", b"%d" % attempt)
+            try:
+                perform(make_here(client, lake, faults), "archive", {})
+            except LakeUnreachable:
+                assert point != AFTER_COMMIT or watermark(client, "events") > 0
+            weed.resume()
+            weed.restart() if weed.process.poll() is not None else None
+        wait_until(lambda: weed.process.poll() is None)
+
+        archive.run(make_here(client, lake, faults), {})
+        compact.run(make_here(client, lake), {})
+
+        assert equals_the_log(client, lake)
+        assert unnamed(client, lake) == set()

@@ -1,0 +1,58 @@
+"""All jobs on an object store: Spark itself cannot open it, its tasks do by pyarrow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.pipeline.commit import watermark
+from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, ledger, replay, rollup
+from penstock.testing import RunningServer, start_s3, wait_until
+from tests.spark.conftest import make_place
+from tests.spark.filling import archived, differences, fill, publish
+from tests.spark.test_jobs import recorded, tail
+
+
+@pytest.fixture
+def place(
+    spark: SparkSession, server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Workplace]:
+    with start_s3(tmp_path / "s3") as s3:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        yield make_place(spark, server, "s3://lake/jobs")
+
+
+def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "FEW_ROWS", 1_000)  # several tasks
+    client = place.client
+    fill(client, 3_000)
+    secret = client.call("POST", "/v1/publish", {"stream": "/orders"}, b"a secret")["id"]
+    for number in range(2):
+        last = client.call("POST", "/v1/publish", {"stream": "/orders"}, b"%d" % number)["id"]
+        tail(place, "/orders", "alice", 2 + number)
+        wait_until(lambda entry=last: recorded(place, entry, "alice"))
+        for job in (archive, ledger, rollup):
+            job.run(place, {})
+    assert watermark(client, "rollup") == watermark(client, "events") == client.newest()
+
+    assert erase.run(place, {"ids": str(secret)}).data["rows"] == 1
+    assert compact.run(place, {"all": ""}).data["after"] >= 1
+    replayed = replay.run(place, {"name": "again", "streams": "/orders", "to": "/copy"})
+    assert replayed.data["sent"] == 2
+    outcome = audit.run(place, {})
+
+    assert outcome.exit_code == 0, outcome.words
+    assert differences(client, place.lake.place) == []
+    assert not any(b"a secret" in place.lake.store.read(one.path) for one in place.lake.store.list(""))
+    rows = [row for row in archived(client, place.lake.place, "deliveries").to_pylist() if row["stream"] == "/orders"]
+    assert len({(row["recipient"], row["first"], row["last"]) for row in rows}) == len(rows) > 0
+    publish(client, "/orders", [b"after"])
+    archive.run(place, {})
+    assert differences(client, place.lake.place) == []
