@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import penstock
-from penstock.http.problems import _STATUS
 
 SOURCE = Path(penstock.__file__).parent
 ACTING = {
@@ -19,6 +18,9 @@ ACTING = {
     "PenstockError": "nobody: try again",
 }
 """Who must act, by the class that an error is derived from."""
+
+Bases = dict[str, list[str]]
+Statuses = dict[str, int]  # of the classes that name one
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +37,28 @@ class ErrorCode:
 def error_codes() -> list[ErrorCode]:
     """Each code once, in the order of the alphabet; what a class says of it comes before what a call says."""
     trees = {file: ast.parse(file.read_text()) for file in sorted(SOURCE.rglob("*.py"))}
-    bases = {
-        node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
-        for tree in trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-    }
+    nodes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: [base.id for base in node.bases if isinstance(base, ast.Name)] for node in nodes}
+    statuses = {node.name: int(status) for node in nodes if (status := _constant(node, "status")).isdigit()}
     found: dict[str, ErrorCode] = {}
     for read in (_of_classes, _of_calls):
         for tree in trees.values():
-            for one in read(tree, bases):
+            for one in read(tree, bases, statuses):
                 found.setdefault(one.code, one)
     return sorted(found.values(), key=lambda one: one.code)
 
 
-def _of_classes(tree: ast.Module, bases: dict[str, list[str]]) -> Iterator[ErrorCode]:
+def _of_classes(tree: ast.Module, bases: Bases, statuses: Statuses) -> Iterator[ErrorCode]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.ClassDef) and _acting(node.name, bases)):
             continue
         if code := _constant(node, "code") or _default_code(node) or _given_code(node):
             meaning = (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " ")
             remedy = _constant(node, "remedy")
-            status = int(_constant(node, "status") or 0) or _status(node.name, bases)
-            yield ErrorCode(code, status, _acting(node.name, bases), meaning, remedy)
+            yield ErrorCode(code, _status(node.name, bases, statuses), _acting(node.name, bases), meaning, remedy)
 
 
-def _of_calls(tree: ast.Module, bases: dict[str, list[str]]) -> Iterator[ErrorCode]:
+def _of_calls(tree: ast.Module, bases: Bases, statuses: Statuses) -> Iterator[ErrorCode]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _acting(node.func.id, bases)):
             continue
@@ -68,7 +66,8 @@ def _of_calls(tree: ast.Module, bases: dict[str, list[str]]) -> Iterator[ErrorCo
         if "code" in given:
             said = [str(one.value) for one in node.args[:2] if isinstance(one, ast.Constant)]
             name, remedy = node.func.id, str(given.get("remedy", ""))
-            yield ErrorCode(str(given["code"]), _status(name, bases), _acting(name, bases), " ".join(said), remedy)
+            status = _status(name, bases, statuses)
+            yield ErrorCode(str(given["code"]), status, _acting(name, bases), " ".join(said), remedy)
 
 
 def _constant(node: ast.ClassDef, name: str) -> str:
@@ -98,16 +97,15 @@ def _given_code(node: ast.ClassDef) -> str:
     return ""
 
 
-def _lineage(name: str, bases: dict[str, list[str]]) -> Iterator[str]:
+def _lineage(name: str, bases: Bases) -> Iterator[str]:
     yield name
     for base in bases.get(name, ()):
         yield from _lineage(base, bases)
 
 
-def _acting(name: str, bases: dict[str, list[str]]) -> str:
+def _acting(name: str, bases: Bases) -> str:
     return next((ACTING[one] for one in _lineage(name, bases) if one in ACTING), "")
 
 
-def _status(name: str, bases: dict[str, list[str]]) -> int | None:
-    statuses = {kind.__name__: status for kind, status in _STATUS.items()}
+def _status(name: str, bases: Bases, statuses: Statuses) -> int | None:
     return next((statuses[one] for one in _lineage(name, bases) if one in statuses), None)

@@ -27,7 +27,7 @@
         └── ConfigInvalid
 
 Each carries the numbers it is about and builds its sentence from them. `code` is stable: programs
-may rely on it. `remedy` says what to do next.
+may rely on it. `status` is what it is answered with over HTTP, `remedy` says what to do next.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class PenstockError(Exception):
     """Base of every error raised on purpose."""
 
     code = "internal"
+    status = 0  # of the answer over HTTP; 0: it is answered with 500, and only the log has its words
     remedy = "This is a defect of the server: please report it with the server's log."
 
 
@@ -62,6 +63,8 @@ class CallerError(PenstockError):
 class InputInvalid(CallerError):
     """A field, parameter or body cannot be understood."""
 
+    status = 400
+
     def __init__(self, what: str, why: str, *, code: str = "input_invalid", remedy: str = "") -> None:
         super().__init__(f"{what}: {why}")
         self.what, self.why, self.code = what, why, code
@@ -85,6 +88,7 @@ class NameInvalid(InputInvalid):
 class TooLarge(CallerError):
     """Something is over a limit of limits.py."""
 
+    status = 413
     code = "too_large"
 
     def __init__(self, what: str, size: int, limit: int) -> None:
@@ -96,6 +100,8 @@ class TooLarge(CallerError):
 class NotFound(CallerError):
     """There is no such thing here."""
 
+    status = 404
+
     def __init__(self, what: str, name: str, *, code: str = "not_found", remedy: str = "") -> None:
         super().__init__(f"no {what} {name!r}")
         self.what, self.name, self.code = what, name, code
@@ -105,6 +111,7 @@ class NotFound(CallerError):
 class Conflict(CallerError):
     """The state is another than the caller believes."""
 
+    status = 409
     code = "conflict"
 
 
@@ -177,6 +184,7 @@ class VersionMismatch(Conflict):
 class Trimmed(CallerError):
     """That part of the log is no longer here."""
 
+    status = 410
     code = "range_trimmed"
     remedy = "Start at or after the id given here, or read the older part from the lake."
 
@@ -188,6 +196,7 @@ class Trimmed(CallerError):
 class Unauthenticated(CallerError):
     """We do not know who is asking."""
 
+    status = 401
     code = "unauthenticated"
     remedy = "Send 'Authorization: Bearer TOKEN'; './penstock token' makes one."
 
@@ -199,6 +208,7 @@ class Unauthenticated(CallerError):
 class Forbidden(CallerError):
     """We know who is asking, and the answer is no."""
 
+    status = 403
     code = "forbidden"
 
     def __init__(self, subject: str, grant: str, target: str) -> None:
@@ -239,6 +249,7 @@ class SystemStream(Forbidden):
 class Busy(PenstockError):
     """A limit was reached, a setting or another. Nothing happened; the same call may succeed later."""
 
+    status = 503
     code = "busy"
     retry_after = 1
 
@@ -251,6 +262,7 @@ class Busy(PenstockError):
 class MailboxFull(Busy):
     """A recipient has let so much lie that nothing more is kept for it. Nothing was stored."""
 
+    status = 507  # not 503: whoever sends must not hold back what is for others
     code = "mailbox_full"
     retry_after = 120
 
@@ -269,6 +281,7 @@ class OperatorError(PenstockError):
 class DiskFull(OperatorError):
     """The disk took no more. Nothing of this call was stored."""
 
+    status = 507
     code = "disk_full"
     remedy = "Free space on the server's data directory; it goes on by itself."
     retry_after = 5
@@ -277,6 +290,7 @@ class DiskFull(OperatorError):
 class EngineGone(OperatorError):
     """The storage engine does not answer or was closed. What was not acknowledged may be lost."""
 
+    status = 503
     code = "engine_gone"
     remedy = "Look at the server's log, then restart it."
     retry_after = 5
@@ -306,6 +320,7 @@ class DataLocked(OperatorError):
 class DataCorrupt(OperatorError):
     """The data file is damaged, or is not ours."""
 
+    status = 503
     code = "data_corrupt"
     remedy = "Restore a backup with './penstock restore' into a new directory, and start the server on that."
 

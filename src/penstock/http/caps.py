@@ -17,6 +17,7 @@ class RateExceeded(Busy):
     """An address or a token asks faster than it may. Nothing happened; it may ask again a little later."""
 
     code = "rate_exceeded"
+    status = 429
 
     def __init__(self, limit: str, value: float, wait_seconds: float) -> None:
         self.retry_after = max(1, ceil(wait_seconds))
@@ -27,6 +28,7 @@ class TooManyOpen(Busy):
     """A token has as many live answers open as it may. Nothing was opened; it may ask again when one has ended."""
 
     code = "too_many_open"
+    status = 429
     retry_after = 5
 
     def __init__(self, limit: str, value: int) -> None:

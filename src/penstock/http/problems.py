@@ -12,23 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.errors import (
-    Busy,
-    Conflict,
-    DataCorrupt,
-    DiskFull,
-    EngineGone,
-    Forbidden,
-    InputInvalid,
-    MailboxFull,
-    NotFound,
-    PeerError,
-    PenstockError,
-    TooLarge,
-    Trimmed,
-    Unauthenticated,
-)
-from penstock.http.caps import RateExceeded, TooManyOpen
+from penstock.errors import Forbidden, PeerError, PenstockError, Unauthenticated
 from penstock.http.responses import Headers, Response
 
 log = logging.getLogger("penstock.http")
@@ -38,27 +22,9 @@ class HandlerTimedOut(PenstockError):
     """A handler did not answer in time. What it was about may have happened."""
 
     code = "timeout"
+    status = 503
     remedy = "Try again; if it was a change, with the same Idempotency-Key."
     retry_after = 1
-
-
-_STATUS: dict[type[PenstockError], int] = {
-    InputInvalid: 400,
-    Unauthenticated: 401,
-    Forbidden: 403,
-    NotFound: 404,
-    Conflict: 409,
-    Trimmed: 410,
-    TooLarge: 413,
-    RateExceeded: 429,
-    TooManyOpen: 429,
-    Busy: 503,
-    HandlerTimedOut: 503,
-    EngineGone: 503,
-    DataCorrupt: 503,
-    DiskFull: 507,
-    MailboxFull: 507,  # not 503: whoever sends must not hold back what is for others
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +56,16 @@ def error_response(error: BaseException, form: Form | None = None) -> Response:
 
 def problem_of(error: BaseException) -> Problem:
     """What *error* means. What was not raised on purpose is logged, and the peer learns nothing of it."""
-    status = _status(error)
-    if not isinstance(error, PenstockError) or status is None:
+    if not isinstance(error, PenstockError) or not error.status:
         log.error("request.failed", exc_info=error)
         remedy = PenstockError.remedy
         return Problem(500, PenstockError.code, "the server failed at this request", remedy, error=error)
     message = error.detail if isinstance(error, PeerError) else str(error)
-    return Problem(status, error.code, message, error.remedy, _headers(error, status), error)
+    return Problem(error.status, error.code, message, error.remedy, _headers(error), error)
 
 
-def _status(error: BaseException) -> int | None:
-    own: int | None = getattr(error, "status", None)  # an error of a protocol that has numbers for what is wrong
-    if own is not None:
-        return own
-    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), None)
-
-
-def _headers(error: PenstockError, status: int) -> Headers:
-    if status == 426:
+def _headers(error: PenstockError) -> Headers:
+    if error.status == 426:
         return (("Upgrade", "websocket"),)
     if isinstance(error, Unauthenticated):
         invalid = ', error="invalid_token"' if error.sent else ""
