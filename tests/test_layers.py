@@ -40,7 +40,7 @@ NEUTRAL = ("penstock.core.clock", "penstock.core.promise")
 FACING_DOORS = tuple(
     f"penstock.http.{name}"
     for name in (
-        "requests", "responses", "problems", "routing", "outlet", "output", "websocket", "timers", "outgoing",
+        "requests", "responses", "problems", "routing", "outlet", "pipe", "websocket", "timers", "outgoing",
     )
 )  # fmt: skip
 """The side that the connection layer turns towards doors. Never its listener or its connections."""

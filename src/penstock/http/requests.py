@@ -24,7 +24,7 @@ from typing import Protocol
 
 from penstock.http.bodies import BodySink, BodyStream
 from penstock.http.outlet import Outlet, Owner
-from penstock.http.output import Tap
+from penstock.http.pipe import Tap
 from penstock.http.responses import HandlerAnswer, Headers, Response
 from penstock.http.websocket import WebSocket, WebSocketOwner
 from penstock.wire import http_requests, urls

@@ -1,4 +1,4 @@
-"""Output: collected per connection, written once per loop turn.
+"""The pipe: the output of a connection, collected and written once per loop turn; and the tap at its end.
 
 An event that goes to 5,000 connections is framed once; each connection then costs one note that it has
 output and one system call. On plain TCP that call is made here, straight on the socket, as long as the
