@@ -1,20 +1,21 @@
-"""Single questions to the log's JetStream stream. All go to its leader, but for `page`, which says how.
+"""The log's JetStream stream: how it is made, and single questions to it.
 
-A direct get may be answered by a server that is behind. Every server has a prefix of the log, so what it
-returns is complete up to the last message that it returned; only where it stops short is the leader asked
-whether anything follows.
+Questions go to its leader, but for `page`. A direct get may be answered by a server that is behind. Every server has a
+prefix of the log, so what it returns is complete up to the last message that it returned; only where it stops short is
+the leader asked whether anything follows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from penstock.engines.jetstream.cells import CellsMissing, ask
+from penstock.engines.jetstream.cells import CellsMissing, api, ask
 from penstock.engines.jetstream.connection import (
     ELECTING_SECONDS,
     REQUEST_SECONDS,
@@ -26,9 +27,13 @@ from penstock.engines.jetstream.connection import (
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.rows import LogRow, row
 from penstock.engines.jetstream.subjects import Subjects
-from penstock.errors import EngineGone
+from penstock.errors import ConfigInvalid, EngineGone
+
+PLACING_SECONDS: Final = 10.0
+"""For JetStream to find servers for a new stream: just after the start of a cluster some still count as offline."""
 
 NO_MESSAGE: Final = 10037
+_EXISTS, _NO_PEERS = 10058, 10005
 PAGE_MESSAGES: Final = 1_024
 """Messages of one direct get, and at most a page's bytes: more would fill the connection for the others."""
 
@@ -213,3 +218,65 @@ def _unbroken(rows: list[LogRow]) -> list[LogRow]:
 
 _answers = msgspec.json.Decoder(_Answer)
 _infos = msgspec.json.Decoder(_Info)
+
+
+def _config(subjects: Subjects, replicas: int) -> dict[str, Any]:
+    return {
+        "name": subjects.stream,
+        "subjects": [subjects.all],
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": replicas,
+        "max_msgs_per_subject": -1,
+        "max_age": 0,
+        "discard": "new",  # at a limit of the account: refuse, never drop what was acknowledged
+        "allow_direct": True,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+        "allow_rollup_hdrs": True,
+        "deny_delete": False,
+        "deny_purge": False,
+    }
+
+
+async def make_stream(connection: NatsConnection, subjects: Subjects, replicas: int) -> None:
+    """See that the stream is there as it must be. One with other settings is refused, and left as it is."""
+    config, name = _config(subjects, replicas), subjects.stream
+    try:
+        answer = await api(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)
+    except CellsMissing:
+        answer = msgspec.json.decode(await _create(connection, name, config))
+    except JetStreamRefused as refused:
+        raise EngineGone(f"JetStream does not show {name}: {refused.description}") from refused
+    found = answer["config"]
+    for setting, wanted in config.items():
+        if found.get(setting, False) != wanted:
+            raise ConfigInvalid(
+                "log.engine",
+                f"JetStream's stream {name} has {setting} = {found.get(setting)}, not {wanted}",
+                remedy=_remedy(setting, found.get(setting)),
+            )
+
+
+async def _create(connection: NatsConnection, name: str, config: dict[str, Any]) -> bytes:
+    begun = time.monotonic()
+    while True:
+        try:
+            return await connection.api(f"STREAM.CREATE.{name}", config)
+        except EngineGone:  # a leader that dies takes the question along; the same one again changes nothing
+            if time.monotonic() - begun > ELECTING_SECONDS or connection.hopeless:
+                raise
+        except JetStreamRefused as refused:
+            if refused.code == _EXISTS:
+                return await ask(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)  # another was quicker
+            if refused.code != _NO_PEERS or time.monotonic() - begun > PLACING_SECONDS:
+                gone = EngineGone(f"JetStream does not make {name}: {refused.description}")
+                gone.remedy = "Give the cluster enough servers with JetStream, or set log.replicas to fewer."
+                raise gone from refused
+        await asyncio.sleep(0.2)
+
+
+def _remedy(setting: str, found: object) -> str:
+    if setting == "num_replicas":
+        return f"Set log.replicas={found}, or change the streams with 'nats stream edit --replicas'."
+    return "Give this cluster another log.prefix, or change the stream with the nats program."

@@ -121,11 +121,6 @@ def translated(error: sqlite3.Error, path: Path) -> OperatorError:
     return EngineGone(f"{path}: {error}")
 
 
-def stop_writing(connection: sqlite3.Connection) -> None:
-    """Let every further change fail. What is stored into a damaged file is acknowledged, and may not be found again."""
-    connection.execute("PRAGMA query_only = ON")
-
-
 def _disk_is_full(path: Path) -> bool:
     # The shared-memory file that cannot grow is an I/O error to SQLite, not a full disk.
     try:

@@ -1,4 +1,7 @@
-"""What SQLite finds wrong with a file while it is in use, whoever meets it first: a reader, the writer or the check."""
+"""What SQLite finds wrong with a file while it is in use, whoever meets it first: a reader, the writer or the check.
+
+From then on nothing is stored (`stop_writing`), and the server is not ready.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +39,8 @@ class Damage:
         elif self.detail and error.sqlite_errorcode == sqlite3.SQLITE_READONLY:  # `stop_writing`
             return DataCorrupt(str(self._path), f"nothing more is stored in it: {self.detail}")
         return meant
+
+
+def stop_writing(connection: sqlite3.Connection) -> None:
+    """Let every further change fail. What is stored into a damaged file is acknowledged, and may not be found again."""
+    connection.execute("PRAGMA query_only = ON")

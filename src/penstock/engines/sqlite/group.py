@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,10 @@ from penstock.engines.sqlite.keys import GroupKeys
 from penstock.engines.sqlite.known import KnownStream, KnownStreams
 from penstock.engines.sqlite.recent import Recent
 from penstock.values import Appended, Batch, Entry, Head, Kind
+
+GROUP_JOBS: Final = 1_024
+GROUP_BYTES: Final = 8 * 1024 * 1024
+"""What one transaction takes at most: a long one would delay every answer in it."""
 
 _DATA = Kind.DATA
 

@@ -29,7 +29,7 @@ from penstock.engines.sqlite import fold, schema
 from penstock.engines.sqlite.checkpoint import Checkpointer
 from penstock.engines.sqlite.damage import Damage
 from penstock.engines.sqlite.faults import SqliteFaults
-from penstock.engines.sqlite.group import WriteGroup
+from penstock.engines.sqlite.group import GROUP_BYTES, GROUP_JOBS, WriteGroup
 from penstock.engines.sqlite.known import KnownStreams
 from penstock.engines.sqlite.recent import Recent
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
@@ -39,9 +39,6 @@ from penstock.values import Appended, Batch, Entry
 DEFAULTS: Final = LogSettings()
 HAND_OVER_JOBS: Final = 128
 """Jobs of one turn of the loop after which the writer begins with them, beside the rest of the turn."""
-GROUP_JOBS: Final = 1_024
-GROUP_BYTES: Final = 8 * 1024 * 1024
-"""What one transaction takes at most: a long one would delay every answer in it."""
 
 T = TypeVar("T")
 
