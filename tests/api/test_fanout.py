@@ -28,7 +28,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.feed import Feed, WireSink
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, Recipients
-from penstock.core.names import matches
+from penstock.core.matching import matches
 from penstock.core.why import Why
 from penstock.engines.memory import MemoryEngine
 from penstock.http.event_loop import run_loop

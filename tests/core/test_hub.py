@@ -13,7 +13,7 @@ from penstock.core.fanout import MANY, Round
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient, recipient
-from penstock.core.names import matches
+from penstock.core.matching import matches
 from penstock.engines.memory import MemoryEngine
 from penstock.settings import HubSettings
 from penstock.values import Batch, Draft, Entry, Kind

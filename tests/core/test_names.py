@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.core.matching import Interest
+from penstock.core.matching import Interest, covers, matches
 from penstock.core.names import (
     SYSTEM_STREAMS,
     announces_children,
     check_name,
     check_pattern,
-    covers,
     is_exact,
     is_level,
-    matches,
     parent,
 )
 from penstock.errors import NameInvalid

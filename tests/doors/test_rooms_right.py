@@ -1,6 +1,6 @@
 """`/rooms` has the events for several rooms: who may not read all rooms, or that stream by name, never sees them.
 
-One rule (`core.names.covers_of`), asked through every way to read.
+One rule (`core.matching.covers_of`), asked through every way to read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from penstock.api import auth
 from penstock.api.auth import Caller, open_keys
-from penstock.core.names import covers
+from penstock.core.matching import covers
 from penstock.errors import Forbidden
 from penstock.testing import RunningServer, start_server
 from tests.api.client import Tail, ask, publish

@@ -29,7 +29,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.names import check_pattern, covers, covers_of, is_level, is_system
+from penstock.core.matching import covers, covers_of
+from penstock.core.names import check_pattern, is_level, is_system
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, SystemStream, Unauthenticated
 from penstock.limits import ADMIN_TOKEN_CHARACTERS, SECRET_BYTES, SUBJECT_BYTES
 

@@ -34,6 +34,7 @@ PACKAGED: Final = (
     "penstock/client/__init__.py",
     "penstock/client/http.py",
     "penstock/core/__init__.py",
+    "penstock/core/matching.py",
     "penstock/core/names.py",
     "penstock/iceberg/__init__.py",
     "penstock/iceberg/files.py",

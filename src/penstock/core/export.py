@@ -16,8 +16,8 @@ from typing import Final, Protocol
 import msgspec
 
 from penstock.core.log import Log
+from penstock.core.matching import matches
 from penstock.core.months import DAY_MS
-from penstock.core.names import matches
 from penstock.errors import Busy, NotFound, PenstockError, Trimmed
 from penstock.values import Entry
 from penstock.wire.columns import NAMES

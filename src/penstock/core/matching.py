@@ -1,17 +1,62 @@
-"""Finds who wants an entry: exact names by dictionary, patterns by a tree of levels.
+"""What a pattern matches, and who wants an entry: exact names by dictionary, patterns by a tree of levels.
 
-Most subscriptions name one stream, so those cost one look-up. Patterns are walked level by level;
-the cost depends on the depth of the name, not on the number of patterns.
+`matches` is the rule for a pattern and a name, `covers` for a right and the pattern that is asked for. `Interest` has
+the rule of `matches` for many patterns at once: most of them name one stream, and cost one look-up. Others are walked
+level by level; the cost depends on the depth of the name, not on the number of patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from penstock.core.names import ROOT, is_exact
+from penstock.core.names import ROOMS, ROOT, is_exact
 
 Member = TypeVar("Member")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether *pattern* covers *name*."""
+    if is_exact(pattern):
+        return pattern == name
+    if pattern == ">":
+        return "/_" not in name
+    wanted, levels = pattern.split("/")[1:], name.split("/")[1:]
+    if wanted[-1] == ">":
+        fixed = wanted[:-1]
+        if len(levels) <= len(fixed) or name == ROOT or any(level[:1] == "_" for level in levels[len(fixed) :]):
+            return False
+        wanted, levels = fixed, levels[: len(fixed)]
+    if len(wanted) != len(levels):
+        return False
+    return all(w == level or (w == "*" and level[:1] not in ("_", "")) for w, level in zip(wanted, levels, strict=True))
+
+
+def covers(grant: str, pattern: str) -> bool:
+    """Whether everything that *pattern* can match is matched by *grant*, too."""
+    if is_exact(pattern):
+        return matches(grant, pattern)
+    if grant == ">":
+        return not any(level[:1] == "_" for level in pattern.split("/"))
+    if pattern == ">" or is_exact(grant):
+        return False
+    given, asked = grant.split("/")[1:], pattern.split("/")[1:]
+    for position, level in enumerate(given):
+        rest = asked[position:]
+        if level == ">":
+            return bool(rest) and not any(name[:1] == "_" for name in rest)
+        if not rest or rest[0] == ">" or (level == "*" and rest[0][:1] == "_"):
+            return False
+        if level not in ("*", rest[0]):
+            return False
+    return len(given) == len(asked)
+
+
+def covers_of(grants: Sequence[str], pattern: str) -> bool:
+    """Whether any of *grants* covers *pattern*; `/rooms` only by its own name, or together with all rooms."""
+    if pattern == ROOMS and ROOMS not in grants and not any(covers(grant, ROOMS + "/*") for grant in grants):
+        return False
+    return any(covers(grant, pattern) for grant in grants)
 
 
 class _Level(Generic[Member]):

@@ -1,4 +1,4 @@
-"""Stream names and patterns: what is allowed, and what matches what.
+"""Stream names and patterns: what is allowed. What a pattern matches says `core/matching.py`.
 
 A name is a path of levels: `/orders/eu`. A pattern is a path in which `*` stands for one level and
 a last `>` for one or more levels; `>` alone is everything. Neither matches a level that begins with
@@ -8,7 +8,6 @@ a last `>` for one or more levels; `>` alone is everything. Neither matches a le
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -86,50 +85,6 @@ def is_level(text: str) -> bool:
 def is_system(name: str) -> bool:
     """The stream belongs to Penstock itself."""
     return name.startswith("/_")
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether *pattern* covers *name*."""
-    if is_exact(pattern):
-        return pattern == name
-    if pattern == ">":
-        return "/_" not in name
-    wanted, levels = pattern.split("/")[1:], name.split("/")[1:]
-    if wanted[-1] == ">":
-        fixed = wanted[:-1]
-        if len(levels) <= len(fixed) or name == ROOT or any(level[:1] == "_" for level in levels[len(fixed) :]):
-            return False
-        wanted, levels = fixed, levels[: len(fixed)]
-    if len(wanted) != len(levels):
-        return False
-    return all(w == level or (w == "*" and level[:1] not in ("_", "")) for w, level in zip(wanted, levels, strict=True))
-
-
-def covers(grant: str, pattern: str) -> bool:
-    """Whether everything that *pattern* can match is matched by *grant*, too."""
-    if is_exact(pattern):
-        return matches(grant, pattern)
-    if grant == ">":
-        return not any(level[:1] == "_" for level in pattern.split("/"))
-    if pattern == ">" or is_exact(grant):
-        return False
-    given, asked = grant.split("/")[1:], pattern.split("/")[1:]
-    for position, level in enumerate(given):
-        rest = asked[position:]
-        if level == ">":
-            return bool(rest) and not any(name[:1] == "_" for name in rest)
-        if not rest or rest[0] == ">" or (level == "*" and rest[0][:1] == "_"):
-            return False
-        if level not in ("*", rest[0]):
-            return False
-    return len(given) == len(asked)
-
-
-def covers_of(grants: Sequence[str], pattern: str) -> bool:
-    """Whether any of *grants* covers *pattern*; `/rooms` only by its own name, or together with all rooms."""
-    if pattern == ROOMS and ROOMS not in grants and not any(covers(grant, ROOMS + "/*") for grant in grants):
-        return False
-    return any(covers(grant, pattern) for grant in grants)
 
 
 def parent(name: str) -> str:

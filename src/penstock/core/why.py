@@ -20,7 +20,7 @@ from penstock.core.everyone import FLUSH, Consumer, Everyone, all_consumers
 from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Ledger, LedgerEvent, decode
 from penstock.core.log import Log
-from penstock.core.names import matches
+from penstock.core.matching import matches
 from penstock.errors import NotFound, PenstockError, Trimmed
 from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import timestamp

@@ -38,7 +38,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.client.http import ApiError
-from penstock.core.names import check_name, matches
+from penstock.core.matching import matches
+from penstock.core.names import check_name
 from penstock.errors import InputInvalid, NameInvalid, OperatorError, PenstockError, Trimmed
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.offsets import (

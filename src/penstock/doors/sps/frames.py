@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from penstock.core.ledger import Ledger, Recipients
-from penstock.core.names import ROOMS, is_exact, matches
+from penstock.core.matching import matches
+from penstock.core.names import ROOMS, is_exact
 from penstock.doors.sps.requests import Topics, first_room
 from penstock.values import Entry
 from penstock.wire.sps import Form, topic_of

@@ -24,7 +24,8 @@ import msgspec
 from penstock.api.auth import Caller
 from penstock.api.context import Context
 from penstock.api.describing import LARGEST, PATTERN_FIELD, shown_as
-from penstock.core.names import ROOMS, check_pattern, is_exact, matches
+from penstock.core.matching import matches
+from penstock.core.names import ROOMS, check_pattern, is_exact
 from penstock.errors import Forbidden, InputInvalid, TooLarge
 from penstock.http.requests import Request
 from penstock.limits import PATTERNS, USER_TOKEN_SECONDS

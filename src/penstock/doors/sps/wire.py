@@ -12,7 +12,8 @@ from typing import Protocol
 from penstock.core.feed import Feed, Taker
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, Recipient
-from penstock.core.names import ROOMS, matches
+from penstock.core.matching import matches
+from penstock.core.names import ROOMS
 from penstock.doors.sps.frames import Audiences, EventFrames, Run, join_runs, runs_of
 from penstock.doors.sps.requests import ALL, Narrow, Topics, first_room, patterns_for
 from penstock.errors import Busy, NotFound

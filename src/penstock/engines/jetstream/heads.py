@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.names import matches
+from penstock.core.matching import matches
 from penstock.engines.jetstream.rows import row
 from penstock.engines.jetstream.store import Store
 from penstock.values import Head

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from penstock.core.clock import Clock
-from penstock.core.names import is_exact, matches
+from penstock.core.matching import matches
+from penstock.core.names import is_exact
 from penstock.engines.jetstream.rows import HEAD, LogRow, row
 from penstock.engines.jetstream.store import PAGE_MESSAGES, Store
 from penstock.engines.jetstream.tombstones import Tombstones

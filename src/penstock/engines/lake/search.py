@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from penstock.core.names import is_exact, matches
+from penstock.core.matching import matches
+from penstock.core.names import is_exact
 from penstock.engines.lake import rows
 from penstock.engines.lake.files import ChunkLine, CoveringFile, TableFiles
 from penstock.engines.lake.rows import Footer, ParquetRows

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from penstock.core.clock import Clock
 from penstock.core.followers import Follower, Followers
-from penstock.core.names import check_pattern, matches
+from penstock.core.matching import matches
+from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch, stamp
 from penstock.core.wishes import Wishes
 from penstock.engines.pages import fitting, is_over, page_of_stream, shown, tombstone

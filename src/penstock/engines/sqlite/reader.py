@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.core.names import matches
+from penstock.core.matching import matches
 from penstock.engines.pages import Look
 from penstock.engines.sqlite.recent import Spot, Spots
 from penstock.values import Entry, Head, Kind

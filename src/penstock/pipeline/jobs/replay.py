@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.core.names import check_name, check_pattern, is_system, matches
+from penstock.core.matching import matches
+from penstock.core.names import check_name, check_pattern, is_system
 from penstock.errors import InputInvalid
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace
