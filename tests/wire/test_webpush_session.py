@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.limits import PUSH_COMMANDS, PUSH_PAGE
 from penstock.values import Item
-from penstock.wire.frames import text_frame
 from penstock.wire.webpush import Close, NodeAnswer, PushMessage, to_item
 from penstock.wire.webpush_actions import (
     Action,
@@ -43,6 +42,7 @@ from penstock.wire.webpush_actions import (
 )
 from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, READ, SILENT, UNREAD
 from penstock.wire.webpush_session import PUSH_FINISH_SECONDS, PushSession
+from penstock.wire.websocket import text_frame
 
 UAID = "a" * 32
 CHANNELS = [f"d9b74644-4f97-46aa-b8fa-{number:012x}" for number in range(2)]

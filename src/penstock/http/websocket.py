@@ -3,7 +3,7 @@
 Frames are read by websockets' `ServerProtocol`. It weighs some 4 KB, and between two messages it knows
 nothing that a fresh one would not know; so an idle WebSocket has none. The one that the listener keeps is
 lent to whoever receives bytes, and stays with a connection only while a frame or a message is incomplete,
-or the closing handshake is under way. Outgoing frames are encoded once for all receivers (`wire/frames.py`).
+or the closing handshake is under way. Outgoing frames are encoded once for all receivers (`wire/websocket.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 
 from penstock.http.pipe import EXPIRED, Pipe, Tap
 from penstock.limits import FRAGMENTS
-from penstock.wire.frames import binary_frame, ping_frame, text_frame
+from penstock.wire.websocket import binary_frame, ping_frame, text_frame
 
 log = logging.getLogger("penstock.http")
 _quiet = logging.getLogger("penstock.http.frames")
@@ -87,7 +87,7 @@ class WebSocket(Tap):
         self._code = int(CloseCode.ABNORMAL_CLOSURE)
 
     send_frame = Tap.put
-    """Queue a frame that is encoded already (`wire.frames.text_frame`), shared with other receivers."""
+    """Queue a frame that is encoded already (`wire.websocket.text_frame`), shared with other receivers."""
 
     def send_text(self, payload: bytes) -> None:
         """Queue a text message; *payload* is UTF-8."""

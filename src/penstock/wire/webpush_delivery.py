@@ -31,7 +31,6 @@ from enum import Enum, auto
 
 from penstock.values import Item
 from penstock.wire import webpush as wire
-from penstock.wire.frames import text_frame
 from penstock.wire.webpush import NodeAnswer, PushMessage
 from penstock.wire.webpush_actions import (
     Action,
@@ -47,6 +46,7 @@ from penstock.wire.webpush_actions import (
     Signal,
     Unacked,
 )
+from penstock.wire.websocket import text_frame
 
 _ACK_REASONS = {101: "decryption_failed", 102: "not_delivered"}
 

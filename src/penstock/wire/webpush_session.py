@@ -25,7 +25,6 @@ from typing import Any, Final
 from penstock.errors import CallerError
 from penstock.limits import PUSH_CHANNELS, PUSH_COMMAND_BYTES, PUSH_COMMANDS
 from penstock.wire import webpush as wire
-from penstock.wire.frames import text_frame
 from penstock.wire.vapid import key_hash, parse_key
 from penstock.wire.webpush import Close
 from penstock.wire.webpush_actions import (
@@ -45,6 +44,7 @@ from penstock.wire.webpush_actions import (
     SubscribeBroadcasts,
 )
 from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, SILENT, UNREAD, DeliveringSession
+from penstock.wire.websocket import text_frame
 
 PUSH_FINISH_SECONDS: Final = 2
 """For what a user agent said just before its connection ended, and for what waits when the server stops. Over it: the

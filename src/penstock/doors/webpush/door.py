@@ -29,11 +29,11 @@ from penstock.http.responses import LIVE, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import PUSH_BODY_READ
 from penstock.settings import Settings
-from penstock.wire.frames import offered_subprotocols
 from penstock.wire.vapid import parse_origin
 from penstock.wire.webpush import SUBPROTOCOL
 from penstock.wire.webpush_actions import PushSessionRules
 from penstock.wire.webpush_tokens import KEYS_RECORD, EndpointTokens
+from penstock.wire.websocket import offered_subprotocols
 
 DOOR = "webpush"
 _SWEEP_SECONDS = 60.0
