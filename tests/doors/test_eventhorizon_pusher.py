@@ -568,6 +568,27 @@ def test_why_answers_for_an_app(server: RunningServer, name: str) -> None:
         assert app.requests
 
 
+def test_an_app_that_took_the_lines_and_whose_answer_was_lost_has_acknowledged_them(
+    server: RunningServer, name: str
+) -> None:
+    [one] = stream(server, name, "unheard")
+    model = Model(f"/_sub/{name}")
+    lost = threading.Event()
+
+    def decide(request: dict[str, Any]) -> Answer:
+        answer = model(request)
+        if model.applied.get(one) and not lost.is_set():
+            lost.set()
+            return 500, b""
+        return answer
+
+    with scripted(decide) as app:
+        id = publish(server, one, b"x").json["id"]
+        add_pusher(server, app.url)
+        wait_until(lambda: why(server, id, f"/_sub/{name}") == "acked")
+        assert model.applied[one] == ["x"]
+
+
 def test_why_says_dead_after_410(server: RunningServer, name: str) -> None:
     [one] = stream(server, name, "dead")
     entry = publish(server, one, b"x").json["id"]

@@ -19,7 +19,6 @@ from penstock.http.outgoing import Answer, OutgoingError, Target, Unreachable
 from penstock.wire import webhooks
 from penstock.wire.eventhorizon import (
     QUERY,
-    SUCCESS,
     Cursor,
     Line,
     PushAnswer,
@@ -206,9 +205,9 @@ class Pusher:
         sent = PushedPage(begin, page.end, page.told, page.found.more)
         answer = await self._push(talk, flow, page)
         accepted = talk.check(flow, sent, answer)
-        if answer.code == SUCCESS:
-            # Durable before anything follows from it, the next push included.
-            await self._acknowledged(talk.subscription, flow.stream, page, accepted)
+        # Durable before anything follows from it, the next push included. An app that refuses because it is further on
+        # has these lines, too: it took them from a push whose answer was lost.
+        await self._acknowledged(talk.subscription, flow.stream, page, accepted)
         talk.answered(flow, sent, answer, _now())
         self._went_well()
 
