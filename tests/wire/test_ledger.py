@@ -155,3 +155,11 @@ def test_no_second_list_of_states_stands_in_the_source() -> None:
                     lists.append(str(path.relative_to(SOURCE)))
 
     assert lists == ["doors/eventhorizon/requests.py"]  # what a pusher that runs elsewhere may report
+
+
+def test_the_console_has_a_look_and_a_meaning_for_each_state() -> None:
+    looks, _, rest = (SOURCE / "console/states.js").read_text().partition("};")
+    meanings = rest.partition("MEANING = {")[2].partition("};")[0]
+    for state in STATES:
+        assert f'"{state.name}"' in looks, state.name
+        assert f"{state.name}: " in meanings, state.name

@@ -1,4 +1,4 @@
-"""A small synchronous client of Penstock's API, on nothing but http.client.
+"""A small synchronous client of Penstock's API.
 
     client = Client("http://127.0.0.1:8800", token)
     place = client.publish("/orders", b'{"item":"boots"}', key="order-17")

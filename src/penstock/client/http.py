@@ -1,6 +1,6 @@
 """The synchronous HTTP client, behind the Python client, the command line and the pipeline.
 
-On nothing but the standard library: Spark's workers import it, and have nothing else.
+On nothing but the standard library: Spark's workers import it, and have none of the server's libraries.
 """
 
 from __future__ import annotations

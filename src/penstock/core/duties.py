@@ -1,4 +1,4 @@
-"""Things of which each is done by exactly one node: a pusher, the announcements.
+"""Things of which each is done by one node at a time: a pusher, a binding, the announcements.
 
     duties/<thing>     the member that does it (`core/ownership.py`, rule `FREE`)
 

@@ -30,7 +30,7 @@ class Log(Protocol):
 
     @property
     def followers(self) -> Followers:
-        """Who is told of every entry."""
+        """Who is told of new entries."""
         ...
 
     @property

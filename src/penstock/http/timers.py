@@ -38,7 +38,7 @@ class Timer(Protocol):
 
 
 class Wheel:
-    """Calls things back when they are due, never early and at most two ticks late."""
+    """Calls things back when they are due, never early, and at most two ticks late unless the loop is held up."""
 
     def __init__(self, timer: Timer, tick_seconds: float = TICK_SECONDS) -> None:
         self._timer, self._tick_seconds = timer, tick_seconds

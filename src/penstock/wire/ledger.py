@@ -1,6 +1,6 @@
 """The states of the ledger, and its batches read with nothing but the standard library.
 
-`STATES` is the one table of states: the ledger, `why`, the fold in Spark, the audit and the docs take it from here.
+The ledger, `why`, the fold in Spark, the audit and the docs take the table of states, `STATES`, from here.
 
 `core/ledger.py` writes them and describes the form; it also reads them, faster, for the server. Spark's workers
 have none of the server's libraries, so this is knowingly a second reader. A property test holds the two together.

@@ -1,4 +1,4 @@
-"""When to try again: the one policy of whatever talks to another server. Pure: chance comes in as an argument."""
+"""When to try again: ever later, after failures in a row. Pure: chance comes in as an argument."""
 
 from __future__ import annotations
 

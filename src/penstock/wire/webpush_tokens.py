@@ -52,7 +52,7 @@ def receipt_stream(shard: int) -> str:
 
 
 class EndpointTokens:
-    """Makes and reads them. The first key encrypts, all decrypt. *process* is 4 bytes that no other process has."""
+    """Makes and reads them. The first key encrypts, all decrypt. *process* is 4 bytes by chance."""
 
     def __init__(self, keys: Sequence[str], process: bytes) -> None:
         try:
@@ -119,7 +119,8 @@ class EndpointTokens:
         return None if plain is None else int.from_bytes(plain[:1])
 
     def _seal(self, plain: bytes, purpose: bytes, now_ms: int) -> str:
-        # Strictly rising within the process, and its own among processes: no nonce comes twice.
+        # Strictly rising within the process: there no nonce comes twice. Another process has the same 4 bytes by one
+        # chance in 4 billion, and would have to be at the same microsecond as well.
         self._stamp = max(self._stamp + 1, now_ms * 1000)
         nonce = self._stamp.to_bytes(8) + self._process
         sealed = self._ciphers[0].encrypt(nonce, plain, purpose)
