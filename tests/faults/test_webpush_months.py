@@ -54,9 +54,6 @@ class Wire:
         self.world.later(self.take(json.loads(payload)))
         self.world.later(self.flushed())
 
-    def send_text(self, payload: bytes) -> None:
-        self.world.later(self.take(json.loads(payload)))
-
     def ping(self) -> None: ...
 
     def close(self, code: int = 1000, reason: str = "") -> None:

@@ -11,7 +11,7 @@ from penstock.http.responses import Response
 from penstock.http.routing import STREAM, WHOLE, Route
 from penstock.testing import wait_until_async
 from penstock.wire.http_chunks import chunk
-from tests.http.wires import Site, Wire, live_route, on_uvloop, request, site, slow_route
+from tests.http.wires import IncomingBody, Site, Wire, live_route, on_uvloop, request, site, slow_route
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
@@ -101,7 +101,7 @@ async def test_a_body_must_make_progress() -> None:
 @on_uvloop
 async def test_a_streamed_body_may_have_a_time_of_its_own_or_none() -> None:
     async def upload(request: Request) -> Response:
-        return Response(200, b"".join([piece async for piece in request.body_chunks]))
+        return Response(200, b"".join([piece async for piece in IncomingBody(request)]))
 
     routes = [
         Route("POST", "/patient", upload, STREAM(1000), timeout=None, body_timeout=None),

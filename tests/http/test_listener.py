@@ -23,7 +23,7 @@ from penstock.testing import wait_until_async
 from penstock.wire.http_chunks import chunk
 from tests.http.certificates import make_certificate, trusting
 from tests.http.test_websocket import Echo, echo_route
-from tests.http.wires import Wire, live_route, on_uvloop, request, site, slow_route
+from tests.http.wires import IncomingBody, Wire, live_route, on_uvloop, request, site, slow_route
 
 EVERYWHERE = "0.0.0.0:0"
 
@@ -41,7 +41,7 @@ async def test_everything_works_over_tls(tmp_path: Path) -> None:
     owners: list[Echo] = []
 
     async def upload(request: Request) -> Response:
-        return Response(200, str(sum([len(piece) async for piece in request.body_chunks])).encode())
+        return Response(200, str(sum([len(piece) async for piece in IncomingBody(request)])).encode())
 
     routes = [live_route(wires), echo_route(owners), Route("POST", "/up", upload, STREAM(10**8))]
     async with site(routes, tls_certificate=chain, tls_key=key) as place:
@@ -76,7 +76,7 @@ async def test_bodies_that_come_at_once_over_tls_do_not_mix(tmp_path: Path) -> N
 
     async def upload(request: Request) -> Response:
         pieces = []
-        async for piece in request.body_chunks:
+        async for piece in IncomingBody(request):
             pieces.append(piece)
             await asyncio.sleep(0)  # the others are read meanwhile
         return Response(200, b"".join(pieces))

@@ -15,7 +15,7 @@ from penstock.http.responses import LIVE, Response
 from penstock.http.routing import STREAM, Route
 from penstock.testing import wait_until_async
 from penstock.wire.http_chunks import chunk
-from tests.http.wires import Peer, Wire, live_route, on_uvloop, request, site
+from tests.http.wires import IncomingBody, Peer, Wire, live_route, on_uvloop, request, site
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
@@ -236,7 +236,7 @@ async def test_a_live_answer_may_begin_while_the_body_comes_in() -> None:
     async def echo(request: Request) -> None:
         wire = Wire()
         outlet = request.open(200, owner=wire)
-        async for piece in request.body_chunks:
+        async for piece in IncomingBody(request):
             outlet.send(chunk(piece))
         outlet.close()
 

@@ -15,7 +15,7 @@ from penstock.http.responses import Response
 from penstock.http.routing import NONE, STREAM, WHOLE, Route
 from penstock.limits import PIPELINED_BYTES, UNREAD_BODY_BYTES
 from penstock.testing import wait_until_async
-from tests.http.wires import on_uvloop, request, site, slow_route
+from tests.http.wires import IncomingBody, on_uvloop, request, site, slow_route
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
@@ -358,7 +358,7 @@ async def test_a_streamed_body_comes_as_it_is_sent() -> None:
 
     async def upload(request: Request) -> Response:
         request.interim(102)
-        async for chunk in request.body_chunks:
+        async for chunk in IncomingBody(request):
             heard.append(chunk)  # noqa: PERF401 - one by one, as they come
         return Response(200, b"".join(heard))
 
@@ -384,7 +384,7 @@ async def test_a_slow_reader_of_a_body_stops_its_sender() -> None:
     async def upload(request: Request) -> Response:
         nonlocal total
         await go.wait()
-        async for chunk in request.body_chunks:
+        async for chunk in IncomingBody(request):
             total += len(chunk)
         return Response(200)
 
@@ -413,7 +413,7 @@ async def test_a_body_that_breaks_off_is_told_to_its_handler() -> None:
 
     async def upload(request: Request) -> Response:
         try:
-            async for _ in request.body_chunks:
+            async for _ in IncomingBody(request):
                 told.append("chunk")  # noqa: PERF401
         except BaseException as error:
             told.append(type(error).__name__)

@@ -40,9 +40,9 @@ class Echo:
         if message == "close":
             self.socket.close(1008, "enough")
         if isinstance(message, str):
-            self.socket.send_text(message.encode())
+            self.socket.send_frame(text_frame(message.encode()))
         else:
-            self.socket.send_binary(message)
+            self.socket.send_frame(Frame(Opcode.BINARY, message).serialize(mask=False))
 
     def drained(self) -> None:
         self.heard.append("drained")
@@ -102,7 +102,7 @@ async def test_messages_go_both_ways() -> None:
         owners[0].socket.send_frame(text_frame(b"shared"))
         assert await socket.recv() == "shared"
         await (await socket.ping())
-        owners[0].socket.ping(b"?")
+        owners[0].socket.ping()
         await wait_until_async(lambda: owners[0].heard[-1] == "ponged")
         assert place.listener.counters.live == {"echo": 1}
 
@@ -122,7 +122,7 @@ async def test_either_side_may_close() -> None:
         assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (4002, "ö" * 61)
         await wait_until_async(lambda: owners[1].heard == [4002])
         for owner in owners:
-            owner.socket.send_text(b"nobody")
+            owner.socket.send_frame(text_frame(b"nobody"))
             owner.socket.close()
         assert place.listener.counters.live == {"echo": 0}
 
@@ -143,7 +143,7 @@ async def test_a_peer_that_does_not_answer_the_close_is_cut() -> None:
         assert place.timer is not None
         peer = await raw(place)
         owners[0].socket.close(1000)
-        owners[0].socket.send_text(b"nothing follows a close frame")
+        owners[0].socket.send_frame(text_frame(b"nothing follows a close frame"))
         peer.send(masked(Opcode.TEXT, b"and nobody listens any more"))
         assert await peer.read(4) == b"\x88\x02\x03\xe8"
         place.timer.advance(6)
@@ -171,11 +171,11 @@ async def test_a_peer_that_was_slow_once_is_not_cut_for_it_later() -> None:
     async with site([echo_route(owners)], manual=True) as place:
         assert place.timer is not None
         peer, connection = await stuck(place, owners)
-        owners[0].socket.send_text(b"the end")
+        owners[0].socket.send_frame(text_frame(b"the end"))
         await _read_until(peer, b"the end")
         await wait_until_async(lambda: not connection.stuck)
         place.timer.advance(100)
-        owners[0].socket.send_text(b"still there")
+        owners[0].socket.send_frame(text_frame(b"still there"))
         await _read_until(peer, b"still there")
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from penstock.errors import PenstockError
 from penstock.http.event_loop import run_loop
 from penstock.http.listener import Listener
 from penstock.http.outlet import Outlet
@@ -17,6 +18,7 @@ from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
 from penstock.http.routing import NONE, Body, Route, Router
 from penstock.http.timers import Wheel
+from penstock.limits import BODY_BUFFER_BYTES
 from penstock.settings import ServerSettings
 from penstock.testing import wait_until_async
 from tests.http.certificates import trusting
@@ -38,6 +40,40 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
         run_loop(bounded())
 
     return run
+
+
+class IncomingBody:
+    """A body as it comes, for a handler that reads it piece by piece."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._news = request, asyncio.Event()
+        self._pieces: list[bytes] = []
+        self._ended = False
+        self._error: PenstockError | None = None
+        request.divert(self)
+
+    @property
+    def full(self) -> bool:
+        return sum(map(len, self._pieces)) >= BODY_BUFFER_BYTES
+
+    def put(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._news.set()
+
+    def end(self, error: PenstockError | None) -> None:
+        self._ended, self._error = True, error
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while not self._ended or self._pieces:
+            await self._news.wait()
+            self._news.clear()
+            pieces, self._pieces = self._pieces, []
+            self._request.want_body()
+            if pieces:
+                yield b"".join(pieces)
+        if self._error is not None:
+            raise self._error
 
 
 class ManualTimer:

@@ -8,23 +8,17 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from penstock.errors import InputInvalid
-from penstock.wire import frames
+from penstock.wire import websocket
 
 
 @given(st.one_of(st.binary(max_size=200), st.integers(0, 70_000).map(bytes)))
 def test_frames_are_those_of_an_independent_encoder(payload: bytes) -> None:
-    assert frames.text_frame(payload) == Frame(Opcode.TEXT, payload).serialize(mask=False)
-    assert frames.binary_frame(payload) == Frame(Opcode.BINARY, payload).serialize(mask=False)
-
-
-def test_a_ping_is_short() -> None:
-    assert frames.ping_frame(b"x") == b"\x89\x01x"
-    with pytest.raises(ValueError, match="125"):
-        frames.ping_frame(bytes(126))
+    assert websocket.text_frame(payload) == Frame(Opcode.TEXT, payload).serialize(mask=False)
+    assert Frame(Opcode.PING, b"").serialize(mask=False) == websocket.PING_FRAME
 
 
 def test_the_handshake_of_the_specification() -> None:
-    assert frames.handshake_answer(b"dGhlIHNhbXBsZSBub25jZQ==", b"13") == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+    assert websocket.handshake_answer(b"dGhlIHNhbXBsZSBub25jZQ==", b"13") == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 
 
 @pytest.mark.parametrize(
@@ -33,8 +27,8 @@ def test_the_handshake_of_the_specification() -> None:
 )
 def test_a_bad_handshake_is_refused(key: bytes | None, version: bytes) -> None:
     with pytest.raises(InputInvalid):
-        frames.handshake_answer(key, version)
+        websocket.handshake_answer(key, version)
 
 
 def test_offers_are_read_in_order() -> None:
-    assert frames.offered_subprotocols([b"b, a", b"c,"]) == ["b", "a", "c"]
+    assert websocket.offered_subprotocols([b"b, a", b"c,"]) == ["b", "a", "c"]

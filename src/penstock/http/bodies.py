@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from penstock.errors import Busy, PenstockError, TooLarge
@@ -144,19 +143,18 @@ class BodySink(Protocol):
         ...
 
 
-class BodyStream(AsyncIterator[bytes]):
-    """A body as its handler reads it."""
+class BodyStream:
+    """A body as it comes in: kept until its handler names a sink."""
 
-    __slots__ = ("_ended", "_error", "_pieces", "_sink", "_size", "_waiter", "_wanted")
+    __slots__ = ("_ended", "_error", "_pieces", "_sink", "_size", "_wanted")
 
     def __init__(self, wanted: Callable[[], None]) -> None:
-        self._wanted = wanted  # called whenever the handler asks for more than there is
+        self._wanted = wanted  # called when more can be taken
         self._pieces: list[bytes] = []
         self._size = 0
         self._ended = False
         self._error: PenstockError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._sink: BodySink | None = None  # takes it instead of a reader
+        self._sink: BodySink | None = None
 
     @property
     def full(self) -> bool:
@@ -184,7 +182,6 @@ class BodyStream(AsyncIterator[bytes]):
             return
         self._pieces.append(piece)
         self._size += len(piece)
-        self._wake()
 
     def end(self, error: PenstockError | None = None) -> None:
         """No more comes: the body is complete, or broke off with *error*."""
@@ -192,29 +189,3 @@ class BodyStream(AsyncIterator[bytes]):
             self._ended, self._error = True, error
             if self._sink is not None:
                 self._sink.end(error)
-            self._wake()
-
-    async def __anext__(self) -> bytes:
-        while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                raise StopAsyncIteration
-            await self._more()
-        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        self._size = 0
-        self._wanted()
-        return data
-
-    async def _more(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        self._wanted()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

@@ -19,7 +19,7 @@ A `PenstockError` that a handler raises becomes the answer (`problems.py`), in t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from penstock.http.bodies import BodySink, BodyStream
@@ -101,21 +101,11 @@ class Request:
             self._params = urls.parse_query(self.query)
         return self._params
 
-    @property
-    def body_chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes, on routes that stream it. Ends at its end; `PeerError` if it breaks off.
-
-        What was not read yet stops the peer (no more is taken from the socket), so memory stays bounded.
-        A client that waits for `100 Continue` gets it with the first read.
-        """
-        if self._stream is None:
-            return _no_chunks()
-        return self._stream
-
     def divert(self, sink: BodySink) -> None:
-        """Have the body, from its first byte on, put into *sink* as it comes, instead of reading it.
+        """Have the body, from its first byte on, put into *sink* as it comes, on routes that stream it.
 
-        No task is needed for that. Without a body the sink hears its end at once.
+        No task is needed for that. A client that waits for `100 Continue` gets it now. While the sink is full no more
+        is taken from the socket. Without a body the sink hears its end at once.
         """
         if self._stream is None:
             sink.end(None)
@@ -163,9 +153,3 @@ class Request:
     def interim(self, status: int = 100, headers: Headers = ()) -> None:
         """Send an interim response (1xx) at once. HTTP/1.0 clients know none: nothing is sent to them."""
         self._connection.interim(self, status, headers)
-
-
-async def _no_chunks() -> AsyncIterator[bytes]:
-    nothing: tuple[bytes, ...] = ()
-    for chunk in nothing:
-        yield chunk

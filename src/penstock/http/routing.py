@@ -27,7 +27,7 @@ class BodyKind(Enum):
 
     NONE = "none"  # none is expected; a small one is read and dropped
     WHOLE = "whole"  # the handler is called when it is complete
-    STREAM = "stream"  # the handler is called at the head and reads it as it comes
+    STREAM = "stream"  # the handler is called at the head, and the body goes where it says
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def WHOLE(limit: int) -> Body:  # noqa: N802 - reads as a constant beside NONE
 
 
 def STREAM(limit: int) -> Body:  # noqa: N802
-    """The handler reads `request.body_chunks`."""
+    """The handler is called at the head, and says with `request.divert` where the body goes."""
     return Body(BodyKind.STREAM, limit)
 
 

@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 
 from penstock.http.pipe import EXPIRED, Pipe, Tap
 from penstock.limits import FRAGMENTS
-from penstock.wire.websocket import binary_frame, ping_frame, text_frame
+from penstock.wire.websocket import PING_FRAME
 
 log = logging.getLogger("penstock.http")
 _quiet = logging.getLogger("penstock.http.frames")
@@ -89,17 +89,9 @@ class WebSocket(Tap):
     send_frame = Tap.put
     """Queue a frame that is encoded already (`wire.websocket.text_frame`), shared with other receivers."""
 
-    def send_text(self, payload: bytes) -> None:
-        """Queue a text message; *payload* is UTF-8."""
-        self.put(text_frame(payload))
-
-    def send_binary(self, payload: bytes) -> None:
-        """Queue a binary message."""
-        self.put(binary_frame(payload))
-
-    def ping(self, payload: bytes = b"") -> None:
+    def ping(self) -> None:
         """Ask for a sign of life; the owner hears `ponged`."""
-        self.put(ping_frame(payload))
+        self.put(PING_FRAME)
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Begin the closing handshake. The owner hears `lost` at its end, or when the peer lets it time out."""

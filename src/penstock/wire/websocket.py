@@ -8,38 +8,24 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
+from typing import Final
 
 from websockets.utils import accept_key
 
 from penstock.errors import InputInvalid
 
-_TEXT, _BINARY, _PING = 0x81, 0x82, 0x89  # FIN set, never masked: a server's frames
+_TEXT = 0x81  # FIN set, never masked: a server's frames
+PING_FRAME: Final = b"\x89\x00"
 
 
 def text_frame(payload: bytes) -> bytes:
     """A text message in one frame; *payload* is UTF-8."""
-    return _frame(_TEXT, payload)
-
-
-def binary_frame(payload: bytes) -> bytes:
-    """A binary message in one frame."""
-    return _frame(_BINARY, payload)
-
-
-def ping_frame(payload: bytes = b"") -> bytes:
-    """A ping; at most 125 bytes."""
-    if len(payload) > 125:
-        raise ValueError("a ping carries at most 125 bytes")
-    return _frame(_PING, payload)
-
-
-def _frame(first: int, payload: bytes) -> bytes:
     size = len(payload)
     if size < 126:
-        return b"%c%c%b" % (first, size, payload)
+        return b"%c%c%b" % (_TEXT, size, payload)
     if size < 65536:
-        return struct.pack("!BBH", first, 126, size) + payload
-    return struct.pack("!BBQ", first, 127, size) + payload
+        return struct.pack("!BBH", _TEXT, 126, size) + payload
+    return struct.pack("!BBQ", _TEXT, 127, size) + payload
 
 
 def handshake_answer(key: bytes | None, version: bytes | None) -> str:
