@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.feed import take_if_room
 from penstock.core.hub import Hub
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.values import Batch, Draft
 
 BATCHES = {
@@ -23,7 +23,7 @@ class Reader:
 
     def __init__(self, bad: str = "") -> None:
         self.bad, self.got, self.errors = bad, [], []
-        self.who = recipient("test", bad or "good")
+        self.who = Recipient("test", bad or "good")
 
     def deliver(self, entries) -> None:
         if self.bad == "deliver" and any(entry.body == b"bad" for entry in entries):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.core.fanout import MANY, Round
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.hub import Hub
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.core.matching import matches
 from penstock.engines.memory import MemoryEngine
 from penstock.settings import HubSettings
@@ -30,7 +30,7 @@ class Reader:
         self.gaps: list[tuple[int, int]] = []
         self.full = False
         self.most = 0
-        self.who = who or recipient("test", "reader")
+        self.who = who or Recipient("test", "reader")
 
     def deliver(self, entries: Sequence[Entry]) -> None:
         self.most = max(self.most, len(entries))

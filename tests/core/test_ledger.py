@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
-from penstock.core.ledger import LEDGER_BATCH_RECORDS, STREAM, Header, Ledger, LedgerEvent, Recipient, decode, recipient
+from penstock.core.ledger import LEDGER_BATCH_RECORDS, STREAM, Header, Ledger, LedgerEvent, Recipient, decode
 from penstock.engines.memory import MemoryEngine
 from penstock.settings import LedgerSettings
 from penstock.values import Entry
 
-people = [recipient("v1", name) for name in ("alice", "bob", "çelik", 'quo"te')]
+people = [Recipient("v1", name) for name in ("alice", "bob", "çelik", 'quo"te')]
 intervals = st.tuples(st.sampled_from(["/a", "/b"]), st.integers(1, 50), st.integers(0, 5))
 records = st.lists(st.tuples(st.sampled_from(people), intervals), max_size=40)
 
@@ -97,7 +97,7 @@ async def test_the_attributes_of_a_batch_name_the_ids_it_speaks_of() -> None:
 
 
 async def test_a_huge_fan_out_is_cut_into_batches_that_fit_into_entries() -> None:
-    many = [recipient("sps", f"user-{n:06d}-" + "x" * 200) for n in range(9_000)]
+    many = [Recipient("sps", f"user-{n:06d}-" + "x" * 200) for n in range(9_000)]
     async with MemoryEngine() as engine:
         ledger = Ledger(engine.log, ManualClock(), node="n1")
         await ledger.open(engine.registry)
@@ -114,7 +114,7 @@ async def test_a_steady_fan_out_makes_batches_before_their_time() -> None:
     async with MemoryEngine() as engine:
         ledger = Ledger(engine.log, ManualClock(), node="n1")
         await ledger.open(engine.registry)
-        wires = [recipient("v1", f"wire-{number}") for number in range(100)]
+        wires = [Recipient("v1", f"wire-{number}") for number in range(100)]
         for event in range(100):
             for who in wires:
                 ledger.sent(who, "/a", event + 1, event + 1)
@@ -141,7 +141,7 @@ async def test_items_are_recorded_with_their_number() -> None:
 
 
 async def test_many_items_at_once_are_cut_into_batches_that_fit_into_entries() -> None:
-    who, key = recipient("webpush", "u" * 256), "k" * 256
+    who, key = Recipient("webpush", "u" * 256), "k" * 256
     async with MemoryEngine() as engine:
         ledger = Ledger(engine.log, ManualClock(), node="n1")
         await ledger.open(engine.registry)

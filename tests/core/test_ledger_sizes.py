@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core import ledger as ledger_module
 from penstock.core.clock import ManualClock
-from penstock.core.ledger import STREAM, Ledger, decode, recipient
+from penstock.core.ledger import STREAM, Ledger, Recipient, decode
 from penstock.core.log import Log
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import NotRecorded
@@ -45,7 +45,7 @@ def test_any_records_become_batches_that_fit_and_are_read_back(told, told_items,
             expected: Counter[tuple[object, ...]] = Counter()
             for text, times, state, people, id in told:
                 reason = (text * times)[:LEDGER_REASON_CHARACTERS]
-                who = [recipient("v1", f"{text}{number}") for number in range(people)]
+                who = [Recipient("v1", f"{text}{number}") for number in range(people)]
                 for one in who:
                     written.record(one, state, "/s" + text * 3, id, id, reason=text * times)
                     written.sent(one, "/s" + text * 3, id, id)
@@ -54,7 +54,7 @@ def test_any_records_become_batches_that_fit_and_are_read_back(told, told_items,
                 expected.update(("sent", "", one.name, "/s" + text * 3, id, "") for one in who)
                 expected.update(("confirmed", "", one.name, "", 0, "") for one in who)
             for text, times, key, number in told_items:
-                written.record_item(recipient("v1", text), "acked", key, "2026_11", number, reason=text * times)
+                written.record_item(Recipient("v1", text), "acked", key, "2026_11", number, reason=text * times)
                 reason = (text * times)[:LEDGER_REASON_CHARACTERS]
                 expected.update([("acked", reason, text, "", 0, key)])
             await written.flush()
@@ -82,7 +82,7 @@ def test_any_records_become_batches_that_fit_and_are_read_back(told, told_items,
 async def test_five_thousand_long_reasons_are_written_down(reason: str) -> None:
     async with MemoryEngine() as engine:
         written = Ledger(engine.log, ManualClock(), node="n1")
-        who = recipient("eventhorizon", "/_sub/app")
+        who = Recipient("eventhorizon", "/_sub/app")
         for number in range(5_000):
             written.record(who, "retried", "/a", number + 1, number + 1, reason=reason)
         await written.flush()
@@ -94,7 +94,7 @@ async def test_five_thousand_long_reasons_are_written_down(reason: str) -> None:
 async def test_three_thousand_streams_with_long_names_are_written_down() -> None:
     async with MemoryEngine() as engine:
         written = Ledger(engine.log, ManualClock(), node="n1")
-        who = recipient("v1", "alice")
+        who = Recipient("v1", "alice")
         for number in range(3_000):
             written.sent(who, f"/{'x' * 120}/{'y' * 120}/{'z' * 120}/{'v' * 120}/{number}", number + 1, number + 1)
         await written.flush()
@@ -105,10 +105,10 @@ async def test_three_thousand_streams_with_long_names_are_written_down() -> None
 async def test_what_no_entry_can_hold_is_lost_alone_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
     async with MemoryEngine() as engine:
         written = Ledger(engine.log, ManualClock(), node="n1")
-        written.record(recipient("v1", "x" * (ENTRY_BYTES + 1)), "acked", "/a", 1, 1)
+        written.record(Recipient("v1", "x" * (ENTRY_BYTES + 1)), "acked", "/a", 1, 1)
         with pytest.raises(NotRecorded):
             await asyncio.wait_for(written.flush(), 5)
-        written.record(recipient("v1", "alice"), "acked", "/a", 1, 1)
+        written.record(Recipient("v1", "alice"), "acked", "/a", 1, 1)
         await asyncio.wait_for(written.flush(), 5)
 
         headers = [decode(body)[0] for body in await bodies(engine)]
@@ -123,7 +123,7 @@ async def test_who_waits_for_the_earlier_batch_need_not_wait_for_later_ones() ->
         order: list[str] = []
 
         async def confirm(name: str) -> None:
-            written.record(recipient("v1", name), "acked", "/a", 1, 1)
+            written.record(Recipient("v1", name), "acked", "/a", 1, 1)
             await written.flush()
             order.append(name)
 
@@ -150,7 +150,7 @@ async def test_an_error_that_nobody_expects_leaves_nobody_waiting(monkeypatch: p
     monkeypatch.setattr("penstock.core.ledger._RETRY_SECONDS", 0)
     async with MemoryEngine() as engine:
         written = Ledger(Surprising(engine.log), ManualClock(), node="n1")  # type: ignore[arg-type]
-        written.record(recipient("v1", "alice"), "acked", "/a", 1, 1)
+        written.record(Recipient("v1", "alice"), "acked", "/a", 1, 1)
 
         await asyncio.wait_for(written.flush(), 5)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from penstock.core.clock import ManualClock
-from penstock.core.ledger import Ledger, recipient
+from penstock.core.ledger import Ledger, Recipient
 from penstock.core.throughput import WATCHED_MS, Throughput
 from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
 
-people = [recipient("v1", name) for name in ("alice", "bob", "carol")]
+people = [Recipient("v1", name) for name in ("alice", "bob", "carol")]
 
 
 def seen(throughput: Throughput) -> dict[str, float]:
@@ -69,13 +69,13 @@ async def test_deliveries_are_counted_by_door_and_a_few_stand_for_many() -> None
     async with MemoryEngine(clock=clock) as engine:
         throughput = Throughput(clock)
         ledger = Ledger(engine.log, clock, node="n1", throughput=throughput)
-        crowd = [recipient("sps" if number % 4 else "v1", str(number)) for number in range(1000)]
+        crowd = [Recipient("sps" if number % 4 else "v1", str(number)) for number in range(1000)]
         for who in crowd:
             ledger.sent(who, "/a", 7, 7)
         ledger.sent(people[0], "/b", 8, 9)
         ledger.record(people[0], "retried", "/b", 8, 9)
-        ledger.record_item(recipient("webpush", "agent"), "sent", "message", "2026_11", 1)
-        ledger.record_item(recipient("webpush", "agent"), "expired", "message", "2026_11", 1)
+        ledger.record_item(Recipient("webpush", "agent"), "sent", "message", "2026_11", 1)
+        ledger.record_item(Recipient("webpush", "agent"), "expired", "message", "2026_11", 1)
         await ledger.flush()
 
         assert round(sum(throughput.by_door.values())) == 1002

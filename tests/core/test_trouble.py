@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from penstock.core import trouble as trouble_module
 from penstock.core.clock import ManualClock
-from penstock.core.ledger import STREAM, Ledger, recipient
+from penstock.core.ledger import STREAM, Ledger, Recipient
 from penstock.core.trouble import TroubleFilter, TroubleIndex
 from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
 from penstock.wire.ledger import verdict
 
 ALL = TroubleFilter()
-APP, BROWSER = recipient("eventhorizon", "/_sub/app"), recipient("webpush", "b1")
+APP, BROWSER = Recipient("eventhorizon", "/_sub/app"), Recipient("webpush", "b1")
 
 
 class World:
@@ -65,7 +65,7 @@ async def test_who_asks_first_and_who_has_asked_before_see_the_same() -> None:
     world.ledger.record(APP, "retried", "/a", 1, 1)
     await world.found()
     world.ledger.record(APP, "acked", "/a", 1, 1)
-    world.ledger.record_item(recipient("webpush", "ua <b>"), "expired", "m-1", "2026_11", 1)
+    world.ledger.record_item(Recipient("webpush", "ua <b>"), "expired", "m-1", "2026_11", 1)
     known = await world.found()
     world.index = world.new_index()
 

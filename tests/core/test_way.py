@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.core import way as way_module
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import STREAM, Ledger, recipient
+from penstock.core.ledger import STREAM, Ledger, Recipient
 from penstock.core.way import ORDER, Way, WayFilter
 from penstock.core.why import Why
 from penstock.engines.memory import MemoryEngine
@@ -60,9 +60,9 @@ def test_each_recipient_has_the_state_that_why_gives(history: list[tuple[str, st
         for name, state in history:
             world.clock.advance(0.001)
             if state == "confirmed":
-                world.ledger.confirm(recipient("sps", name), id)
+                world.ledger.confirm(Recipient("sps", name), id)
             else:
-                world.ledger.record(recipient("sps", name), state, "/a", id, id)
+                world.ledger.record(Recipient("sps", name), state, "/a", id, id)
         answer = await world.way.entry(id, WayFilter())
         single = {name: (await world.why.entry(id, name)).verdict for name in NAMES}
         expected = {name: state for name, state in single.items() if state != "no_record"}
@@ -77,10 +77,10 @@ def test_each_recipient_has_the_state_that_why_gives(history: list[tuple[str, st
 
 async def fan_out(world: World, count: int) -> int:
     id = await world.publish("/film")
-    everybody = [recipient("sps", f"user-{number} <b>") for number in range(count)]
+    everybody = [Recipient("sps", f"user-{number} <b>") for number in range(count)]
     for who in everybody:
         world.ledger.sent(who, "/film", id, id)
-    world.ledger.record(recipient("webpush", "user-7 <b>"), "dropped", "/film", id, id, reason="refused")
+    world.ledger.record(Recipient("webpush", "user-7 <b>"), "dropped", "/film", id, id, reason="refused")
     for who in everybody[:100]:
         world.ledger.confirm(who, id)
     return id
@@ -116,7 +116,7 @@ async def test_whoever_has_not_come_to_it_yet_is_waiting() -> None:
     class SlowReader:
         """A sink that takes nothing."""
 
-        who, full = recipient("v1", "slow"), True
+        who, full = Recipient("v1", "slow"), True
 
         def deliver(self, entries: object) -> None:
             raise AssertionError("it is full")
@@ -142,11 +142,11 @@ async def test_whoever_has_not_come_to_it_yet_is_waiting() -> None:
 
 async def test_a_message_has_its_way_by_its_id_and_a_batch_that_is_garbled_hides_no_other() -> None:
     world = await opened()
-    world.ledger.record_item(recipient("msgstream", "bob"), "accepted", "pack-1", "2026_11", 1)
+    world.ledger.record_item(Recipient("msgstream", "bob"), "accepted", "pack-1", "2026_11", 1)
     await world.ledger.flush()
     await world.engine.log.append(Batch((Draft(STREAM, b"garbled", attributes='{"items":"1"}'),)))
-    world.ledger.record_item(recipient("msgstream", "bob"), "acked", "pack-1", "2026_11", 1)
-    world.ledger.record_item(recipient("webpush", "carol"), "expired", "pack-1", "2026_11", 4)
+    world.ledger.record_item(Recipient("msgstream", "bob"), "acked", "pack-1", "2026_11", 1)
+    world.ledger.record_item(Recipient("webpush", "carol"), "expired", "pack-1", "2026_11", 4)
     answer = await world.way.message("pack-1", WayFilter())
 
     assert (answer.states, answer.kind) == ({"expired": 1, "acked": 1}, "message")
@@ -161,7 +161,7 @@ async def test_more_than_one_answer_reads_is_said(monkeypatch: pytest.MonkeyPatc
     whole = await world.way.entry(id, WayFilter())
     monkeypatch.setattr(way_module, "WAY_RECIPIENTS", 20)
     for _ in range(3):
-        world.ledger.sent(recipient("v1", "late"), "/film", id, id)
+        world.ledger.sent(Recipient("v1", "late"), "/film", id, id)
         await world.ledger.flush()
     cut = await world.way.entry(id, WayFilter())
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import Ledger, LedgerEvent, recipient
+from penstock.core.ledger import Ledger, LedgerEvent, Recipient
 from penstock.core.why import Why, joined
 from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
@@ -51,9 +51,9 @@ async def test_a_position_covers_all_streams_or_the_one_it_names() -> None:
     ids = [await publish(engine, stream) for stream in ("/a", "/b", "/a", "/b")]
     for name in ("whole", "one"):
         for id, stream in zip(ids, ("/a", "/b", "/a", "/b"), strict=True):
-            ledger.sent(recipient("sps", name), stream, id, id)
-    ledger.confirm(recipient("sps", "whole"), ids[2])
-    ledger.confirm(recipient("sps", "one"), ids[2], "/a")
+            ledger.sent(Recipient("sps", name), stream, id, id)
+    ledger.confirm(Recipient("sps", "whole"), ids[2])
+    ledger.confirm(Recipient("sps", "one"), ids[2], "/a")
 
     assert [(await why.entry(id, "whole")).verdict for id in ids] == ["acked", "acked", "acked", "sent"]
     assert [(await why.entry(id, "one")).verdict for id in ids] == ["acked", "sent", "acked", "sent"]
@@ -62,8 +62,8 @@ async def test_a_position_covers_all_streams_or_the_one_it_names() -> None:
 async def test_another_door_s_position_of_the_same_name_confirms_nothing() -> None:
     engine, ledger, why = await world()
     id = await publish(engine, "/a")
-    ledger.sent(recipient("v1", "alice"), "/a", id, id)
-    ledger.confirm(recipient("sps", "alice"), id)
+    ledger.sent(Recipient("v1", "alice"), "/a", id, id)
+    ledger.confirm(Recipient("sps", "alice"), id)
 
     assert (await why.entry(id, "alice")).verdict == "sent"
 
@@ -71,7 +71,7 @@ async def test_another_door_s_position_of_the_same_name_confirms_nothing() -> No
 async def test_a_position_alone_proves_no_sending() -> None:
     engine, ledger, why = await world()
     id, later = await publish(engine, "/a"), await publish(engine, "/a")
-    ledger.confirm(recipient("sps", "alice"), later)
+    ledger.confirm(Recipient("sps", "alice"), later)
 
     answer = await why.entry(id, "alice")
 
@@ -83,8 +83,8 @@ async def test_a_position_alone_proves_no_sending() -> None:
 async def test_thousands_that_come_back_after_the_same_event_share_a_row() -> None:
     engine, ledger, _ = await world()
     for number in range(1, 1001):
-        ledger.confirm(recipient("sps", str(number)), 7)
-        ledger.sent(recipient("sps", str(number)), "/users/" + str(number), 8 + number, 8 + number)
+        ledger.confirm(Recipient("sps", str(number)), 7)
+        ledger.sent(Recipient("sps", str(number)), "/users/" + str(number), 8 + number, 8 + number)
     await ledger.flush()
     page = await engine.log.read_after(("/_ledger",), 0)
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
-from penstock.core.ledger import Ledger, LedgerEvent, Recipient, recipient
+from penstock.core.ledger import Ledger, LedgerEvent, Recipient
 from penstock.core.way import Way, WayFilter
 from penstock.core.why import Why
 from penstock.engines.lake import ColdLog, Deliveries, LakeUnreadable, open_lake
@@ -22,7 +22,7 @@ from penstock.values import Batch, Draft
 from penstock.wire.lake import LakeFile
 from tests.engines.lake_files import WrittenLake, everything
 
-ALICE, BOB = recipient("sps", "alice"), recipient("webpush", "bob")
+ALICE, BOB = Recipient("sps", "alice"), Recipient("webpush", "bob")
 
 
 def row(who: Recipient, first: int = 0, last: int = 0, **more: object) -> dict[str, object]:
@@ -242,7 +242,7 @@ async def test_the_way_to_everybody_is_told_from_lake_and_log_together(tmp_path:
         await world.engine.log.append(Batch((Draft("/b", b"x"),)))
         world.write_positions(done, done + 1, [(ALICE, "", entry, 14)])
         await world.publish(done + 1)
-        world.ledger.sent(recipient("v1", "carol"), "/a", entry, entry)
+        world.ledger.sent(Recipient("v1", "carol"), "/a", entry, entry)
         answer = await Way(world.engine.log, Hub(world.engine.log), world.why).entry(entry, WayFilter())
 
         assert answer.states == {"sent": 2, "acked": 1}
@@ -256,8 +256,8 @@ async def test_files_that_cannot_have_the_row_are_not_opened(tmp_path: Path) -> 
     async with world.lake:
         entry = await world.open()
         for lo, name in enumerate(("aaron", "alice", "zoe")):
-            world.write("deliveries", lo, lo + 1, [row(recipient("sps", name), entry, entry)])
-            world.write("deliveries", lo, lo + 1, [row(recipient("sps", name), entry + 1000, entry + 1000)])
+            world.write("deliveries", lo, lo + 1, [row(Recipient("sps", name), entry, entry)])
+            world.write("deliveries", lo, lo + 1, [row(Recipient("sps", name), entry + 1000, entry + 1000)])
         await world.publish(3)
         mine = [file for file in world.written.tables["deliveries"].files() if file.bounds("recipient")[0] == "alice"]
         for file in world.written.tables["deliveries"].files():

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.core.feed import take_if_room
 from penstock.core.hub import Hub
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, server, worker_link
 from penstock.engines.local.frames import framed
@@ -58,7 +58,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
-        self.who = recipient("test", "reader")
+        self.who = Recipient("test", "reader")
 
     def deliver(self, entries) -> None:
         self.got += [entry.body for entry in entries]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
 from penstock.pipeline.tables import EVENTS, POSITIONS
@@ -17,7 +17,7 @@ from penstock.values import Batch, Draft
 from tests.engines.test_deliveries import World
 from tests.spark.test_transforms import batch, events, rows_of
 
-PEOPLE = [recipient(door, name) for door, name in (("sps", "1"), ("sps", "1/phone"), ("v1", "1"))]
+PEOPLE = [Recipient(door, name) for door, name in (("sps", "1"), ("sps", "1/phone"), ("v1", "1"))]
 STREAMS = ("/a", "/b")
 AT = datetime(2026, 11, 15, tzinfo=UTC)
 

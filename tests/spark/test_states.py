@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.core.ledger import STREAM, recipient
+from penstock.core.ledger import STREAM, Recipient
 from penstock.pipeline.jobs import ledger
 from penstock.wire.ledger import STATES
 from tests.engines.test_deliveries import World
 from tests.spark.test_transforms import events
 
-WHO = recipient("msgstream", "alice")
+WHO = Recipient("msgstream", "alice")
 NAMES = [state.name for state in STATES]
 STORIES = [(one,) for one in NAMES] + list(product(NAMES, NAMES))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.core.ledger import Header, _Columns, _encode, _Row, decode, recipient
+from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row, decode
 from penstock.pipeline.jobs import ledger, replay, rollup
 from penstock.pipeline.jobs.archive import transform as archive
 from penstock.pipeline.tables import ACTIVITY, DELIVERIES, EVENTS, LEDGER
@@ -21,7 +21,7 @@ def batch(sequence: int, *rows: tuple[str, str, int, int, str], mark: str = "", 
     made = []
     for number, (state, stream, first, last, name) in enumerate(rows):
         row = _Row(NOON_MS + number, state, "", stream, first, last)
-        row.who = [recipient("sps", name)]
+        row.who = [Recipient("sps", name)]
         made.append(row)
     return _encode(Header("n1", 1, sequence, mark, items=list(items)), _Columns(made))[0]
 

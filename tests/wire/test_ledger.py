@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.core.ledger import Header, Recipients, _Columns, _encode, _Row, decode, recipient
+from penstock.core.ledger import Header, Recipient, Recipients, _Columns, _encode, _Row, decode
 from penstock.wire.ledger import LATEST_MS, RANKS, STATES, decode_batch, verdict
 
 SOURCE = Path(penstock.__file__).parent
@@ -20,7 +20,7 @@ SOURCE = Path(penstock.__file__).parent
 text = st.text(max_size=12)
 ids = st.integers(0, 2**62)
 milliseconds = st.integers(0, LATEST_MS)
-who = st.builds(recipient, text, text)
+who = st.builds(Recipient, text, text)
 items = st.lists(st.tuples(milliseconds, text, text, text, text, text, text, ids, st.none() | milliseconds), max_size=4)
 
 
@@ -61,7 +61,7 @@ def test_both_readers_see_the_same(
 
 
 def test_a_group_is_named_once_for_all_rows_that_speak_of_it() -> None:
-    group = Recipients([recipient("sps", f"user-{number}") for number in range(100)])
+    group = Recipients([Recipient("sps", f"user-{number}") for number in range(100)])
     rows = [_Row(1, "sent", "", "/a", id, id) for id in range(1, 21)]
     for row in rows:
         row.who = group

@@ -81,11 +81,6 @@ class Recipient(msgspec.Struct, frozen=True, eq=False, gc=False):
     name: str
 
 
-def recipient(door: str, name: str) -> Recipient:
-    """A recipient."""
-    return Recipient(door, name)
-
-
 class Recipients(list[Recipient]):
     """Those who are written the same bytes, time after time. Never changed: their names are encoded once for all."""
 

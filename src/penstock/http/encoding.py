@@ -94,7 +94,7 @@ def _fields(shared: Shared, request: Request, headers: Headers) -> bytes:
     return fields if origin is None else fields + shared.cors.fields(origin)
 
 
-def handshake(shared: Shared, request: Request, subprotocol: str | None, headers: Headers) -> bytes:
+def handshake(shared: Shared, request: Request, subprotocol: str | None) -> bytes:
     """The answer that makes a WebSocket of the connection; raises if the request does not ask for one."""
     origin = request.header(b"origin")
     if not shared.cors.allows(origin):
@@ -105,7 +105,7 @@ def handshake(shared: Shared, request: Request, subprotocol: str | None, headers
     lines = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + key.encode() + b"\r\n"
     if subprotocol is not None:
         lines += http_responses.field_lines((("Sec-WebSocket-Protocol", _offered(request, subprotocol)),))
-    return http_responses.bodiless(101, shared.date() + http_responses.field_lines(headers) + lines)
+    return http_responses.bodiless(101, shared.date() + lines)
 
 
 def _offered(request: Request, subprotocol: str) -> str:

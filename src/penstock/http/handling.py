@@ -250,10 +250,8 @@ class Handling(Pipe):
         self._become(Phase.LIVE, request, outlet)
         return outlet
 
-    def accept(
-        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
-    ) -> WebSocket:
-        answer = self.check_handshake(request, subprotocol, headers)
+    def accept(self, request: Request, owner: WebSocketOwner, subprotocol: str | None, *, watch: bool) -> WebSocket:
+        answer = self.check_handshake(request, subprotocol)
         self._take_lease(request)
         self.write(answer)
         socket = WebSocket(self, owner, self._shared.readers, watch=watch)
@@ -262,13 +260,13 @@ class Handling(Pipe):
             self._shared.loop.call_soon(self._go_on)  # not before the handler has returned
         return socket
 
-    def check_handshake(self, request: Request, subprotocol: str | None = None, headers: Headers = ()) -> bytes:
+    def check_handshake(self, request: Request, subprotocol: str | None = None) -> bytes:
         """The answer to a request that asks for a WebSocket; raises if it does not."""
         self._check_unanswered(request)
         head = cast("http_requests.RequestHead", self._head)
         if not head.upgrade or head.has_body or request.method != "GET":
             raise PeerError(426, "a WebSocket handshake is required here")
-        return encoding.handshake(self._shared, request, subprotocol, headers)
+        return encoding.handshake(self._shared, request, subprotocol)
 
     def interim(self, request: Request, status: int, headers: Headers) -> None:
         if self._request is request and not request.http10:

@@ -50,9 +50,7 @@ class RequestConnection(Protocol):
     """What a request needs of its connection."""
 
     def open(self, request: Request, status: int, headers: Headers, owner: Owner, *, watch: bool) -> Outlet: ...
-    def accept(
-        self, request: Request, owner: WebSocketOwner, subprotocol: str | None, headers: Headers, *, watch: bool
-    ) -> WebSocket: ...
+    def accept(self, request: Request, owner: WebSocketOwner, subprotocol: str | None, *, watch: bool) -> WebSocket: ...
     def check_handshake(self, request: Request) -> bytes: ...
     def interim(self, request: Request, status: int, headers: Headers) -> None: ...
     def answer(self, request: Request, response: Response, *, close: bool) -> None: ...
@@ -138,13 +136,13 @@ class Request:
         return self._connection.open(self, status, headers, owner, watch=watch)
 
     def accept_websocket(
-        self, owner: WebSocketOwner, subprotocol: str | None = None, headers: Headers = (), *, watch: bool = False
+        self, owner: WebSocketOwner, subprotocol: str | None = None, *, watch: bool = False
     ) -> WebSocket:
         """Answer the handshake. Raises `InputInvalid` or `Forbidden` if the request does not allow it.
 
         Raises what `open` raises, too.
         """
-        return self._connection.accept(self, owner, subprotocol, headers, watch=watch)
+        return self._connection.accept(self, owner, subprotocol, watch=watch)
 
     def check_websocket(self) -> None:
         """Raise what `accept_websocket` would raise for this handshake, for who accepts it later."""

@@ -10,7 +10,7 @@ from penstock.api.describing import INTEGER, an_object, number, operation, patte
 from penstock.api.describing import flag as flag_parameter
 from penstock.api.live import Lines, LiveWire
 from penstock.api.v1.entries import EntryEncoder, EntryJson
-from penstock.core.ledger import Ledger, Recipient, recipient
+from penstock.core.ledger import Ledger, Recipient
 from penstock.core.names import is_exact
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
@@ -85,7 +85,7 @@ class TailApi:
         patterns, allow = readable(request, caller)
         meta = flag(request, "meta")
         after = integer(request, "after", 0) if "after" in request.params else None
-        wire = self._open(request, recipient("v1", _name(request, caller)))
+        wire = self._open(request, Recipient("v1", _name(request, caller)))
         if after and "consumer" in request.params:  # who reads under a name of its own says how far it has come
             for one in patterns:
                 upto = min(after, self._context.hub.position)

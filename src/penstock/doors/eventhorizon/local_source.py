@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.api.auth import Caller
 from penstock.api.context import Context
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.core.names import is_system
 from penstock.doors.eventhorizon.reader import read_lines
 from penstock.doors.eventhorizon.subscriptions import Subscriptions, Wake
@@ -37,7 +37,7 @@ class LocalSource:
             return
         who = self._who.get(id)
         if who is None:
-            who = self._who[id] = recipient("eventhorizon", id)
+            who = self._who[id] = Recipient("eventhorizon", id)
         for state, reason in states:
             self._ledger.record(who, state, stream, ids[0], ids[-1], reason=reason)
         if any(state in ("acked", "dead") for state, _ in states):

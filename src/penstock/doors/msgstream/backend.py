@@ -19,7 +19,7 @@ from penstock.api.auth import Caller
 from penstock.api.context import integer, only
 from penstock.api.describing import PATH_LEVEL, STRING, STRING_OR_NULL, a_list, an_object, operation, text
 from penstock.api.describing import limit as limit_parameter
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.core.members import node_of
 from penstock.doors.msgstream import records
 from penstock.doors.msgstream.packs import BROADCAST
@@ -243,7 +243,7 @@ class Emitter:
 
     def _accepted(self, actor: str, record: SessionRecord, item: Item) -> int:
         self.emitted += 1
-        self._context.ledger.record_item(recipient(DOOR, actor), "accepted", item.message_id, record.month, item.number)
+        self._context.ledger.record_item(Recipient(DOOR, actor), "accepted", item.message_id, record.month, item.number)
         return item.number - record.base
 
     async def _broadcast(self, text: bytes) -> Response:

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.api.context import Context
 from penstock.core.feed import WatchedFeed, take_if_room
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.core.mailbox import forward
 from penstock.core.names import is_exact
 from penstock.core.ownership import Ownership
@@ -58,7 +58,7 @@ class Session:
 
     def __init__(self, home: SessionHome, actor: str, record: SessionRecord, head: MailboxHead) -> None:
         self.home, self.actor = home, actor
-        self.who = recipient(DOOR, actor)  # as the ledger and the list of consumers name it
+        self.who = Recipient(DOOR, actor)  # as the ledger and the list of consumers name it
         self.machine = SessionMachine(home.rules, record, head, home.context.clock.now_ms())
         self.feed: WatchedFeed | None = None
         self.moving: asyncio.Future[None] | None = None  # done when its record names the month it goes on in, or not
@@ -78,8 +78,8 @@ class Session:
         """Whose items its packs are."""
         return mailbox_of(self.actor)
 
-    def tell_ledger(self, state: str, packs: Sequence[Numbered], reason: str = "") -> None:
-        record_packs(self.home.context.ledger, self.who, state, self.record.month, packs, reason)
+    def tell_ledger(self, state: str, packs: Sequence[Numbered]) -> None:
+        record_packs(self.home.context.ledger, self.who, state, self.record.month, packs)
 
     # ── what its connections and its node tell it ─────────────────────────────────────────────
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from penstock.api.context import Context
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.core.months import begin_ms, month_of, shifted
 from penstock.core.ownership import Ownership, Rule
 from penstock.core.registry import change, delete_if
@@ -200,7 +200,7 @@ class Sessions:
 
     async def _moved(self, actor: str, month: str, item: Item, to: str) -> None:
         """Take an item away that waits in another month as well. The ledger says so first: every number has its end."""
-        who = recipient(DOOR, actor)
+        who = Recipient(DOOR, actor)
         self.context.ledger.record_item(who, "moved", item.message_id, month, item.number, reason=f"to {to}")
         await self.flushes.flush()
         await self.context.mailbox.confirm(mailbox_of(actor), month, [item.number])
@@ -218,7 +218,7 @@ class Sessions:
         """Take packs away that nobody can get any more, and say so in the ledger first."""
         if packs:
             state, why = ("expired", "") if reason == "expired" else ("dropped", reason)
-            record_packs(self.context.ledger, recipient(DOOR, actor), state, month, packs, why)
+            record_packs(self.context.ledger, Recipient(DOOR, actor), state, month, packs, why)
             await self.flushes.flush()
             await self.context.mailbox.confirm(mailbox_of(actor), month, [number for number, _ in packs])
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from penstock.api.context import Context
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.doors.sps.cluster import WireOwners
 from penstock.doors.sps.frames import Audiences, EventFrames
 from penstock.doors.sps.presence import Presence
@@ -96,7 +96,7 @@ class Wires:
         """Begin the answer to a subscribe that passed every check."""
         name = name_of(asked.uid, asked.hid)
         before = self._open.get(name)
-        wire = self._make(asked, before.who if before else recipient(DOOR, name))
+        wire = self._make(asked, before.who if before else Recipient(DOOR, name))
         wire.frames = self._frames[asked.form, not request.http10]
         headers = (
             ("Content-Type", wire.frames.form.content_type),

@@ -14,7 +14,7 @@ import msgspec
 from penstock.api.auth import Caller
 from penstock.api.context import Context, decoded, flag, integer
 from penstock.api.describing import shown_as
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.core.names import check_name
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Forbidden, InputInvalid, Unauthenticated
@@ -168,7 +168,7 @@ def segment_request(request: Request, asked: ChannelRequest, text: str, most: fl
     if header and not (header.isascii() and header.isdigit() and len(header) < 7 and int(header)):
         raise InputInvalid("header Lp-Trickle-Wait", f"{header[:20]!r} is not a number of seconds")
     wait = float(header) if header else most
-    return SegmentRequest(number, recipient(DOOR, _consumer(request, asked)), min(wait, most) if most else wait)
+    return SegmentRequest(number, Recipient(DOOR, _consumer(request, asked)), min(wait, most) if most else wait)
 
 
 def _consumer(request: Request, asked: ChannelRequest) -> str:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from penstock.api.context import Context
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.core.lookout import MailboxChange
 from penstock.core.months import month_of
 from penstock.doors.webpush.broadcasts import Broadcasts
@@ -248,7 +248,7 @@ class Agents:
 
     def _drop_unsaved(self, uaid: str, messages: Sequence[PushMessage], state: str, reason: str) -> None:
         for message in messages:
-            self.messages.record(recipient("webpush", uaid), state, message.version, reason=reason)
+            self.messages.record(Recipient("webpush", uaid), state, message.version, reason=reason)
 
     # ── what endpoints and other nodes say ────────────────────────────────────────────────────
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from penstock.core.clock import Clock
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.core.promise import pending
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.refusals import autopush_form
@@ -117,7 +117,7 @@ class Endpoint:
 
     async def _route(self, message: PushMessage) -> None:
         """Deliver or store; when this returns, one of them is done, or the message said that it may be dropped."""
-        record, who = await self._check_channel(message), recipient("webpush", message.uaid)
+        record, who = await self._check_channel(message), Recipient("webpush", message.uaid)
         if record.node and (self._direct or not message.ttl):
             outcome = await self._agents.cluster.push(record, message)
             if outcome is NodeAnswer.TAKEN:
@@ -155,7 +155,7 @@ class Endpoint:
                 record = await self._check_channel(message)
         else:
             raise EndpointRefused(Errno.TEMPORARY, "the user agent's month keeps moving")
-        self._accepted(recipient("webpush", message.uaid), message, "stored")
+        self._accepted(Recipient("webpush", message.uaid), message, "stored")
         await self._tell(message, record)
 
     async def _tell(self, message: PushMessage, record: RouterRecord) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.api.context import Context
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.doors.webpush.receipts import GONE, Receipts
 from penstock.errors import NotFound
 from penstock.values import Item, Room
@@ -78,7 +78,7 @@ class Messages:
                 item = await self.mailbox.edition(uaid, month, message.channel, message.topic)
                 replaced |= {} if item is None else {item.number: item}
         items = await self.mailbox.put(uaid, month, [to_item(message) for message in messages], room=room)
-        self.stored(recipient("webpush", uaid), month, items)
+        self.stored(Recipient("webpush", uaid), month, items)
         for item in replaced.values():
             is_over = item.expires_ms is not None and item.expires_ms <= self._clock.now_ms()
             await self.gone(uaid, month, item, "expired" if is_over else "dropped", "" if is_over else "replaced")
@@ -111,7 +111,7 @@ class Messages:
     async def gone(self, uaid: str, month: str, item: Item, state: str, reason: str = "") -> None:
         """A stored message will not arrive: say so in the ledger, and to who wants a receipt."""
         door = uaid.partition("/")[0] if "/" in uaid else "webpush"  # the months are everybody's
-        self.record(recipient(door, uaid), state, item.message_id, month, item.number, reason)
+        self.record(Recipient(door, uaid), state, item.message_id, month, item.number, reason)
         if door == "webpush" and (receipt := receipt_of(item)):
             await self.receipts.report(receipt, item.message_id, GONE)
 

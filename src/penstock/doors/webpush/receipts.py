@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.api.context import Context
 from penstock.api.live import Lines, LiveWire
-from penstock.core.ledger import recipient
+from penstock.core.ledger import Recipient
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
@@ -87,7 +87,7 @@ class Receipts:
             raise NotFound("receipt subscription", id[:80], remedy="Use the URL from the Link header whole.")
         events = b"text/event-stream" in (request.header(b"accept") or b"")
         lines = Lines(self._context.ledger, _encoder(events, chunked=not request.http10))
-        wire = _ReceiptWire(recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, lines)
+        wire = _ReceiptWire(Recipient("webpush", f"receipts/{id[:16]}"), self._context.ledger, lines)
         headers = (("Content-Type", _FORMS[events]), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         after = _after(request)
         wire.tap = request.open(200, headers, owner=wire)

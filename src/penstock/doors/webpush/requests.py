@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.clock import Clock
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
 from penstock.wire import vapid
@@ -79,7 +79,7 @@ class EndpointRequestReader:
         push = self._push(len(request.body), tuple(map(header, _SAID)))
         receipt = (header(b"push-receipt") or b"").decode("latin-1")
         return EndpointRequest(
-            recipient("webpush", subscription.uaid), subscription, push, origin, authorization, crypto_key, receipt,
+            Recipient("webpush", subscription.uaid), subscription, push, origin, authorization, crypto_key, receipt,
             header(b"origin") is not None, request.scheme, len(request.body),
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.receipts import DELIVERED
 from penstock.doors.webpush.router_table import AlreadyConnected
@@ -252,7 +252,7 @@ class AgentSession(Timed):
 
     def _be(self, identity: AgentIdentity) -> None:
         self.state.identified(identity)
-        self.who = recipient("webpush", identity.uaid)
+        self.who = Recipient("webpush", identity.uaid)
 
     async def _save_channel(self, job: SaveChannel) -> Iterable[Action]:
         """Write the channel down; with the first one the user agent itself becomes known."""

@@ -25,7 +25,7 @@ import msgspec
 from penstock.api.auth import Caller
 from penstock.api.context import Context
 from penstock.core.feed import Feed, take_if_room
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.core.names import is_system
 from penstock.doors.webpush_sender.push_client import PushClient
 from penstock.doors.webpush_sender.receipts import AwaitedReceipts
@@ -139,7 +139,7 @@ class Binding(Timed):
         self._defects = 0  # how often this entry failed for no reason that a push service gave
         self.removed = False  # nothing may be written about it any more
         self.status = BindingStatus()
-        self.who: Recipient = recipient("webpush", id)
+        self.who: Recipient = Recipient("webpush", id)
 
     def start(self) -> None:
         """Begin to read where it was."""

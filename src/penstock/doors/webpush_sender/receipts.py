@@ -28,7 +28,7 @@ import msgspec
 from penstock.api.context import Context
 from penstock.core.background import Loop
 from penstock.core.feed import Feed, take_if_room
-from penstock.core.ledger import Recipient, recipient
+from penstock.core.ledger import Recipient
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry
 from penstock.wire.pushing import Verdict
@@ -81,7 +81,7 @@ class AwaitedReceipts:
         self._heard: list[tuple[str, int]] = []
         self._wake = asyncio.Event()
         self._loop: Loop | None = None
-        self.who: Recipient = recipient("webpush", "sender/receipts")
+        self.who: Recipient = Recipient("webpush", "sender/receipts")
 
     async def start(self) -> None:
         """Listen where something is awaited, as often as it is called."""
@@ -195,7 +195,7 @@ class AwaitedReceipts:
             self._proved(awaited.binding)
 
     def _record(self, awaited: AwaitedReceipt, *, delivered: bool) -> None:
-        who = recipient("webpush", awaited.binding)
+        who = Recipient("webpush", awaited.binding)
         state, reason = ("acked", "by the user agent") if delivered else ("dropped", "given up by the push service")
         self._context.ledger.record(who, state, awaited.stream, awaited.entry, awaited.entry, reason=reason)
 

@@ -68,7 +68,6 @@ class PubAck(msgspec.Struct, frozen=True, gc=False):
     stream: str = ""
     batch: str = ""
     count: int = 1
-    duplicate: bool = False
 
 
 class _ApiError(msgspec.Struct, frozen=True):

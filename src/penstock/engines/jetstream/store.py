@@ -63,7 +63,6 @@ class StreamState(msgspec.Struct):
     bytes: int = 0
     first_seq: int = 0
     last_seq: int = 0
-    num_subjects: int = 0
     subjects: dict[str, int] | None = None
 
 
