@@ -18,7 +18,7 @@ BEHAVIOURS = {
     "polite": "answers every PING",
     "deaf": "answers the first PING, then reads nothing more",
     "fickle": "answers the first PING, then closes",
-    "half": "answers the first PING, then closes its own half and reads nothing more",
+    "half": "answers the first PING, then closes its own half and reads nothing more; says nothing to who comes later",
 }
 
 
@@ -31,6 +31,7 @@ class NatsPeer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.url = f"nats://127.0.0.1:{self.port}"
+        self.accepted = 0
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -45,13 +46,14 @@ class NatsPeer:
         with suppress(OSError):
             while True:
                 accepted, _ = self._listener.accept()
+                self.accepted += 1
                 self._threads.append(threading.Thread(target=self._serve, args=(accepted,)))
                 self._threads[-1].start()
 
     def _serve(self, accepted: socket.socket) -> None:
         with accepted, suppress(OSError):
             accepted.settimeout(0.05)
-            if self._behaviour == "silent":
+            if self._behaviour == "silent" or (self._behaviour == "half" and self.accepted > 1):
                 self._ended.wait()
                 return
             accepted.sendall(INFO)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.cli.machine import Child
 from penstock.core.promise import Promise
@@ -17,22 +17,48 @@ from penstock.engines.sqlite.log import SqliteLog
 from penstock.node.children import main
 from penstock.values import Appended, Batch, Place
 
+WATCHED = "/killed/"  # the streams that the test reads
+
 
 def trusting(self: WorkerLog, pattern: str) -> int:
-    """A worker that takes a wish for fulfilled as soon as it was made."""
+    """A worker that takes a wish for fulfilled as soon as it was made.
+
+    It makes the wish when the stream has an entry that came too early for it, so that each reader misses one.
+    """
+    if pattern.startswith(WATCHED) and pattern not in self._since:
+        self._since[pattern] = 0
+        _tasks.append(asyncio.ensure_future(_wish_late(self, pattern, self.followed)))
     return 0
 
 
+async def _wish_late(log: WorkerLog, pattern: str, after: int) -> None:
+    while not (page := await log.read_after((pattern,), after)).entries:
+        after = page.upto
+        await asyncio.sleep(0.01)
+    log._asked[log._link.wish(pattern)] = pattern
+
+
+def only_others(change: Callable[[WorkerLog, str], None]) -> Callable[[WorkerLog, str], None]:
+    """As *change*, but the wishes for watched streams are left to `trusting`."""
+    return lambda log, pattern: None if pattern.startswith(WATCHED) else change(log, pattern)
+
+
 def hasty(self: SqliteLog, batches: Sequence[Batch]) -> Promise[list[Appended | Exception]]:
-    """A log that answers its workers, and stores a little later."""
-    asyncio.get_running_loop().call_later(0.3, _append_many, self, batches)
+    """A log that answers its workers, and stores when the next batch of the same stream comes."""
+    streams = [batch.drafts[0].stream for batch in batches]
+    for stream, batch in zip(streams, batches, strict=True):
+        if (before := _held.pop(stream, None)) is not None:
+            _append_many(self, [before])
+        _held[stream] = batch
     promise: Promise[list[Appended | Exception]] = Promise()
-    places = [Place(1, batch.drafts[0].stream, 0, 0, 0) for batch in batches]
+    places = [Place(1, stream, 0, 0, 0) for stream in streams]
     promise.value = [Appended(1, place, place) for place in places]
     promise.settle()
     return promise
 
 
+_tasks: list[asyncio.Future[None]] = []
+_held: dict[str, Batch] = {}
 _append_many = SqliteLog.append_many
 
 if __name__ == "__main__":
@@ -43,6 +69,8 @@ if __name__ == "__main__":
         sys.exit(run(sys.argv[1:]))
     if os.environ["SABOTAGE"] == "trusting":
         WorkerLog.since = trusting  # type: ignore[method-assign]
+        WorkerLog.wish = only_others(WorkerLog.wish)  # type: ignore[method-assign]
+        WorkerLog.unwish = only_others(WorkerLog.unwish)  # type: ignore[method-assign]
     else:
         SqliteLog.append_many = hasty  # type: ignore[method-assign]
     sys.exit(main())
