@@ -33,6 +33,7 @@ from penstock.doors.eventhorizon.cluster import Pushers
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.msgstream import MessageStreamDoor, stream
 from penstock.doors.msgstream.connections import Handshake, Socket
+from penstock.doors.sps import wires as wires_module
 from penstock.engines.memory import MemoryChanges, MemoryEngine
 from penstock.http.caps import Caps
 from penstock.http.requests import Request
@@ -268,6 +269,81 @@ async def test_a_wires_node_hears_with_the_next_look_what_was_lost(tmp_path: Pat
 async def test_the_same_check_finds_wires_whose_node_sees_nothing(tmp_path: Path) -> None:
     with pytest.raises(FAILURES):
         await check_a_wire_is_replaced_with_the_next_look(tmp_path, blind, SOON)
+
+
+async def check_the_wire_that_was_opened_last_wins(keys: Path, before: bool) -> None:
+    """The first node's claim takes its time. *before*: it had a wire of that device already."""
+    async with sps.two(keys) as (a, b, _):
+        owners = a.door.wires.owners
+        assert owners
+        if before:
+            await a.subscribe("uid=7")
+        slow = HeldRegistry(a.engine.registry)
+        owners._owned._registry = cast("Any", slow)
+        opening = asyncio.ensure_future(a.subscribe("uid=7"))
+        await slow.asked.wait()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        opened_early = opening.done()
+        if opened_early:
+            await b.subscribe("uid=7")
+        slow.go.set()
+        old = await opening
+        await wait_until_async(lambda: not owners._busy and not owners._waiting)
+        new = await b.subscribe("uid=7") if not opened_early else None
+        assert new is not None, "it opened before its device was claimed"
+        assert (await sps.line(old))["event"] == "replaced"
+        await a.ask("POST", "/notify_to_user?uid=7", b"hello")
+        assert (await sps.line(new))["data"] == "hello"
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_the_wire_that_was_opened_last_wins_however_late_a_claim_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    monkeypatch.setattr(wires_module, "CLAIM_SECONDS", NEVER)
+    await check_the_wire_that_was_opened_last_wins(tmp_path, before)
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_the_same_check_finds_wires_that_are_answered_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    monkeypatch.setattr(wires_module.Wires, "_hold_back", lambda wires, wire: None)
+    with pytest.raises(FAILURES):
+        await check_the_wire_that_was_opened_last_wins(tmp_path, before)
+
+
+async def test_a_wire_opens_though_its_claim_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires_module, "CLAIM_SECONDS", 0.1)
+    async with sps.two(tmp_path) as (a, b, _):
+        assert a.door.wires.owners
+        slow = HeldRegistry(a.engine.registry)
+        a.door.wires.owners._owned._registry = cast("Any", slow)
+        reader = await a.subscribe("uid=7")
+        await b.ask("POST", "/notify_to_user?uid=7", b"hello")
+        assert (await sps.line(reader))["data"] == "hello"
+        slow.go.set()
+
+
+async def test_who_leaves_before_its_device_is_claimed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wires_module, "CLAIM_SECONDS", NEVER)
+    async with sps.two(tmp_path) as (a, _, _):
+        assert a.door.wires.owners
+        slow = HeldRegistry(a.engine.registry)
+        a.door.wires.owners._owned._registry = cast("Any", slow)
+        opening = asyncio.ensure_future(a.subscribe("uid=7"))
+        await slow.asked.wait()
+        a.hang_up()
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await opening
+        slow.go.set()
+        await wait_until_async(lambda: sps.offline(a))
+        assert not a.door.wires.all
+        assert not a.door.wires._unclaimed
+        assert await sps.presence(a) == ["online", "offline"]
 
 
 async def test_a_confirmation_needs_no_message(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from penstock.core.members import Members
 from penstock.core.registry import Registry
 from penstock.core.why import Why
 from penstock.doors.sps import Sps
+from penstock.doors.sps import wires as wires_module
 from penstock.doors.sps.cluster import WireOwners
 from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
@@ -206,11 +207,12 @@ async def test_a_wire_that_is_replaced_before_it_knows_of_its_own_claim_ends_all
         assert a.door.wires.owners
         slow = LateRegistry(a.engine.registry)
         a.door.wires.owners._owned._registry = cast("Any", slow)
-        old = await a.subscribe("uid=7")
+        opening = asyncio.ensure_future(a.subscribe("uid=7"))
         await asyncio.wait_for(slow.stored.wait(), 20)
         await b.subscribe("uid=7")
-        await wait_until_async(lambda: claimed(b, "7"))
+        assert await claimed(b, "7")
         slow.answer.set()
+        old = await opening
 
         assert (await line(old))["event"] == "replaced"
         assert await claimed(b, "7")
@@ -252,11 +254,13 @@ async def check_a_claim_without_an_answer_goes_with_its_wire(keys: Path, within:
         await wait_until_async(nobody, within=within)
 
 
-async def test_a_claim_without_an_answer_goes_with_its_wire(tmp_path: Path) -> None:
+async def test_a_claim_without_an_answer_goes_with_its_wire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires_module, "CLAIM_SECONDS", 0.1)
     await check_a_claim_without_an_answer_goes_with_its_wire(tmp_path)
 
 
-async def test_a_claim_without_an_answer_is_made_again(tmp_path: Path) -> None:
+async def test_a_claim_without_an_answer_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires_module, "CLAIM_SECONDS", 0.1)
     async with two(tmp_path) as (a, _, _):
         assert a.door.wires.owners
         registry = Unsure(a.engine.registry)
@@ -276,6 +280,7 @@ async def online(node: Node) -> bool:
 async def test_the_same_check_finds_a_node_that_takes_no_answer_for_a_no(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wires_module, "CLAIM_SECONDS", 0.1)
     monkeypatch.setattr(WireOwners, "_if_ours", lambda owners, record: None)
     with pytest.raises(TooLate):
         await check_a_claim_without_an_answer_goes_with_its_wire(tmp_path, within=2)

@@ -151,6 +151,22 @@ class Tap:
             if self.reader is not None:
                 self.reader.leave_seat()
 
+    def hold_back(self) -> bool:
+        """Have nothing written, not even the head, until `let_through`.
+
+        False if the peer has not taken former answers yet: then those decide when this one goes out.
+        """
+        pipe = self._pipe
+        if pipe is None or pipe.stuck:
+            return False
+        pipe.stuck = True
+        return True
+
+    def let_through(self) -> None:
+        """Have written what was held back."""
+        if self._pipe is not None:
+            self._pipe.resume_writing()
+
     def _shut(self) -> None:
         """Nothing goes out any more."""
         self.block()
@@ -203,7 +219,7 @@ class Pipe(Timed):
         # connections would be 5,000 allocations per event.
         self.out: bytes | list[bytes] | None = None
         self.queued = 0  # bytes in `out`
-        self.stuck = False  # the transport holds bytes back
+        self.stuck = False  # the transport holds bytes back, or the tap does
         self.ending = False  # close when everything is written
         # The plain socket, borrowed from the transport; None is "use the transport" (TLS, or closed).
         self.sock: socket.SocketType | None = None
@@ -329,6 +345,10 @@ class Pipe(Timed):
                 self.tap.block()
             self.sock.detach()
             self.sock = None
+
+    def resume_writing(self) -> None:
+        """What was in the way of writing is gone."""
+        raise NotImplementedError
 
     def tap_closed(self) -> None:
         """The live answer was ended properly by its owner."""

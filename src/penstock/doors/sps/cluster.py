@@ -1,6 +1,7 @@
 """One wire per user and device over all nodes of a cluster, and calls to the node that has it.
 
-A wire opens on its node at once, and then claims its device (`core/ownership.py`): whoever claims last has it.
+A wire claims its device (`core/ownership.py`): whoever claims last has it. Its answer goes out when the claim is made
+(`wires.py`), so of two wires that were opened one after the other the second wins, at whatever nodes.
 
     sps/wires/<uid>/<hid>      {member, number, since_ms}
 
@@ -15,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
+from itertools import islice
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -31,8 +33,8 @@ from penstock.doors.sps.wire import WireBehind, offline
 from penstock.errors import NotFound, PenstockError, TooLarge
 from penstock.limits import PATTERNS
 
-WORKERS: Final = 32
-"""Devices whose claims are on their way at once; the others wait in line."""
+AT_ONCE: Final = 32
+"""Devices whose claims are on their way at once; the others wait until these are made."""
 STOP_SECONDS: Final = 3.0
 
 
@@ -49,6 +51,10 @@ class LocalWires(Protocol):
 
     def number(self, uid: str, hid: str) -> int | None:
         """The number of a device's wire here, if it has one."""
+        ...
+
+    def claimed(self, uid: str, hid: str) -> None:
+        """The record says what is true here: if the device has a wire, it has been claimed."""
         ...
 
     def replace(self, uid: str, hid: str, number: int) -> None:
@@ -111,25 +117,26 @@ class WireOwners:
 
     async def _settle_all(self) -> None:
         """See to all devices that wait, some at a time; raises what went wrong with one of them."""
+        errors: list[BaseException] = []
         async with self._round:
             self._waiting.update(dict.fromkeys(self._unsure))
-            workers = [self._work() for _ in range(min(WORKERS, len(self._waiting)))]
-            errors = [one for one in await asyncio.gather(*workers, return_exceptions=True) if one is not None]
+            while not errors and (keys := list(islice(self._waiting, AT_ONCE))):
+                for key in keys:
+                    del self._waiting[key]
+                settled = await asyncio.gather(*map(self._try_to_settle, keys), return_exceptions=True)
+                errors += [one for one in settled if one is not None]
         if errors:
             raise errors[0]
 
-    async def _work(self) -> None:
-        while self._waiting:
-            key = next(iter(self._waiting))
-            del self._waiting[key]
-            self._busy.add(key)
-            try:
-                await self._settle(key)
-            except BaseException:
-                self._unsure.add(key)
-                raise
-            finally:
-                self._busy.discard(key)
+    async def _try_to_settle(self, key: str) -> None:
+        self._busy.add(key)
+        try:
+            await self._settle(key)
+        except BaseException:
+            self._unsure.add(key)
+            raise
+        finally:
+            self._busy.discard(key)
 
     async def _settle(self, key: str) -> None:
         """Make the record say what is true on this node, unless another node knows better."""
@@ -141,6 +148,7 @@ class WireOwners:
             number, mine = self._local.number(uid, hid), self._owned.mine(key)
             if number == (mine.number if mine else None):
                 self._former.pop(key, None)
+                self._local.claimed(uid, hid)
                 return
             if number is None:
                 if await self._owned.release(key):

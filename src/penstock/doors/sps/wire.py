@@ -52,6 +52,10 @@ class WireHome(Protocol):
     time: Callable[[], float]  # of the loop
     now_ms: Callable[[], int]
 
+    def let_through(self, wire: DeviceWire) -> None:
+        """Hold back no longer what a wire has to say."""
+        ...
+
     def ended(self, wire: DeviceWire) -> None:
         """A wire is over."""
         ...
@@ -294,6 +298,7 @@ class DeviceWire(Timed):
         """Say why, and end the answer."""
         if not self.feed.stopped:
             self.feed.stop()
+            self._home.let_through(self)
             self.say(self.frames.words(self.frames.form.ended(reason)) if reason else b"")
             self.tap.close(hang_up=bool(reason))  # whoever is told to go has nothing more to ask here
             self._leave()

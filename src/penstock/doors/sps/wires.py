@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from penstock.api.context import Context
 from penstock.core.ledger import Recipient
@@ -13,11 +14,33 @@ from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.requests import SubscribeRequest, name_of, patterns_for, tids_of, user_stream
 from penstock.doors.sps.wire import DeviceWire
 from penstock.http.requests import Request
+from penstock.http.timers import Timed
 from penstock.settings import SpsSettings
 from penstock.wire.http_chunks import chunk
 from penstock.wire.sps import REPLACED, EventStream, Form, JsonLines
 
 DOOR = "sps"
+
+CLAIM_SECONDS: Final = 2.0
+"""In a cluster, what a new wire has to say waits until its device is claimed, and no longer than this: a device gets
+its events although the nodes cannot agree for a while who has it."""
+
+
+class UnclaimedWire(Timed):
+    """A wire whose answer waits for the claim. A device that sees its wire open may open the next one at another node.
+
+    If this one's claim were still on its way, it could come second, and the older wire would win.
+    """
+
+    __slots__ = ("_home", "_wire")
+
+    def __init__(self, home: Wires, wire: DeviceWire) -> None:
+        super().__init__()
+        self._home, self._wire = home, wire
+
+    def expired(self) -> None:
+        """It has waited long enough."""
+        self._home.let_through(self._wire)
 
 
 class Wires:
@@ -41,6 +64,7 @@ class Wires:
         # A server that is alone claims nothing.
         self.owners = None if context.members.alone else WireOwners(context, presence, self)
         self._numbers: dict[str, int] = {}  # of open wires
+        self._unclaimed: dict[DeviceWire, UnclaimedWire] = {}
         self._opened = 0
         forms: dict[str, Form] = {"lines": JsonLines(), "sse": EventStream(settings.retry_ms), "raw": Form()}
         self._frames = {
@@ -73,6 +97,11 @@ class Wires:
     def number(self, uid: str, hid: str) -> int | None:
         """The number of a device's wire here, if it has one."""
         return self._numbers.get(name_of(uid, hid))
+
+    def claimed(self, uid: str, hid: str) -> None:
+        """This node has the device, if it has a wire of it."""
+        if (wire := self.find(uid, hid)) is not None:
+            self.let_through(wire)
 
     def replace(self, uid: str, hid: str, number: int) -> None:
         """End that wire: there is a newer one on another node."""
@@ -109,6 +138,7 @@ class Wires:
         wire.tap = request.open(200, headers, owner=wire, watch=self.ledger.enabled)
         self._open[name] = wire
         if self.owners is not None:
+            self._hold_back(wire)
             self._opened += 1
             self._numbers[name] = self._opened
             self.owners.changed(asked.uid, asked.hid)
@@ -120,6 +150,18 @@ class Wires:
         self.confirm(wire, asked.after or 0)
         self._start(wire, asked.after)
         return wire
+
+    def _hold_back(self, wire: DeviceWire) -> None:
+        """Let nothing out before the device is claimed."""
+        if wire.tap.hold_back():
+            waiting = self._unclaimed[wire] = UnclaimedWire(self, wire)
+            self.wheel.arm(waiting, CLAIM_SECONDS)
+
+    def let_through(self, wire: DeviceWire) -> None:
+        """Hold back no longer what a wire has to say."""
+        if (waiting := self._unclaimed.pop(wire, None)) is not None:
+            self.wheel.forget(waiting)
+            wire.tap.let_through()
 
     def beginning(self, after: int | None) -> int:
         """The id after which a wire is fed when its device names *after*, or nothing."""
@@ -146,6 +188,7 @@ class Wires:
     def ended(self, wire: DeviceWire) -> None:
         """A wire is over. One that was replaced is not registered any more, and takes nobody offline."""
         name = wire.who.name
+        self.let_through(wire)
         if self._open.get(name) is wire:
             del self._open[name]
             if self.owners is None:
