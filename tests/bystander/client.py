@@ -8,7 +8,8 @@ one line of JSON (`watching.Report`).
 
 How long it had to wait is measured twice. By the clock, which is only reported: two shared cores stand still for
 reasons of their own. And by the CPU time that the server's loop spent between a request and its answer, which says
-how long the loop did other work first, however busy the machine is.
+how long the loop did other work first, however busy the machine is. What the loop may have done while the answer was
+here already, and the bystander waited for a core to read it, is taken off.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Bystander:
         fresh = number % NEW_CONNECTION_EVERY == 0
         connection = self._connect() if fresh else self._kept
         body = f"event {number}"
-        cpu, begun = self._spent(), time.perf_counter()
+        cpu, waited, begun = self._spent(), self._waited(), time.perf_counter()
         try:
             headers = self._headers | {"X-Number": str(number)} if fresh else self._headers
             connection.request("POST", f"/v1/publish?stream={quote(STREAM)}", body, headers)
@@ -85,7 +86,7 @@ class Bystander:
             self.errors.append(f"publish{' on a new connection' if fresh else ''}: {error!r}")
             self._kept.close()
         self.wall_ms.append((time.perf_counter() - begun) * 1e3)
-        self.cpu_ms.append((self._spent() - cpu) / 1e6)
+        self.cpu_ms.append(max(0, self._spent() - cpu - (self._waited() - waited)) / 1e6)
         if fresh:
             connection.close()
 
@@ -102,6 +103,10 @@ class Bystander:
             return int(self._loop_cpu.read_text().split()[0])
         except FileNotFoundError:
             return 0  # the server is gone: the publishes say so
+
+    def _waited(self) -> int:
+        """Nanoseconds that this process's first thread, which publishes, was ready to run and had no core."""
+        return int(Path("/proc/self/schedstat").read_text().split()[1])
 
     def wait_for_all(self) -> None:
         """Let what is on its way come."""

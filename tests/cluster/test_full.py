@@ -101,7 +101,7 @@ async def test_a_node_serves_reads_while_there_is_no_room_and_goes_on_afterwards
         with start_sabotaged(tmp_path / "data", sabotage, "--engine", servers.url, **settings) as node:
             filler = Filler(servers.url)
             if sabotage is hurry:
-                await check_a_full_server(node, filler, within=10)
+                await check_a_full_server(node, filler, within=30)
             else:
                 with pytest.raises(TooLate):
                     await check_a_full_server(node, filler, within=1)

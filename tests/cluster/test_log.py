@@ -13,7 +13,7 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.export import ExportRange, PlanQuestion, make_plan
 from penstock.core.log import prepare
-from penstock.engines.jetstream import JetStreamEngine, connection, open_jetstream
+from penstock.engines.jetstream import JetStreamEngine, appending, connection, open_jetstream, registry
 from penstock.engines.jetstream.connection import LOST
 from penstock.engines.jetstream.engine import server_urls
 from penstock.errors import (
@@ -367,8 +367,12 @@ async def test_a_read_is_complete_although_the_server_that_answers_is_behind(
         assert whole == ([False, False] if sabotaged else [True, True])
 
 
-async def test_a_node_that_stops_without_servers_waits_for_nobody(tmp_path: Path) -> None:
-    # Given a node whose servers are gone, with a publish and a record that wait for them
+async def test_a_node_that_stops_without_servers_waits_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a node whose servers are gone, with a publish and a record that wait for them with all patience
+    for module in (appending, registry):
+        monkeypatch.setattr(module, "PATIENCE_SECONDS", 3600)
     with start_nats(tmp_path) as nats:
         async with open_jetstream(nats.url, node="a", settings=ONE) as engine:
             await prepare(engine.log)
@@ -378,6 +382,6 @@ async def test_a_node_that_stops_without_servers_waits_for_nobody(tmp_path: Path
             assert not (await asyncio.wait(waiting, timeout=0.3))[0]
             # When it stops
             engine.leave()
-            # Then both are told long before their patience ends
-            await wait_until_async(lambda: all(future.done() for future in waiting), within=3)
+            # Then both are told
+            await wait_until_async(lambda: all(future.done() for future in waiting))
             assert [type(future.exception()) for future in waiting] == [EngineGone, EngineGone]

@@ -107,9 +107,9 @@ async def test_what_no_entry_can_hold_is_lost_alone_and_said_so(caplog: pytest.L
         written = Ledger(engine.log, ManualClock(), node="n1")
         written.record(Recipient("v1", "x" * (ENTRY_BYTES + 1)), "acked", "/a", 1, 1)
         with pytest.raises(NotRecorded):
-            await asyncio.wait_for(written.flush(), 5)
+            await asyncio.wait_for(written.flush(), 20)
         written.record(Recipient("v1", "alice"), "acked", "/a", 1, 1)
-        await asyncio.wait_for(written.flush(), 5)
+        await asyncio.wait_for(written.flush(), 20)
 
         headers = [decode(body)[0] for body in await bodies(engine)]
         assert [(header.sequence, header.lost) for header in headers] == [(0, 1), (1, 0)]
@@ -152,6 +152,6 @@ async def test_an_error_that_nobody_expects_leaves_nobody_waiting(monkeypatch: p
         written = Ledger(Surprising(engine.log), ManualClock(), node="n1")  # type: ignore[arg-type]
         written.record(Recipient("v1", "alice"), "acked", "/a", 1, 1)
 
-        await asyncio.wait_for(written.flush(), 5)
+        await asyncio.wait_for(written.flush(), 20)
 
         assert written.recorded == 1

@@ -158,7 +158,7 @@ def test_who_is_told_the_newest_id_has_not_received_it(server: RunningServer) ->
 
 def check_what_a_crash_took_is_said_as_it_is(folder: Path, sabotage: str = "") -> None:
     """Killed right after the device has received, before the ledger was written."""
-    with serving(folder, sabotage, "--set=ledger.flush_ms=5000") as server:
+    with serving(folder, sabotage, "--set=ledger.flush_ms=600000") as server:
         with Wire(server, uid="7", hid="phone", tid="earth").opened() as wire:
             ids = [notify_id(server, "user", uid="7"), notify_id(server, "room", tid="earth")]
             wire.lines(2)
