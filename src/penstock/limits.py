@@ -165,6 +165,22 @@ LAKE_READS: Final = 256
 LAKE_SECONDS: Final = 20
 """Seconds that a question to the lake takes at most, with its wait in line: a store may be away. Over it: 503."""
 
+SQL_AT_ONCE: Final = 2
+"""Questions in SQL that one server process has answered at once: each is a process with a core of its own. Over it:
+503."""
+
+SQL_SECONDS: Final = 20
+"""Seconds that a question in SQL takes at most. Over it: 413 `sql_too_large`; './penstock lake sql' has longer."""
+
+SQL_MEMORY_MIB: Final = 512
+"""MiB of memory that DuckDB may use for one question in SQL. Over it: 413 `sql_too_large`."""
+
+SQL_ROWS: Final = 1_000
+"""Rows of an answer to a question in SQL: people read it. Over it: it is cut, and says so."""
+
+SQL_ANSWER_MIB: Final = 4
+"""MiB of an answer to a question in SQL: the server holds it whole. Over it: 413 `sql_too_large`."""
+
 # ── Event Horizon ──────────────────────────────────────────────────────────────────────────────
 
 PUSHERS: Final = 10_000

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -100,7 +99,7 @@ def sql(
     ./penstock lake sql "SELECT door, state, count(*) FROM deliveries GROUP BY ALL"
     ./penstock lake sql "SELECT * FROM events WHERE stream = '/orders' ORDER BY id DESC LIMIT 20" --json
     """
-    from penstock.iceberg.sql import SqlLimits, ask
+    from penstock.iceberg.sql import SqlLimits, ask, plain
 
     if json and as_csv:
         raise InputInvalid("--csv", "is given, and so is --json")
@@ -110,32 +109,23 @@ def sql(
     answer = ask(place, tables, asked, SqlLimits(seconds=seconds, memory_mib=memory, rows=rows))
     if json:
         for row in answer.rows():
-            print(as_line({name: _plain(value) for name, value in row.items()}))
+            print(as_line({name: plain(value) for name, value in row.items()}))
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(answer.table.column_names)
-        writer.writerows(map(_plain, row.values()) for row in answer.rows())
+        writer.writerows(map(plain, row.values()) for row in answer.rows())
     else:
         print_table(answer)
     if answer.cut:
         say(f"penstock: there are more than {rows:,} rows; --rows says how many are shown", sys.stderr)
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON and people have it: bytes as text, and a sum of whole numbers as a whole number."""
-    if isinstance(value, Decimal) and value.as_tuple().exponent == 0:
-        return int(value)
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
-    return value
-
-
 def print_table(answer: SqlAnswer) -> None:
     """Print columns for people; a long value is cut where it would take more than its share."""
+    from penstock.iceberg.sql import plain
+
     names = answer.table.column_names
-    rows = [[_short(_plain(value)) for value in row.values()] for row in answer.rows()]
+    rows = [[_short(plain(value)) for value in row.values()] for row in answer.rows()]
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     for row in (names, ["─" * width for width in widths], *rows):
         say("  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip())

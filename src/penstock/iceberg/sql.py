@@ -1,6 +1,7 @@
 """Questions in SQL about the lake, answered by DuckDB in a process of its own.
 
     answer = ask("/srv/lake", {"events": "file:///srv/lake/events/metadata/….json"}, "SELECT …")
+    answer = await ask_json(…)      # the same for a server: it does not block, and the answer is JSON already
 
 Whoever asks may be a stranger with the grant `export`, so the process can do nothing but read the files that the named
 tables have at that moment: it may open no other file, no network, no extension, and write nothing. It is bounded in
@@ -9,13 +10,17 @@ time, memory and rows; it ends with its answer. `sql_process.py` is that process
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,6 +28,8 @@ from penstock.errors import CallerError, InputInvalid, OperatorError
 
 FAILED: Final = 3
 """Exit code of the process when it has told on standard error what is wrong."""
+
+_COMMAND: Final = (sys.executable, "-P", "-m", "penstock.iceberg.sql_process")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class SqlQuestion(msgspec.Struct, frozen=True):
     answer_mib: int
     seconds: float
     threads: int
+    form: Literal["arrow", "json"] = "arrow"
 
 
 class SqlProblem(msgspec.Struct, frozen=True):
@@ -73,7 +81,7 @@ class DuckDbMissing(OperatorError):
     """DuckDB is not installed here."""
 
     code = "duckdb_missing"
-    status = 503
+    status = 501
     remedy = "Run './penstock install sql', or pip install duckdb."
 
 
@@ -92,27 +100,72 @@ class SqlTooLarge(CallerError):
     remedy = "Ask for less: fewer columns, a range of ids or of time, or a count."
 
 
+def is_installed() -> bool:
+    """Whether there is a DuckDB to ask."""
+    return find_spec("duckdb") is not None
+
+
 def ask(lake: str, tables: Mapping[str, str], sql: str, limits: SqlLimits | None = None) -> SqlAnswer:
     """Answer one SELECT about *tables*, which are named by the locations of their metadata. Blocks until it is there.
 
     Raises `SqlRefused`, `SqlTooLarge`, or `DuckDbMissing`.
     """
-    if find_spec("duckdb") is None:
-        raise DuckDbMissing("DuckDB is not installed here")
     bounds = limits or SqlLimits()
-    named = {name: location for name, location in tables.items() if name in sql.lower()}
-    question = SqlQuestion(
-        lake, named, sql, bounds.rows, bounds.memory_mib, bounds.answer_mib, bounds.seconds, bounds.threads
-    )
-    command = [sys.executable, "-P", "-m", "penstock.iceberg.sql_process"]
+    question = _question(lake, tables, sql, bounds, "arrow")
     try:
         done = subprocess.run(  # noqa: S603 - ourselves
-            command, input=msgspec.json.encode(question), capture_output=True, check=False, timeout=bounds.seconds,
-            env=_environment(lake),
-        )  # fmt: skip
+            _COMMAND, input=question, capture_output=True, check=False, timeout=bounds.seconds, env=_environment(lake)
+        )
     except subprocess.TimeoutExpired:
-        raise SqlTooLarge(f"the question took more than {bounds.seconds:g} s") from None
-    return _answer(done, bounds)
+        raise _took_too_long(bounds) from None
+    _check_end(done.returncode, done.stderr)
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    with pa.ipc.open_stream(done.stdout) as stream:
+        table = stream.read_all()
+    return SqlAnswer(table.slice(0, bounds.rows), table.num_rows > bounds.rows)
+
+
+async def ask_json(lake: str, tables: Mapping[str, str], sql: str, limits: SqlLimits) -> bytes:
+    """As `ask`, without blocking: `{"columns": […], "rows": [[…]], "cut": …}`. The process ends with its caller."""
+    question = _question(lake, tables, sql, limits, "json")
+    process = await asyncio.create_subprocess_exec(
+        *_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(lake)
+    )
+    try:
+        async with asyncio.timeout(limits.seconds):
+            answer, problem = await process.communicate(question)
+    except TimeoutError:
+        raise _took_too_long(limits) from None
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    _check_end(process.returncode or 0, problem)
+    return answer
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON and people have it: bytes as text, and a sum of whole numbers as a whole number."""
+    if isinstance(value, Decimal) and value.as_tuple().exponent == 0:
+        return int(value)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
+    return value
+
+
+def _question(
+    lake: str, tables: Mapping[str, str], sql: str, bounds: SqlLimits, form: Literal["arrow", "json"]
+) -> bytes:
+    if not is_installed():
+        raise DuckDbMissing("DuckDB is not installed here")
+    named = {name: location for name, location in tables.items() if name in sql.lower()}
+    question = SqlQuestion(
+        lake, named, sql, bounds.rows, bounds.memory_mib, bounds.answer_mib, bounds.seconds, bounds.threads, form
+    )
+    return msgspec.json.encode(question)
 
 
 def _environment(lake: str) -> dict[str, str]:
@@ -122,14 +175,14 @@ def _environment(lake: str) -> dict[str, str]:
     return {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _answer(done: subprocess.CompletedProcess[bytes], bounds: SqlLimits) -> SqlAnswer:
-    if done.returncode == FAILED:
-        problem = msgspec.json.decode(done.stderr, type=SqlProblem)
-        raise SqlTooLarge(problem.message) if problem.code == SqlTooLarge.code else SqlRefused(problem.message)
-    if done.returncode:
-        raise SqlTooLarge(f"the question ended DuckDB ({done.returncode}): it wanted more memory or time than it may")
-    import pyarrow as pa  # type: ignore[import-untyped]
+def _took_too_long(bounds: SqlLimits) -> SqlTooLarge:
+    return SqlTooLarge(f"the question took more than {bounds.seconds:g} s")
 
-    with pa.ipc.open_stream(done.stdout) as stream:
-        table = stream.read_all()
-    return SqlAnswer(table.slice(0, bounds.rows), table.num_rows > bounds.rows)
+
+def _check_end(code: int, said: bytes) -> None:
+    """Raise what the process could not do."""
+    if code == FAILED:
+        problem = msgspec.json.decode(said, type=SqlProblem)
+        raise SqlTooLarge(problem.message) if problem.code == SqlTooLarge.code else SqlRefused(problem.message)
+    if code:
+        raise SqlTooLarge(f"the question ended DuckDB ({code}): it wanted more memory or time than it may")

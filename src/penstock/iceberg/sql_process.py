@@ -1,4 +1,4 @@
-"""The process that answers one question in SQL. It reads it from standard input, and answers in Arrow.
+"""The process that answers one question in SQL. It reads it from standard input, and answers in Arrow or JSON.
 
 A folder is read by DuckDB itself. Any other store is read by pyarrow, and DuckDB is given the rows: so it needs no
 extension for it, no network, and never sees a key.
@@ -6,20 +6,28 @@ extension for it, no network, and never sees a key.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import resource
+import signal
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion
+from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion, plain
 from penstock.iceberg.store import FileStore, open_store
 
 if TYPE_CHECKING:
     from penstock.iceberg.reading import FieldInfo
 
 BATCH_ROWS: Final = 2_048
+NICENESS: Final = 10
+"""Who asks in SQL waits for the server's other work, not the other way round."""
+EXACT: Final = 2**53
+"""Whole numbers up to here are exact in a browser; larger ones are given as text."""
+_PARENT_DEATH: Final = 1  # PR_SET_PDEATHSIG
 _BESIDE_MIB: Final = 1_024  # what Python, pyarrow and the threads' stacks take besides DuckDB's own memory
 
 _SQL_TYPES: Final = {
@@ -39,8 +47,9 @@ def main() -> None:
     _bound(question)
     import duckdb
 
+    send = _send_json if question.form == "json" else _send
     try:
-        _send(_asked(duckdb, question), question)
+        send(_asked(duckdb, question), question)
     except (duckdb.OutOfMemoryException, MemoryError):
         _fail("sql_too_large", f"the question needs more than {question.memory_mib} MiB of memory")
     except (duckdb.Error, OSError, ValueError) as error:
@@ -48,7 +57,13 @@ def main() -> None:
 
 
 def _bound(question: SqlQuestion) -> None:
-    """Let the system hold this process to its limits, whatever DuckDB does: no file may grow by a byte."""
+    """Let the system hold this process to its limits, whatever DuckDB does: no file may grow by a byte.
+
+    It ends with the process that has started it, and leaves the processor to others.
+    """
+    os.nice(NICENESS)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
     memory, seconds = (question.memory_mib + _BESIDE_MIB) * 1024 * 1024, int(question.seconds * question.threads) + 1
     for what, limit in (
         (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, memory),
@@ -140,7 +155,33 @@ def _send(reader: Any, question: SqlQuestion) -> None:
                 return
 
 
-def _fail(code: str, message: str) -> None:
+def _send_json(reader: Any, question: SqlQuestion) -> None:
+    """Write names, types and rows as one object."""
+    rows: list[list[Any]] = []
+    most = question.answer_mib * 1024 * 1024
+    room, cut = most, False
+    for batch in reader:
+        some = batch.slice(0, question.rows - len(rows))
+        room -= some.nbytes
+        if room < 0:
+            break
+        rows += ([_shown(value) for value in row] for row in zip(*(one.to_pylist() for one in some), strict=True))
+        cut = some.num_rows < batch.num_rows
+        if cut:
+            break
+    columns = [{"name": field.name, "type": str(field.type)} for field in reader.schema]
+    answer = msgspec.json.encode({"columns": columns, "rows": rows, "cut": cut}) if room >= 0 else b""
+    if room < 0 or len(answer) > most:
+        _fail("sql_too_large", f"the answer has more than {question.answer_mib} MiB")
+    sys.stdout.buffer.write(answer)
+
+
+def _shown(value: Any) -> Any:
+    value = plain(value)
+    return str(value) if type(value) is int and abs(value) > EXACT else value
+
+
+def _fail(code: str, message: str) -> NoReturn:
     sys.stderr.write(msgspec.json.encode(SqlProblem(code, message)).decode())
     sys.stderr.flush()
     sys.exit(FAILED)

@@ -20,6 +20,7 @@ from penstock.api.recipients import RecipientKind
 from penstock.api.v1.actions import ActionLog
 from penstock.api.v1.erasing import ErasureApi
 from penstock.api.v1.export import ExportApi
+from penstock.api.v1.lake_sql import LakeSqlApi
 from penstock.api.v1.openapi import OpenApiDocument
 from penstock.api.v1.operations import OperationsApi
 from penstock.api.v1.pipeline import PipelineApi
@@ -43,7 +44,7 @@ from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
 from penstock.core.traffic import StreamTraffic
 from penstock.core.wishes import Wishes
-from penstock.engines.lake import ColdLog, Deliveries, Figures, LakeReader, open_lake
+from penstock.engines.lake import ColdLog, Deliveries, Figures, LakeQuestions, LakeReader, open_lake
 from penstock.errors import PenstockError
 from penstock.http.listener import Listener, make_caps
 from penstock.http.routing import Route, Router
@@ -207,6 +208,7 @@ class Node:
             *v1_routes(context, publisher, operations, exporter, document, self._traffic),
             *self._stats.routes(),
             *PipelineApi(context, Figures(lake) if lake else None).routes(),
+            *LakeSqlApi(context, LakeQuestions(lake) if lake else None).routes(),
             *RetentionApi(context, engine.log, trimming, self._settings.log.keep).routes(),
             *ErasureApi(context).routes(),
             *RecipientsApi(context, kinds, actions).routes(),

@@ -4,5 +4,6 @@ from penstock.engines.lake.cold import ColdLog
 from penstock.engines.lake.deliveries import Deliveries
 from penstock.engines.lake.figures import Figures
 from penstock.engines.lake.lake import LakeReader, LakeUnreadable, open_lake
+from penstock.engines.lake.questions import LakeQuestions
 
-__all__ = ["ColdLog", "Deliveries", "Figures", "LakeReader", "LakeUnreadable", "open_lake"]
+__all__ = ["ColdLog", "Deliveries", "Figures", "LakeQuestions", "LakeReader", "LakeUnreadable", "open_lake"]
