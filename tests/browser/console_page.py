@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from penstock.testing import RunningServer, require_program
 
@@ -18,18 +18,51 @@ SCREENSHOTS = Path(__file__).parents[2] / ".screenshots"
 Scheme = Literal["light", "dark"]
 WIDE, NARROW = 1440, 390
 
-LOOKS: list[tuple[int, Scheme]] = [(WIDE, "light"), (WIDE, "dark"), (NARROW, "light"), (NARROW, "dark")]
-"""Each view is looked at in each of these."""
-every_look = pytest.mark.parametrize(("width", "scheme"), LOOKS, ids=[f"{width}-{scheme}" for width, scheme in LOOKS])
+LOOKS: list[tuple[int, Scheme]] = [(WIDE, "light"), (NARROW, "dark"), (WIDE, "dark"), (NARROW, "light")]
+"""Each view is looked at in the first two, which have both widths and both schemes; with `--long` in all."""
+every_look = pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        pytest.param(*one, id=f"{one[0]}-{one[1]}", marks=() if number < 2 else pytest.mark.long)
+        for number, one in enumerate(LOOKS)
+    ],
+)
+
+
+class SharedBrowser:
+    """Debian's Chromium, started for the first test of a module that asks for it, and closed after the last."""
+
+    def __init__(self) -> None:
+        self._playwright: Playwright | None = None
+        self._browser: Browser | None = None
+
+    def started(self) -> Browser:
+        self._playwright = self._playwright or sync_playwright().start()
+        if self._browser is None or not self._browser.is_connected():
+            program = require_program("chromium")
+            self._browser = self._playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        return self._browser
+
+    def close(self) -> None:
+        if self._browser is not None:
+            self._browser.close()
+        if self._playwright is not None:
+            self._playwright.stop()
+        self._playwright = self._browser = None
+
+
+shared_browser = SharedBrowser()
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=require_program("chromium"), args=["--no-sandbox"])
+    """The module's Chromium; what was opened in it is closed at the end."""
+    browser = shared_browser.started()
+    try:
         yield browser
-        browser.close()
+    finally:
+        for context in browser.contexts:
+            context.close()
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
-from penstock.testing import RunningServer, require_program, start_server, wait_until
+from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import ask
+from tests.browser.console_page import chromium
 from tests.doors.sps_client import Wire, notify_id, token
 
 PAGE = b"""<!doctype html><title>wire</title><script>
@@ -42,17 +43,14 @@ class OnePage(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def browser_page() -> Iterator[Page]:
     """An empty page of Chromium, served over HTTP."""
-    chromium = require_program("chromium")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OnePage)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        with chromium() as browser:
             page = browser.new_page()
             page.goto(f"http://127.0.0.1:{server.server_port}/")
             yield page
-            browser.close()
     finally:
         server.shutdown()
         thread.join()
