@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome
 from penstock.pipeline.run_records import noted
-from penstock.testing import RunningServer
+from penstock.testing import RunningServer, wait_until
 from tests.api.client import publish
-from tests.api.lake_rig import archive, server_with_lake
+from tests.api.lake_rig import archive, record, server_with_lake
 from tests.api.test_v1_figures import write_rollup
 from tests.browser.console_page import Scheme, console, every_look, look
+from tests.bystander.test_lake_sql import ENDLESS, duckdb_is_not_installed, processes, sql_server
 
 ODD = "<script>window.hit=1</script>"
+ANSWERED_MS = 60_000  # DuckDB's process starts for each question
 
 
 def work(server: RunningServer, lake: Path) -> None:
@@ -36,9 +40,6 @@ def work(server: RunningServer, lake: Path) -> None:
     data = {"upto": 7, "verdict": "pass", "counts": {"rows": 7, "streams": 1}, "findings": findings}
     with noted(client, "audit") as note:
         note.outcome = JobOutcome("audit up to id 7: passes", data)
-    driver = {"seen_ms": int(time.time() * 1000), "started_ms": int(time.time() * 1000) - 60_000, "lake": str(lake),
-              "spark": "4.3", "master": "local[2]", "process": "host/1/1", "jobs": {}}  # fmt: skip
-    client.put("pipeline/driver", driver, expect=0)
     for ago in range(1, 40):
         write_rollup(
             server, lake, ago, ago + 1,
@@ -49,30 +50,93 @@ def work(server: RunningServer, lake: Path) -> None:
         )  # fmt: skip
 
 
+def be_heard_of(server: RunningServer, lake: str) -> None:
+    """What a driver says every few seconds."""
+    now_ms = int(time.time() * 1000)
+    said = {"seen_ms": now_ms, "started_ms": now_ms - 60_000, "lake": lake, "spark": "4.3", "master": "local[2]",
+            "process": "host/1/1", "jobs": {}}  # fmt: skip
+    record(server, "pipeline/driver", said)
+
+
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server beside whose lake a pipeline has worked."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    with server_with_lake(folder, log_keep="30d") as server:
+        work(server, folder / "lake")
+        yield server
+
+
 @every_look
-def test_the_pipeline_is_shown_from_its_tables_to_its_verdicts(tmp_path: Path, width: int, scheme: Scheme) -> None:
-    with server_with_lake(tmp_path, log_keep="30d") as server:
-        work(server, tmp_path / "lake")
-        with console(server, "#/pipeline", width=width, scheme=scheme) as page:
-            expect(page.get_by_label("Driver", exact=True)).to_contain_text("works")
-            tables = page.get_by_label("Tables").first
-            expect(tables.get_by_role("row").filter(has_text="events")).to_contain_text("behind")
-            expect(page.get_by_label("Last audit")).to_contain_text("passes")
-            expect(page.get_by_label("Last audit")).to_contain_text(ODD)
-            expect(page.get_by_label("Last runs")).to_contain_text("archive: 5 rows")
-            expect(page.get_by_label("Retention")).to_contain_text("30d")
-            expect(page.get_by_role("figure")).to_have_count(4)
-            expect(page.locator(".plot canvas")).to_have_count(4)
-            expect(page.get_by_role("figure").filter(has_text="Deliveries")).to_contain_text("35,100")
-            look(page, "pipeline", width, scheme)
-            page.get_by_label("Door").select_option("webpush")
-            expect(page.get_by_role("figure").filter(has_text="Deliveries")).not_to_contain_text("35,100")
-            page.get_by_label("Span").select_option("24")
-            expect(page.get_by_role("figure").filter(has_text="Events published")).to_contain_text("in all")
-            assert page.evaluate("window.hit") is None
+def test_the_pipeline_is_shown_from_its_tables_to_its_verdicts(
+    worked: RunningServer, width: int, scheme: Scheme
+) -> None:
+    be_heard_of(worked, "/srv/lake")
+    with console(worked, "#/pipeline", width=width, scheme=scheme) as page:
+        expect(page.get_by_label("Driver", exact=True)).to_contain_text("works")
+        tables = page.get_by_label("Tables").first
+        expect(tables.get_by_role("row").filter(has_text="events")).to_contain_text("behind")
+        expect(page.get_by_label("Last audit")).to_contain_text("passes")
+        expect(page.get_by_label("Last audit")).to_contain_text(ODD)
+        expect(page.get_by_label("Last runs")).to_contain_text("archive: 5 rows")
+        expect(page.get_by_label("Retention")).to_contain_text("30d")
+        expect(page.get_by_role("figure")).to_have_count(4)
+        expect(page.locator(".plot canvas")).to_have_count(4)
+        expect(page.get_by_role("figure").filter(has_text="Deliveries")).to_contain_text("35,100")
+        look(page, "pipeline", width, scheme)
+        page.get_by_label("Door").select_option("webpush")
+        expect(page.get_by_role("figure").filter(has_text="Deliveries")).not_to_contain_text("35,100")
+        page.get_by_label("Span").select_option("24")
+        expect(page.get_by_role("figure").filter(has_text="Events published")).to_contain_text("in all")
+        assert page.evaluate("window.hit") is None
 
 
 def test_no_pipeline_yet_is_explained(server: RunningServer) -> None:
     with console(server, "#/pipeline") as page:
         expect(page.get_by_text("No pipeline has run here")).to_be_visible()
         expect(page.get_by_text("does not read a lake")).to_be_visible()
+
+
+# ── asked in SQL ──────────────────────────────────────────────────────────────────────────────────
+
+
+@every_look
+def test_the_lake_is_asked_in_sql(worked: RunningServer, width: int, scheme: Scheme) -> None:
+    with console(worked, "#/pipeline", width=width, scheme=scheme, caused="400") as page:
+        box = page.get_by_label("Ask the lake")
+        answer = box.get_by_role("table", name="Answer")
+        # One of the examples is asked by a click
+        expect(box.get_by_role("button")).to_have_count(4)
+        box.get_by_role("button", name="Which streams are the busiest?").click()
+        expect(answer.get_by_role("row").nth(1)).to_contain_text("/orders/eu", timeout=ANSWERED_MS)
+        expect(answer.get_by_role("columnheader").nth(1)).to_have_text("events")
+        expect(answer.get_by_role("row").nth(1).get_by_role("cell").nth(1)).to_have_text("5")
+        look(page, "pipeline-sql", width, scheme)
+        # One's own by the keyboard; values are text, whatever they look like
+        page.get_by_label("One SELECT").fill(f"SELECT '{ODD}' AS odd, NULL AS nothing, [1, 2] AS list")
+        page.get_by_label("One SELECT").press("Control+Enter")
+        expect(answer.get_by_role("row").nth(1)).to_have_text(f"{ODD}NULL[1,2]", timeout=ANSWERED_MS)
+        # And what is refused says why
+        page.get_by_label("One SELECT").fill("SELECT * FROM read_text('/etc/passwd')")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        expect(box.get_by_role("alert")).to_contain_text("sql_refused", timeout=ANSWERED_MS)
+        expect(box.get_by_role("alert")).to_contain_text("Ask one SELECT about the lake's tables")
+        assert page.evaluate("window.hit") is None
+
+
+def test_a_question_is_stopped_and_ends_at_the_server(worked: RunningServer) -> None:
+    with console(worked, "#/pipeline") as page:
+        page.get_by_label("One SELECT").fill(ENDLESS)
+        page.get_by_role("button", name="Ask", exact=True).click()
+        wait_until(lambda: processes(worked) == 1, within=60)
+        page.get_by_role("button", name="Stop", exact=True).click()
+        expect(page.get_by_text("Stopped.")).to_be_visible()
+        expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
+        wait_until(lambda: processes(worked) == 0, within=60)
+
+
+def test_without_duckdb_the_page_says_how_to_get_it(tmp_path: Path) -> None:
+    with sql_server(tmp_path, duckdb_is_not_installed) as server, console(server, "#/pipeline") as page:
+        expect(page.get_by_text("DuckDB is not installed beside the server")).to_be_visible()
+        expect(page.get_by_text("./penstock install sql")).to_be_visible()

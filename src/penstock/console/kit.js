@@ -18,7 +18,7 @@ function build(element, properties, children) {
     else if (name === "value" || name === "checked") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
   return element;
 }
 
@@ -281,10 +281,15 @@ export function walk(list, rows = "[data-row]") {
  */
 export function table({ columns, open, label, sorted, onsort }) {
   const body = h("tbody");
-  const head = columns.map((one) => h("th", { scope: "col", class: one.class, "aria-sort": sorted && one.sort === sorted ? "descending" : null },
-    one.sort && onsort ? h("button", { type: "button", class: "plain", onclick: () => onsort(one.sort) }, one.title) : one.title));
+  const sorter = (one) => h("button", { type: "button", class: "plain", onclick: () => onsort(one.sort) }, one.title);
+  const head = columns.map((one) => {
+    const order = sorted && one.sort === sorted ? "descending" : null;
+    const title = one.sort && onsort ? sorter(one) : one.title;
+    return h("th", { scope: "col", class: one.class, "aria-sort": order }, title);
+  });
   const reached = open ? {} : { tabindex: 0, role: "group", "aria-label": label }; // so that keys can scroll it
-  const element = h("div", { class: "scroll", ...reached }, h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), body));
+  const element = h("div", { class: "scroll", ...reached },
+    h("table", { "aria-label": label }, h("thead", {}, h("tr", {}, head)), body));
   const steps = walk(body);
   let waiting = null;
   const put = (rows) => {
@@ -292,7 +297,8 @@ export function table({ columns, open, label, sorted, onsort }) {
     body.replaceChildren(...rows.map((row) => {
       const line = h("tr", open ? { "data-row": "", tabindex: -1, onclick: () => open(row) } : {},
         columns.map((one) => h("td", { class: one.class }, one.cell(row))));
-      if (open) line.addEventListener("keydown", (event) => { if (event.key === "Enter" && event.target === line) open(row); });
+      const enter = (event) => { if (event.key === "Enter" && event.target === line) open(row); };
+      if (open) line.addEventListener("keydown", enter);
       return line;
     }));
     if (open) steps.settle();
@@ -300,5 +306,9 @@ export function table({ columns, open, label, sorted, onsort }) {
   const release = () => setTimeout(() => { if (waiting && !isRead(body)) put(waiting); });
   element.addEventListener("pointerleave", release);
   element.addEventListener("focusout", release);
-  return { element, show: (rows, { now = false } = {}) => { if (!now && body.children.length && isRead(body)) waiting = rows; else put(rows); } };
+  const show = (rows, { now = false } = {}) => {
+    if (!now && body.children.length && isRead(body)) waiting = rows;
+    else put(rows);
+  };
+  return { element, show };
 }

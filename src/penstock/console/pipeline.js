@@ -2,6 +2,7 @@
 
 import { api, bytes, count, cut, duration, fill, h, many, moment, notice, state, table } from "./kit.js";
 import { hourly } from "./hourly.js";
+import { sqlBox } from "./sql.js";
 import { choice, field, stateOf } from "./states.js";
 
 const PUBLISHED = "accepted"; // as the rollup calls what was published; it has no door
@@ -13,7 +14,7 @@ export async function mount(root, { signal }) {
   const charts = () => fill(hours, () => sums(spans.value, doors, signal), signal);
   root.append(h("div", { class: "head" }, h("h1", {}, "Pipeline"),
     h("button", { type: "button", onclick: () => { show(); charts(); } }, "Look again")), now,
-    h("h2", {}, "By hour"), h("div", { class: "fields" }, field("Span", spans), doors), hours);
+    h("h2", {}, "By hour"), h("div", { class: "fields" }, field("Span", spans), doors), hours, sqlBox(signal));
   const show = () => fill(now, () => overview(signal), signal);
   await Promise.all([show(), charts()]);
 }

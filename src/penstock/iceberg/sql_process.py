@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.iceberg.reading import FieldInfo
 
 BATCH_ROWS: Final = 2_048
-NICENESS: Final = 10
+NICENESS: Final = 5
 """Who asks in SQL waits for the server's other work, not the other way round."""
 EXACT: Final = 2**53
 """Whole numbers up to here are exact in a browser; larger ones are given as text."""
