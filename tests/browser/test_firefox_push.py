@@ -141,3 +141,37 @@ def test_a_page_gets_a_push_while_it_is_open_and_a_stored_one_after_a_restart(tm
             for entry in (opened, stored):
                 wait_until(lambda entry=entry: verdict(server, entry, id) == "acked", within=10)
             browser.quit()
+
+
+# ── the console's playground ──────────────────────────────────────────────────────────────────────
+
+PRESS = """
+  const [title] = args;
+  const card = [...document.querySelectorAll(".step")].find((one) => one.getAttribute("aria-label") === title);
+  card?.querySelector("button.primary, button:not(.copy)").click();
+  return Boolean(card);
+"""
+CAME = "return [...document.querySelectorAll('.said .mono')].map((one) => one.textContent);"
+SUBSCRIBE_STEP, PUBLISH_STEP = "Subscribe this browser, and bind it to the stream", "Publish into the stream"
+
+
+def test_the_playground_subscribes_this_browser_and_shows_what_is_pushed(tmp_path: Path) -> None:
+    with (
+        start_server(tmp_path / "data") as server,
+        firefox(tmp_path / "profile", preferences(server)) as browser,
+    ):
+        browser.open(f"{server.url}/console/#token={server.admin_token}")
+        browser.run("location.hash = '#/try/webpush'")
+        wait_until(lambda: browser.run(PRESS, SUBSCRIBE_STEP), within=20)
+        wait_until(lambda: any("bound to /demo/push" in one for one in browser.run(CAME)), within=30)
+        assert any(one.startswith(f"subscribed at {server.url}/wpush/v2/") for one in browser.run(CAME))
+        browser.run(PRESS, PUBLISH_STEP)
+        wait_until(lambda: "pushed: hello" in browser.run(CAME), within=30)
+        # It is proved, and nothing is left behind when it is stopped
+        (bound,) = ask(server, "GET", "/v1/webpush").json["bindings"]
+        entry = ask(server, "GET", "/v1/read", streams="/demo/push").json["entries"][0]["id"]
+        wait_until(lambda: verdict(server, entry, bound["id"]) == "acked", within=20)
+        browser.run(PRESS, SUBSCRIBE_STEP)
+        wait_until(lambda: ask(server, "GET", "/v1/webpush").json["bindings"] == [], within=20)
+        wait_until(lambda: "stopped" in browser.run(CAME), within=20)
+        browser.quit()

@@ -2,8 +2,8 @@
 //
 // `fields` are shared by the steps of a door as `v`; `keep` takes more out of an answer. A step's `request(v)` is what
 // goes out: {method, path, query, headers, body, bearer}. `how` names what runs it in tryit.js: nothing for one answer,
-// "lines" for one that stays open, "events" for an EventSource, "packs" and "agent" for a WebSocket. A step that
-// `needs` something can run once a step before it has got that.
+// "lines" for one that stays open, "events" for an EventSource, "packs" and "agent" for a WebSocket, "push" for the
+// PushManager. A step that `needs` something can run once a step before it has got that.
 
 const post = (path, rest) => ({ method: "POST", path, ...rest });
 const json = (path, value) => post(path, { body: JSON.stringify(value) });
@@ -54,10 +54,8 @@ export const PLAYS = {
     ],
   },
   webpush: {
-    about: "This page plays the browser's part: a user agent over its WebSocket. To have a real browser do it, a page "
-      + "asks navigator.serviceWorker and pushManager.subscribe({userVisibleOnly: true, applicationServerKey}), "
-      + "with the key below; docs/webpush.md has the whole page.",
-    fields: {},
+    about: "First this page plays the browser's part, a user agent over its WebSocket; then the browser itself does.",
+    fields: { stream: "/demo/push", body: "hello" },
     steps: [
       { title: "Be a user agent: say hello, register a channel", how: "agent",
         request: () => ({ path: "/", bearer: "" }) },
@@ -65,6 +63,11 @@ export const PLAYS = {
         about: "Who knows the endpoint may send; without a body nothing has to be encrypted.",
         request: (v) => post(v.endpoint, { headers: { TTL: "60" }, bearer: "" }) },
       { title: "The key that pages subscribe with", request: () => ({ path: "/v1/webpush/key", bearer: "" }) },
+      { title: "Subscribe this browser, and bind it to the stream", how: "push",
+        about: "It asks for notifications. Chrome has its own push service; Firefox uses this one if it is told to.",
+        request: (v) => ({ path: "/v1/webpush", stream: v.stream }) },
+      { title: "Publish into the stream",
+        request: (v) => post("/v1/publish", { query: { stream: v.stream }, body: v.body }) },
     ],
   },
   trickle: {

@@ -3,6 +3,7 @@
 import { DOORS, isOpen } from "./doors.js";
 import { address, ask, copyButton, cut, h, isRead, linesOf, notice, timeOfDay, token } from "./kit.js";
 import { PLAYS } from "./plays.js";
+import { bePushed } from "./push.js";
 import { socket } from "./traffic.js";
 
 export async function mount(root, { path, signal }) {
@@ -47,7 +48,8 @@ function stepCard(step, number, v, came, refresh, signal) {
     const tell = (text, kind = "came") => came.add(number, kind, text);
     const request = step.request(v);
     show();
-    tell(`${isSocket(step) ? "WebSocket" : request.method ?? "GET"} ${cut(masked(request), 90)}`, "sent");
+    const way = isSocket(step) ? "WebSocket" : step.how === "push" ? "PushManager" : request.method ?? "GET";
+    tell(`${way} ${cut(masked(request), 90)}`, "sent");
     try {
       await (RUNNERS[step.how] ?? askOnce)(request, { signal: ended, tell, v, step, refresh });
       if (step.how) tell("ended", "quiet");
@@ -58,7 +60,7 @@ function stepCard(step, number, v, came, refresh, signal) {
     running = null;
     refresh();
   };
-  const copy = copyButton(() => written(step, step.request(v), false), isSocket(step) ? "Copy" : "Copy as curl");
+  const copy = copyButton(() => written(step, step.request(v), false), isScript(step) ? "Copy" : "Copy as curl");
   show();
   const element = h("section", { class: "card step", "aria-label": step.title },
     h("div", { class: "row" }, h("h2", {}, `${number}. ${step.title}`), copy, run),
@@ -68,9 +70,10 @@ function stepCard(step, number, v, came, refresh, signal) {
 
 // ── how steps run ────────────────────────────────────────────────────────────────────────────────
 
-const RUNNERS = { lines: followLines, events: followEvents, packs: listenToPacks, agent: beUserAgent };
+const RUNNERS = { lines: followLines, events: followEvents, packs: listenToPacks, agent: beUserAgent, push: bePushed };
 
 const isSocket = (step) => step.how === "packs" || step.how === "agent";
+const isScript = (step) => isSocket(step) || step.how === "push";
 
 async function askOnce(request, { signal, tell, v, step }) {
   const answer = await ask(request.method ?? "GET", request.path, { ...request, signal });
@@ -140,8 +143,12 @@ function beUserAgent(request, how) {
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 const masked = ({ path, query }) => address(path, query).replace(/(access_token|sessionKey)=[^&]+/g, "$1=…");
 
-/** The request as a command, or for a WebSocket as a line of JavaScript. Hidden, it shows no token. */
+const SUBSCRIBE = `registration = await navigator.serviceWorker.register("/console/worker.js")
+subscription = await registration.pushManager.subscribe({ userVisibleOnly: true, applicationServerKey })`;
+
+/** The request as a command, or as JavaScript where that is what runs. Hidden, it shows no token. */
 function written(step, request, hidden) {
+  if (step.how === "push") return `${SUBSCRIBE}\nPOST ${request.path} {subscription, "stream": "${request.stream}"}`;
   const { method = "GET", path, query, body, bearer = token.get() } = request;
   const url = `${location.origin}${hidden ? masked(request) : address(path, query)}`;
   if (isSocket(step)) {
