@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.api.auth import open_keys
+from penstock.api.v1 import stats as stats_module
+from penstock.api.v1.stats import SecondJson, StatsListener
+from penstock.node.node import Node
+from penstock.settings_reading import load
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import Tail, ask, publish
 from tests.api.lake_rig import record
+from tests.doors import trickle_client
+from tests.doors.eventhorizon_client import Model, add_pusher, create, scripted, subscribe
 
 
 def seconds(server: RunningServer, since: int = 0) -> list[dict[str, Any]]:
@@ -55,6 +66,81 @@ def test_what_was_published_and_delivered_is_in_the_seconds(server: RunningServe
         assert shown[-1]["feeds"] == 1
         assert [one["ms"] for one in shown] == sorted(one["ms"] for one in shown)
         assert [one for one in seconds(server, shown[-1]["ms"]) if one["ms"] <= shown[-1]["ms"]] == []
+
+
+def connected(server: RunningServer, **wanted: int) -> bool:
+    return {door: newest(server).get("live", {}).get(door, 0) for door in wanted} == wanted
+
+
+def test_readers_and_publishers_of_trickle_and_apps_of_event_horizon_count_as_connected(server: RunningServer) -> None:
+    with scripted(Model("/_sub/app")) as app:
+        create(server, "/_sub/app", "/lines")
+        subscribe(server, "/lines", "/_sub/app")
+        film = trickle_client.made(server, "film")
+        id = add_pusher(server, app.url)
+        # A publisher that has sent nothing yet, one reader of its segment and one of the next
+        with closing(trickle_client.Post(server, film, 0)) as publisher:
+            first, second = trickle_client.waiting(server, film, 0, 1)
+            wait_until(lambda: connected(server, trickle=3, eventhorizon=1), within=10)
+            # While it is written the first reader has its answer; when it has ended only the second still waits
+            publisher.send(b"frame")
+            first.opened()
+            wait_until(lambda: connected(server, trickle=3), within=10)
+            publisher.end()
+            assert first.rest() == b"frame"
+            wait_until(lambda: connected(server, trickle=1), within=10)
+            for reader in (first, second):
+                reader.close()
+        assert ask(server, "DELETE", f"/v1/pushers/{id}").status == 204
+        wait_until(lambda: connected(server, trickle=0, eventhorizon=0), within=10)
+
+
+LARGE = "x" * 4_000  # of one second, so that 2,000 of them are more than sockets hold
+
+
+class TakesWhateverComes(StatsListener):
+    """The sabotage: it does not ask whether the peer has taken anything."""
+
+    def send(self, event: bytes, chunked: bytes) -> None:
+        self.outlet.send(chunked)
+
+
+async def check_one_who_takes_nothing(folder: Path) -> None:
+    """Beside one who listens and never reads, another hears each second, and little waits for the first."""
+    settings = load(given=["server.listen=127.0.0.1:0"])
+    async with Node(settings, folder) as node:
+        port, token = int(node.url.rpartition(":")[2]), (folder / "admin.token").read_text().strip()
+        call = f"GET /v1/stats/live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+        with socket.socket() as hostile:
+            hostile.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            hostile.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(hostile, ("127.0.0.1", port))
+            hostile.send(call)
+            await asyncio.get_running_loop().sock_recv(hostile, 8)  # it is answered, and reads no more
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+            writer.write(call)
+            await reader.readuntil(b"\n\n")
+            stats = node._stats
+            assert len(stats._listeners) == 2
+            for number in range(1, 2_001):
+                stats.add(SecondJson(number, 1000, slowest=LARGE))
+                while b'{"ms":%d,' % number not in await reader.readuntil(b"\n\n"):
+                    pass
+            waiting = [listener.outlet._pipe.pending for listener in stats._listeners if listener.outlet._pipe]
+            writer.close()
+        assert max(waiting) <= settings.server.write_high + 2 * len(LARGE), waiting
+
+
+async def test_one_who_takes_nothing_holds_up_nobody_and_costs_little(tmp_path: Path) -> None:
+    await check_one_who_takes_nothing(tmp_path)
+
+
+async def test_a_listener_that_is_sent_whatever_it_takes_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "StatsListener", TakesWhateverComes)
+    with pytest.raises(AssertionError):
+        await check_one_who_takes_nothing(tmp_path)
 
 
 def test_a_listener_hears_each_second_as_the_history_has_it(server: RunningServer) -> None:

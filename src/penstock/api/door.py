@@ -62,4 +62,13 @@ class RecipientsDoor(Protocol):
         ...
 
 
+@runtime_checkable
+class ServingDoor(Protocol):
+    """A door that serves more than the connections with a live answer: who waits for one, who sends, who is called."""
+
+    def served(self) -> tuple[str, int]:
+        """The name of the door, and how many it serves besides."""
+        ...
+
+
 MakeDoor = Callable[[Context, Settings], Door]

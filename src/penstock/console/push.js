@@ -39,6 +39,6 @@ async function subscribe(registration) {
   try {
     return await registration.pushManager.subscribe({ userVisibleOnly: true, applicationServerKey });
   } catch (error) {
-    throw new Error(`This browser does not subscribe (${error.message}). docs/webpush.md: how Firefox uses this server.`);
+    throw new Error(`This browser does not subscribe (${error.message}). docs/webpush.md has how Firefox does.`);
   }
 }

@@ -14,7 +14,7 @@ from typing import Self
 from penstock.api.auth import Gate, open_admin_token, open_keys
 from penstock.api.console import console_routes
 from penstock.api.context import Context
-from penstock.api.door import Door, MonthlyDoor, RecipientsDoor
+from penstock.api.door import Door, MonthlyDoor, RecipientsDoor, ServingDoor
 from penstock.api.iceberg import IcebergCatalog
 from penstock.api.recipients import RecipientKind
 from penstock.api.v1.actions import ActionLog
@@ -155,6 +155,7 @@ class Node:
             self._traffic,
             self._listener,
             trimming,
+            [door for door in self._doors if isinstance(door, ServingDoor)],
         )
         loop = self._background.every(STEP_SECONDS, "statistics", sampler.round)
         self._stack.push_async_callback(loop.stop)

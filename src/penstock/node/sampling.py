@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Final
 
+from penstock.api.door import ServingDoor
 from penstock.api.v1.stats import SecondJson, StatsApi
 from penstock.core.clock import Clock
 from penstock.core.hub import Hub
@@ -36,8 +37,9 @@ class Sampler:
 
     def __init__(
         self, api: StatsApi, clock: Clock, engine: Engine, hub: Hub, ledger: Ledger, rates: Throughput,
-        traffic: StreamTraffic, listener: Listener, trimming: TrimLimit,
+        traffic: StreamTraffic, listener: Listener, trimming: TrimLimit, doors: Sequence[ServingDoor] = (),
     ) -> None:  # fmt: skip
+        self._serving = doors
         self._api, self._clock, self._engine, self._hub, self._ledger = api, clock, engine, hub, ledger
         self._rates, self._traffic, self._listener, self._trimming = rates, traffic, listener, trimming
         self._steps = 0
@@ -70,7 +72,7 @@ class Sampler:
         is_behind = archived is not None and archived < self._hub.position and archived_ms
         return SecondJson(
             now_ms, round(span * 1000), rose["published"], self._delivered(), p50, p99,
-            counters.opened - counters.closed, {door: count for door, count in counters.live.items() if count},
+            counters.opened - counters.closed, self._connected(),
             rose["requests"], self._hub.open_feeds, lag, slowest, rose["failed"], rose["undelivered"], rose["retried"],
             self._hub.position, archived, max(0, now_ms - archived_ms) if is_behind else 0, rose["cpu_ms"],
         )  # fmt: skip
@@ -92,6 +94,14 @@ class Sampler:
         before, self._doors = self._doors, dict(self._rates.by_door)
         rose = {door: round(count) - round(before.get(door, 0)) for door, count in self._doors.items()}
         return {door: count for door, count in rose.items() if count}
+
+    def _connected(self) -> dict[str, int]:
+        """Live answers and WebSockets that are open, and whom doors serve besides."""
+        found = dict(self._listener.counters.live)
+        for door in self._serving:
+            name, more = door.served()
+            found[name] = found.get(name, 0) + more
+        return {name: count for name, count in found.items() if count}
 
     def _latencies(self) -> tuple[float | None, float | None]:
         before, self._buckets = self._buckets, list(self._rates.seconds.counts)

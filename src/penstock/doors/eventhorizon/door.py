@@ -56,6 +56,10 @@ class EventHorizon:
         """How many pushers this node runs."""
         yield "gauge", "pushers", "Pushers that this node runs.", self._pushers.running, {}
 
+    def served(self) -> tuple[str, int]:
+        """Apps that this node pushes to."""
+        return "eventhorizon", self._pushers.running
+
     def recipient_kinds(self) -> list[RecipientKind]:
         """Pushers."""
         return [PusherRecipients(self._pushers)]

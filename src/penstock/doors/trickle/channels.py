@@ -50,6 +50,7 @@ class Channels(Timed):
         self._making = 0  # channels whose records are being written
         self.changed: Callable[[tuple[str, ...], tuple[str, ...]], None] = _nobody  # hears what was added, removed
         self.waiting = 0
+        self.posting = 0  # publishers that are connected to a segment
         self.held = 0  # memory of all channels, as of the last sweep
         self.relayed = 0
         self.timeouts = 0

@@ -90,6 +90,10 @@ class Trickle:
             Route("GET", "/v1/channels", self.list, door=DOOR),
         ]
 
+    def served(self) -> tuple[str, int]:
+        """Readers that wait for a first byte, and publishers that are connected to a segment."""
+        return DOOR, self.channels.waiting + self.channels.posting
+
     def recipient_kinds(self) -> list[RecipientKind]:
         """Channels."""
         return [ChannelRecipients(self._context, self.channels)]

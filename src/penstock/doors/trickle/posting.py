@@ -44,6 +44,7 @@ class Posting(Timed, Held):
         reset = bool(self._request.header(trickle.RESET))
         offset = self._offset(asked)
         segment = self._segment = self._channel.take(asked, self, self._began, reset=reset)
+        self._home.posting += 1
         self.seq = segment.seq
         self._skip = 0 if offset is None else segment.size - offset
         settings = self._home.settings
@@ -176,6 +177,7 @@ class Posting(Timed, Held):
             self._home.drop_unused(self._channel)
 
     def _forget(self) -> None:
+        self._home.posting -= self._segment is not None
         self._segment = None
         self._home.wheel.forget(self)
 
