@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.cli.processes import VARIABLE, _command, _marked, new_mark, with_mark
+from penstock.cli.processes import VARIABLE, _command, _marked, end_marked, new_mark, with_mark
 from penstock.testing import wait_until
 from tests.faults.children import ENVIRONMENT
 
@@ -54,6 +54,10 @@ class Demo:
     def commands(self) -> list[str]:
         """What all that it has started was started as."""
         return [_command(pid) for pid in _marked(self._mark)]
+
+    def clear_away(self) -> list[str]:
+        """Kill what it has left running; returns what that was."""
+        return end_marked(self._mark)
 
     def left_behind(self) -> list[object]:
         """Processes and files that the demo has not cleared away."""

@@ -58,7 +58,12 @@ def drop_a_push() -> None:
     Phone.take = lambda phone, number: None if number == 7 else take(phone, number)
 
 
-CLIENTS = {"position": forget_the_position, "twice": apply_twice, "push": drop_a_push}
+def outlive_the_demo() -> None:
+    """The server does not hear that the demo is gone."""
+    story.end_with_parent = lambda: None
+
+
+CLIENTS = {"position": forget_the_position, "twice": apply_twice, "push": drop_a_push, "orphan": outlive_the_demo}
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":  # it is the server that the demo has started

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.client.http import HttpClient
+from penstock.testing import wait_until
+from penstock.testing.waiting import TooLate
 from tests.cli.running_demo import started
 
 pytestmark = pytest.mark.doors
@@ -46,6 +48,26 @@ def test_ctrl_c_ends_it_wherever_it_is(tmp_path: Path, when: str) -> None:
     assert code == (0 if when == "Enter or Ctrl-C" else 130), demo.said
     assert "Traceback" not in demo.said
     assert demo.left_behind() == []
+
+
+def check_kill_ends_the_server(folder: Path, within: float, *command: str) -> None:
+    with started(folder, *command, "demo", "--fast") as demo:
+        demo.wait_for("is up")
+        demo.process.kill()
+        demo.process.wait()
+        try:
+            wait_until(lambda: demo.commands() == [], within=within)
+        finally:
+            demo.clear_away()
+
+
+def test_a_kill_of_the_demo_ends_its_server(tmp_path: Path) -> None:
+    check_kill_ends_the_server(tmp_path, 30, "penstock")
+
+
+def test_a_server_that_outlives_the_demo_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(TooLate):
+        check_kill_ends_the_server(tmp_path, 1, "tests.cli.sabotaged_demo", "orphan")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -40,8 +40,14 @@ class RunningServer:
     module = "penstock"  # what Python runs; another one for a server that is broken on purpose
     before: tuple[str, ...] = ()  # what runs Python, if not we: a program that becomes it, as `strace -D` does
 
-    def __init__(self, data: Path, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self.data, self.arguments = data, arguments
+    def __init__(
+        self,
+        data: Path,
+        arguments: tuple[str, ...],
+        environment: Mapping[str, str],
+        before_exec: Callable[[], None] | None = None,
+    ) -> None:
+        self.data, self.arguments, self._before_exec = data, arguments, before_exec
         self.admin_token = secrets.token_hex(16)
         self.log = data.with_name(data.name + ".log")
         self.url, self.port, self.durability = "", 0, ""
@@ -79,8 +85,9 @@ class RunningServer:
         serve = [sys.executable, "-m", self.module, "serve", "--data", str(self.data), "--listen", listen]
         with self.log.open("ab") as log, self._output.open("wb") as output:
             process = subprocess.Popen(
-                [*self.before, *serve, *self.arguments], stdout=output, stderr=log, env=self._environment
-            )
+                [*self.before, *serve, *self.arguments], stdout=output, stderr=log, env=self._environment,
+                preexec_fn=self._before_exec,
+            )  # fmt: skip
         try:
             wait_until(lambda: self._is_ready() or process.poll() is not None, within=READY_SECONDS)
             if not self._is_ready():
@@ -102,14 +109,19 @@ class RunningServer:
 
 @contextmanager
 def start_server(
-    data: Path, *arguments: str, environment: Mapping[str, str] | None = None, **settings: object
+    data: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    before_exec: Callable[[], None] | None = None,
+    **settings: object,
 ) -> Iterator[RunningServer]:
     """Run `penstock serve` on *data* until the block ends; ready when it begins.
 
+    *before_exec* is called in the process before it becomes the server.
     *settings* are named with an underscore for the dot: `server_linger_ms=5`.
     """
     pairs = [f"--set={name.replace('_', '.', 1)}={value}" for name, value in settings.items()]
-    server = RunningServer(data, (*arguments, *pairs), environment or {})
+    server = RunningServer(data, (*arguments, *pairs), environment or {}, before_exec)
     try:
         yield server
     finally:

@@ -55,6 +55,7 @@ class Story:
         (self._folder / "lake").mkdir(mode=0o700)
         starting = start_server(
             self._folder / "server",
+            before_exec=end_with_parent,
             lake_url=self._folder.absolute() / "lake",
             webpush_direct="durable",
             webpush_msg_limit=0,
