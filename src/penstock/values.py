@@ -10,7 +10,9 @@ fields. `Place` and `Appended` keep the names: the file of the embedded engine h
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from typing import TYPE_CHECKING, overload
 
 import msgspec
 
@@ -45,6 +47,56 @@ class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def end(self) -> int:
         """The byte after its line: the offset from which a reader goes on."""
         return self.offset + self.size
+
+
+PlainRow = tuple[int, int, int, msgspec.Raw]
+"""Id, size and time of an event, and its body as a JSON string."""
+
+
+class PlainEntries(Sequence[Entry]):
+    """Events that follow each other in one chunk of a stream, without type, attributes or expiry, as rows.
+
+    Who makes lines of JSON from them needs no entries; for others they are made, once.
+    """
+
+    __slots__ = ("_entries", "chunk", "first_index", "first_offset", "rows", "stream")
+
+    def __init__(self, stream: str, first_index: int, chunk: int, first_offset: int, rows: list[PlainRow]) -> None:
+        """There is nothing else of the stream between them: each begins where the one before ends."""
+        self.stream, self.chunk, self.rows = stream, chunk, rows
+        self.first_index, self.first_offset = first_index, first_offset
+        self._entries: list[Entry] | None = None
+
+    def _made(self) -> list[Entry]:
+        if self._entries is None:
+            self._entries, offset = [], self.first_offset
+            for index, (id, size, published_ms, text) in enumerate(self.rows, self.first_index):
+                body = msgspec.json.decode(text, type=str).encode()
+                entry = Entry(
+                    id, self.stream, index, self.chunk, offset, size, Kind.DATA, "", published_ms, None, "", body
+                )
+                self._entries.append(entry)
+                offset += size
+        return self._entries
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._made())
+
+    @overload
+    def __getitem__(self, key: int) -> Entry: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Entry]: ...
+    def __getitem__(self, key: int | slice) -> Entry | list[Entry]:
+        return self._made()[key]
+
+
+if TYPE_CHECKING:
+    Entries = Sequence[Entry]
+else:
+    Entries = tuple[Entry, ...]  # what msgspec makes of them
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -129,7 +181,7 @@ class Head(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Page(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a read found, and how far it looked: nothing that matches lies between the two."""
 
-    entries: tuple[Entry, ...]
+    entries: Entries
     upto: int  # an id: the next read goes on after it
     more: bool  # False when the reader has reached this node's end of the log
 

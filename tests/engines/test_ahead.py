@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.api.v1.entries import EntryEncoder
 from penstock.core.clock import ManualClock
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.ahead import UNASKED, Ahead
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.errors import Busy, Trimmed
 from penstock.testing import wait_until_async
-from penstock.values import Batch, Draft, Page
+from penstock.values import Batch, Draft, Page, PlainEntries
 
 LIMIT = 4  # the first page has one event less: the stream's Created is not for everybody
 
@@ -150,3 +153,54 @@ async def test_a_page_that_cannot_be_begun_ahead_is_read_when_it_is_asked_for(tm
         third = await asyncio.wait_for(log.read_after(("/s/0",), second.upto, limit=LIMIT, ahead=True), 20)
 
         assert bodies(second) + bodies(third) == [b"%d" % number for number in range(3, 11)]
+
+
+TEXTS = [chr(number).encode() for number in range(0x80)] + [
+    '"\\"\u2028 é 🜁 \ufeff'.encode(),
+    b'{"a":"\\n"}',
+    b"x" * 5000,
+    b"",
+]
+BINARY = [b"\xff", b"\xc3", "\ud800".encode("utf-8", "surrogatepass")]
+
+
+async def shown_in_a_replay(folder: Path, bodies: list[bytes]) -> tuple[list[Page], list[bytes], list[bytes]]:
+    """Pages of a replay, their lines, and those of the same entries read one by one."""
+    shown = EntryEncoder("n")
+    async with open_sqlite(folder, node="n", clock=ManualClock()) as engine:
+        first = await engine.log.append(Batch((Draft("/s", b"first"),)))
+        await engine.log.append(Batch(tuple(Draft("/s", body) for body in bodies)))
+        await engine.log._writer.fold_now()
+        page = await engine.log.read_after(("/s",), first.last.id, limit=LIMIT, ahead=True)
+        pages = [page]
+        while page.more:
+            page = await engine.log.read_after(("/s",), page.upto, limit=LIMIT, ahead=True)
+            pages.append(page)
+        found = [await engine.log.entry(entry.id) for page in pages for entry in page.entries]
+        lines = b"".join([shown.lines(page.entries) for page in pages])
+        single = b"".join([shown.lines([entry]) for entry in found if entry])
+        assert [entry for page in pages for entry in page.entries] == found
+        return pages, lines.splitlines(), single.splitlines()
+
+
+async def test_lines_of_a_replay_say_what_lines_of_the_entries_say(tmp_path: Path) -> None:
+    pages, lines, single = await shown_in_a_replay(tmp_path, TEXTS)
+
+    assert sum(isinstance(page.entries, PlainEntries) for page in pages) == len(TEXTS) // LIMIT
+    assert [json.loads(line) for line in lines] == [json.loads(line) for line in single]
+
+
+async def test_bodies_that_are_no_text_are_shown_as_such_in_a_replay(tmp_path: Path) -> None:
+    _, lines, single = await shown_in_a_replay(tmp_path, BINARY * LIMIT)
+
+    assert lines == single
+    assert {"data_base64" in json.loads(line) for line in lines} == {True}
+
+
+async def test_a_reader_that_takes_all_bytes_for_text_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engines.sqlite.reader._is_text", lambda text: True)
+
+    with pytest.raises((UnicodeDecodeError, msgspec.DecodeError)):
+        await shown_in_a_replay(tmp_path, BINARY * LIMIT)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, cast
 
 from penstock.core.ledger import Recipient, Recipients
-from penstock.values import Entry, Kind
+from penstock.values import Entry, Kind, PlainEntries
 
 _META = Kind.META
 
@@ -377,7 +377,8 @@ class Feed:
 
     def take_page(self, entries: Sequence[Entry], upto: int) -> None:
         """Take what a read of the log found."""
-        wanted = [entry for entry in entries if self.wants(entry)]
+        plain = self._allow is None and isinstance(entries, PlainEntries)
+        wanted = entries if plain else [entry for entry in entries if self.wants(entry)]
         self.position = self._offered = upto
         if wanted:
             self._sink.deliver(wanted)

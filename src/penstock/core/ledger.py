@@ -49,7 +49,7 @@ from penstock.core.throughput import Throughput
 from penstock.errors import CallerError, NotRecorded, PenstockError
 from penstock.limits import LEDGER_REASON_CHARACTERS
 from penstock.settings import LedgerSettings
-from penstock.values import Batch, Draft, Entry
+from penstock.values import Batch, Draft, Entry, PlainEntries
 from penstock.wire.ledger import CONFIRMED, RANKS, with_recipients
 
 log = logging.getLogger("penstock.ledger")
@@ -241,6 +241,8 @@ class Ledger:
 
         A fan-out asks for the same object once per wire.
         """
+        if isinstance(entries, PlainEntries):
+            return [(entries.stream, entries.rows[0][0], entries.rows[-1][0])]
         if entries is not self._looked_at:
             found: dict[str, tuple[str, int, int]] = {}
             for entry in entries:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from penstock.values import Entry, Kind
+from penstock.values import Entry, Kind, PlainEntries
 from penstock.wire.eventhorizon import timestamp
 
 _DATA = Kind.DATA
@@ -30,6 +31,14 @@ class EntryJson(msgspec.Struct, gc=False):
     kind: str | UnsetType = UNSET
 
 
+class _Times(dict[int, str]):
+    """The texts of times, each made once."""
+
+    def __missing__(self, ms: int) -> str:
+        self[ms] = text = timestamp(ms)
+        return text
+
+
 class EntryEncoder:
     """Makes the JSON of entries. The text of a time is nearly always the one of the entry before."""
 
@@ -44,7 +53,18 @@ class EntryEncoder:
 
     def lines(self, entries: Sequence[Entry]) -> bytes:
         """Entries, each ended by a newline."""
+        if isinstance(entries, PlainEntries):
+            return self._encoder.encode_lines(self._plain(entries))
         return self._encoder.encode_lines([self._entry(entry) for entry in entries])
+
+    def _plain(self, entries: PlainEntries) -> list[EntryJson]:
+        """The same of rows, whose bodies are JSON already."""
+        stream, times, shown = entries.stream, _Times(), []
+        before, after, offset = f"{stream}:{entries.chunk}:", self._end, entries.first_offset
+        for index, (id, size, ms, body) in enumerate(entries.rows, entries.first_index):
+            offset += size
+            shown.append(EntryJson(id, stream, index, f"{before}{offset}{after}", "", times[ms], cast("str", body)))
+        return shown
 
     def _entry(self, entry: Entry) -> EntryJson:
         if entry.published_ms != self._ms:

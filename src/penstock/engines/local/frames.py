@@ -69,7 +69,7 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
     members: list[str]
 
 
-encode: Final = msgspec.msgpack.Encoder().encode
+encode: Final = msgspec.msgpack.Encoder(enc_hook=list).encode  # a hook for `PlainEntries`: they travel as entries
 _encoder: Final = msgspec.msgpack.Encoder()
 
 

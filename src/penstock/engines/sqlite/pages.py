@@ -65,8 +65,8 @@ def by_cursor(reader: SqliteReader, source: Source, chunk: int, offset: int, loo
 def by_ids(reader: SqliteReader, sources: list[Source], after: int, look: Look) -> Page:
     """Entries of a few streams after an id, in order of id."""
     if len(sources) == 1 and (full := reader.next_page(sources[0].number, after, look)):
-        entries, last = full
-        return Page(tuple(entries), last, more=last < look.upto)
+        plain, last = full
+        return Page(plain, last, more=last < look.upto)
     found = [
         id
         for source in sources

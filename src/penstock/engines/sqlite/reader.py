@@ -13,6 +13,7 @@ import sqlite3
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from penstock.core.matching import matches
 from penstock.engines.pages import Look
 from penstock.engines.sqlite.recent import Spot, Spots
-from penstock.values import Entry, Head, Kind
+from penstock.values import Entry, Head, Kind, PlainEntries, PlainRow
 
 SCAN_ROWS: Final = 32_768
 """Entries that one `scan` looks at when nothing matches: some ten milliseconds."""
@@ -63,21 +64,26 @@ SELECT max(id), count(*), sum(length(body)), json_group_array(DISTINCT stream)
 FROM (SELECT id, stream, body FROM entries WHERE id > ? AND id <= ? ORDER BY id LIMIT ?)
 """
 # A full page of one stream in one statement, for replays: the next page can be on its way while this one is made into
-# lines, because nobody has to take the interpreter lock in between. Nothing, if the stream has less in `places`, lies
-# too far apart, or is too large.
+# lines, because nobody has to take the interpreter lock in between. It is less than full, and of no use, if the stream
+# has less in `places`, lies too far apart, is too large (no body is longer than its line), goes on in another chunk, or
+# has something else than plain events.
 _NEXT_PAGE = """
-WITH reach(id) AS MATERIALIZED (
-    SELECT max(id)
-    FROM (SELECT id FROM places WHERE stream = :stream AND id > :after AND id <= :upto ORDER BY id LIMIT :limit)
-    HAVING count(*) = :limit AND max(id) - :after <= :dense * :limit
-), fitting(id) AS MATERIALIZED (
-    SELECT id FROM reach WHERE :limit_bytes >= (
-        SELECT sum(length(body)) FROM entries WHERE entries.id > :after AND entries.id <= reach.id AND stream = :stream
-    )
+WITH first(idx, chunk, offset) AS MATERIALIZED (
+    SELECT idx, chunk, offset FROM places WHERE stream = :stream AND id > :after ORDER BY id LIMIT 1
+), last(id) AS MATERIALIZED (
+    SELECT places.id FROM places, first
+    WHERE stream = :stream AND places.id = (
+        SELECT id FROM places WHERE stream = :stream AND id > :after AND id <= :upto
+        ORDER BY id LIMIT 1 OFFSET :limit - 1
+    ) AND places.id - :after <= :dense * :limit AND places.chunk = first.chunk
+        AND places.offset + (SELECT size FROM entries WHERE id = places.id) - first.offset <= :limit_bytes
 )
-""" + _PLAIN_PAGE.replace("SELECT", "SELECT (SELECT id FROM fitting),", 1).format(
-    rows="entries WHERE id > :after AND id <= (SELECT id FROM fitting) AND stream = :stream {live}"
-)
+SELECT (SELECT id FROM last), first.*, count(*),
+       json_group_array(json_array(id, size, published_ms, CAST(body AS TEXT)))
+FROM entries, first
+WHERE id > :after AND id <= (SELECT id FROM last) AND stream = :stream
+    AND kind = 0 AND type = '' AND attributes = '' AND expires_ms IS NULL
+"""
 _PLACES = """
 SELECT json_group_array(json_array(id, idx, chunk, offset))
 FROM (SELECT * FROM places WHERE stream = :stream AND id >= {first} AND id <= :upto ORDER BY id LIMIT :limit)
@@ -128,6 +134,7 @@ _Row = tuple[int, int, int, int, int, int, int, str, int, int | None, str, int]
 _rows = msgspec.json.Decoder(list[_Row])
 _PlainRow = tuple[int, int, int, int, int, int, int, int]
 _plain_rows = msgspec.json.Decoder(list[_PlainRow])
+_next_rows = msgspec.json.Decoder(list[PlainRow])
 
 
 class PlaceQuery(NamedTuple):
@@ -197,6 +204,14 @@ def _id(entry: Entry) -> int:
     return entry.id
 
 
+def _is_text(text: bytes) -> bool:
+    """Whether it is UTF-8: SQLite makes strings of any bytes."""
+    try:
+        return text.isascii() or bool(text.decode())
+    except UnicodeDecodeError:
+        return False
+
+
 def _is_plain(entry: Entry) -> bool:
     return entry.kind is _DATA and not entry.type and not entry.attributes and entry.expires_ms is None
 
@@ -212,6 +227,7 @@ class SqliteReader:
     def __init__(self, connection: sqlite3.Connection, names: StreamNames) -> None:
         self.connection, self._names = connection, names
         self._plain = True  # the last page had plain events only
+        self._binary = 0  # the stream whose last page was not text
 
     def spots(self, stream: int, recent: Spots, where: PlaceQuery, upto: int, limit: int) -> list[Spot]:
         """The stream's first spots with a property. *recent* must have been taken before this call."""
@@ -255,21 +271,24 @@ class SqliteReader:
         entries.sort(key=_id)  # they are in order already, but nobody promises it
         return entries, whole
 
-    def next_page(self, stream: int, after: int, look: Look) -> tuple[list[Entry], int] | None:
+    def next_page(self, stream: int, after: int, look: Look) -> tuple[PlainEntries, int] | None:
         """A full page of plain events and its last id, with one statement; None if it takes more than that."""
-        if not self._plain:
+        if not self._plain or stream == self._binary:
             return None
         values = {
             "stream": stream, "after": after, "upto": look.upto, "limit": look.limit, "limit_bytes": look.limit_bytes,
-            "now": look.now_ms, "dense": DENSE,
+            "dense": DENSE,
         }  # fmt: skip
-        query = _NEXT_PAGE.format(live="" if look.meta else f"AND {_LIVE}")
-        last, text, bodies, special = self.connection.execute(query, values).fetchone()
-        if last is None or special:
+        last, index, chunk, offset, count, text = self.connection.execute(_NEXT_PAGE, values).fetchone()
+        if count < look.limit:
             return None
-        entries = self._plain_entries(_plain_rows.decode(text), bodies or b"")
-        entries.sort(key=_id)
-        return entries, last
+        if not _is_text(text):
+            self._binary = stream
+            return None
+        rows = _next_rows.decode(text)
+        rows.sort(key=itemgetter(0))  # they are in order already, but nobody promises it
+        name = self._names.load(self.connection, [stream])[stream]
+        return PlainEntries(name, index, chunk, offset, rows), last
 
     def scan(self, patterns: tuple[str, ...], after: int, look: Look) -> tuple[list[Entry], int]:
         """Matching entries after an id, and the id up to which was looked."""
