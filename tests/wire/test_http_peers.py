@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -76,3 +79,55 @@ def test_a_head_is_understood_as_if_nobody_had_sent_one_before(others: list[tupl
     alone = outcome(http_requests.HeadParser(), own)
 
     assert [outcome(shared, own) for _ in range(3)] == [alone] * 3
+
+
+def line_again(first_line: bytes, fields: bytes) -> tuple[object, object]:
+    """How a head is understood whose fields were here before with another request line, and how it is alone."""
+    shared = http_requests.HeadParser()
+    for _ in range(2):
+        shared.parse(b"POST /v1/publish?stream=/a HTTP/1.1" + fields)
+    raw = first_line + fields
+    return outcome(shared, raw), outcome(http_requests.HeadParser(), raw)
+
+
+known_fields = st.sampled_from([raw[raw.find(b"\r\n") :] for raw in GOOD if b"Host" in raw])
+targets = st.one_of(
+    st.sampled_from(
+        [b"/", b"*", b"a:443", b"http://a/b", b"http://b/b", b"/\xff", b"/?q#f", b"/a%2Fb?c=%", b"/a" * 999]
+    ),
+    st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7F), max_size=12).map(lambda text: b"/" + text.encode()),
+)
+
+
+@given(
+    st.sampled_from([b"POST", b"GET", b"HEAD", b"CONNECT", b"OPTIONS", b"PRI", b"post", b"X"]),
+    targets,
+    st.sampled_from([b"1.1", b"1.0", b"2.0"]),
+    known_fields,
+)
+def test_a_head_is_understood_as_if_its_fields_were_new(
+    method: bytes, target: bytes, version: bytes, fields: bytes
+) -> None:
+    again, alone = line_again(b"%b %b HTTP/%b" % (method, target, version), fields)
+
+    assert again == alone
+
+
+def test_a_parser_that_trusts_every_line_with_known_fields_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    trusting = re.compile(rb"([A-Z]+) ([^?]*)(?:\?(.*))? HTTP/1\.1")
+    monkeypatch.setattr(http_requests, "_SAFE_LINE", trusting)
+
+    again, alone = line_again(b"POST /?q#f HTTP/1.1", b"\r\nHost: a\r\n\r\n")
+
+    assert (again != alone, alone) == (True, (400, "a fragment in the request target"))
+
+
+def test_many_targets_with_the_same_fields_cost_no_second_look_at_them() -> None:
+    parser = http_requests.HeadParser()
+    fields = b"\r\nHost: a\r\nAuthorization: Bearer x\r\n\r\n"
+
+    heads = [parser.parse(b"GET /v1/read?stream=/%d HTTP/1.1" % number + fields) for number in range(5)]
+
+    assert len({id(head.fields_memo) for head in heads[1:]}) == 1
+    assert [head.query for head in heads] == [f"stream=/{number}" for number in range(5)]
+    assert len({id(head.memo) for head in heads}) == 5

@@ -71,7 +71,7 @@ class Context:
 
     def known(self, request: Request) -> Caller:
         """As `caller`, without counting the request: before its body is read, `caller` comes after that."""
-        memo = request.memo
+        memo = request.fields_memo
         known: Caller | None = memo.get("caller")
         if known is None or memo["keys"] is not self.gate.keys or known.expires <= time.time():
             known = memo["caller"] = self.gate.caller(request.header(b"authorization"))

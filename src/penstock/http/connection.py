@@ -116,7 +116,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
         shared.counters.bytes_in += len(data)
         if phase is _IDLE and not self._buffer:
             end = data.find(b"\r\n\r\n") + 4
-            head = shared.parser.known.get(data[:end])
+            head = shared.parser.known.get(data[:end]) or shared.parser.parse_like(data[:end])
             if head is not None and head.route is not None and head.length == len(data) - end and self._is_free():
                 self._take_again(head, data[end:])
                 return

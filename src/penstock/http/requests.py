@@ -60,8 +60,8 @@ class Request:
     """One request. Names of headers are lower case; values are as they came."""
 
     __slots__ = (
-        "_connection", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "headers",
-        "http10", "memo", "method", "peer", "plain", "query", "raw_path", "scheme", "timeout",
+        "_connection", "_params", "_path", "_stream", "_tap", "body", "bounded", "caller", "captures", "fields_memo",
+        "headers", "http10", "memo", "method", "peer", "plain", "query", "raw_path", "scheme", "timeout",
     )  # fmt: skip
 
     def __init__(self, connection: RequestConnection, head: http_requests.RequestHead, peer: str, scheme: str) -> None:
@@ -73,6 +73,7 @@ class Request:
         self.http10: bool = head.http10
         self.plain: bool = head.plain
         self.memo = head.memo  # shared by all requests with the very same head: keep in it what follows from that alone
+        self.fields_memo = head.fields_memo  # the same for all with the very same fields, whatever they ask for
         self.peer = peer  # the client's address, from a trusted proxy's word if there is one
         self.scheme = scheme
         self.captures: tuple[str, ...] = ()  # what the wildcards of the route's path stand for, decoded

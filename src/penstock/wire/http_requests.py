@@ -28,6 +28,8 @@ KNOWN_HEAD_BYTES: Final = 1024
 
 KNOWN_HEADS: Final = 16_384
 """Request heads that are remembered as parsed, of at most KNOWN_HEAD_BYTES each. Over it: all are forgotten."""
+KNOWN_FIELDS: Final = 1_024
+"""Heads that are remembered by all but their request line. Over it: all are forgotten."""
 _MARKS: Final = 8 * KNOWN_HEADS
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -35,6 +37,8 @@ FIELD_LINE: Final = _TOKEN + rb":[\t -~\x80-\xff]*+"
 """A header or a trailer, without the end of its line."""
 _REQUEST_LINE = rb"(" + _TOKEN + rb") ([!-~]+) HTTP/([0-9])\.([0-9])\r\n"
 _HEAD = re.compile(_REQUEST_LINE + rb"(?:" + FIELD_LINE + rb"\r\n)*+\r\n")
+# A request line of which nobody could think anything else, where fields and method were found good before.
+_SAFE_LINE = re.compile(rb"([A-Z]+) (/[0-9A-Za-z/._~\-]*)(?:\?([0-9A-Za-z/._~\-&=%+:,]*))? HTTP/1\.1")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=:\[\]]*")
 _DIGITS = re.compile(rb"[0-9]{1,18}")
@@ -54,8 +58,8 @@ class RequestHead:
     """A request head that passed every rule."""
 
     __slots__ = (
-        "captures", "chunked", "expects_continue", "headers", "http10", "keep_alive", "length", "memo", "method",
-        "path", "plain", "query", "route", "upgrade",
+        "captures", "chunked", "expects_continue", "fields_memo", "headers", "http10", "keep_alive", "length", "memo",
+        "method", "path", "plain", "query", "route", "upgrade",
     )  # fmt: skip
 
     def __init__(self, method: str, path: str, query: str, http10: bool, headers: list[tuple[bytes, bytes]]) -> None:
@@ -66,6 +70,7 @@ class RequestHead:
         self.expects_continue = False
         self.upgrade = False  # to a WebSocket
         self.memo: dict[str, Any] = {}  # what was worked out from these very bytes, for the next such head
+        self.fields_memo: dict[str, Any] = {}  # … from its fields alone, for all heads that have just these
         self.route: Any = None  # who answers it, where that was found out for the next such head
         self.captures: tuple[str, ...] = ()
         # Its answer needs no field that depends on the request.
@@ -74,6 +79,16 @@ class RequestHead:
     @property
     def has_body(self) -> bool:
         return self.chunked or self.length > 0
+
+    def with_target(self, path: str, query: str) -> RequestHead:
+        """The same with another target."""
+        head = RequestHead.__new__(RequestHead)
+        head.method, head.path, head.query, head.http10, head.headers = self.method, path, query, False, self.headers
+        head.keep_alive, head.length, head.chunked, head.plain = self.keep_alive, self.length, self.chunked, self.plain
+        head.expects_continue = head.upgrade = False
+        head.memo, head.fields_memo = {}, self.fields_memo
+        head.route, head.captures = (self.route, self.captures) if path == self.path else (None, ())
+        return head
 
 
 def find_head_end(data: bytes | bytearray, looked: int = 0) -> int:
@@ -101,20 +116,22 @@ class HeadParser:
 
     Clients that keep a connection send the same head again and again, to the byte. Those are parsed once
     and remembered, and so is what handlers work out from them (`Head.memo`): it halves the cost of a publish.
-    A head is remembered when it comes for the second time: most that open a live answer never do.
+    A head is remembered when it comes for the second time: most that open a live answer never do. So are its
+    fields, for heads that differ from it in their target alone: of a client that publishes to many streams.
     """
 
     def __init__(self) -> None:
         self.known: dict[bytes, RequestHead] = {}
+        self._by_fields: dict[bytes, RequestHead] = {}
         # A byte for each hash of a head that came once. Two heads that share one are harmless: the second is remembered
         # too early. A set of numbers would be 120 bytes for each of thousands of heads that never come again.
         self._seen, self._seen_count = bytearray(_MARKS), 0
 
     def parse(self, raw: bytes) -> RequestHead:
         """Parse a head, its empty line included. `PeerError` carries the status to answer with."""
-        known = self.known.get(raw)
-        if known is not None:
-            return known
+        head = self.known.get(raw) or self.parse_like(raw)
+        if head is not None:
+            return head
         method, target, http10 = _request_line(raw)
         headers = _fields(raw)
         if len(headers) > HEAD_FIELDS:
@@ -123,10 +140,26 @@ class HeadParser:
         head = RequestHead(method, path, query, http10, headers)
         _apply_fields(head, authority)
         if len(raw) <= KNOWN_HEAD_BYTES and not head.expects_continue and not head.upgrade:
-            self._remember(raw, head)
+            self._remember(raw, head, self.known, KNOWN_HEADS)
+            if not http10:
+                self._remember(raw[raw.find(b"\r\n") :], head, self._by_fields, KNOWN_FIELDS)
         return head
 
-    def _remember(self, raw: bytes, head: RequestHead) -> None:
+    def parse_like(self, raw: bytes) -> RequestHead | None:
+        """A head whose fields were here before, to the byte, and whose target is simple; None if it is not so."""
+        line_end = raw.find(b"\r\n")
+        like = self._by_fields.get(raw[line_end:])
+        if like is None or len(raw) > KNOWN_HEAD_BYTES:
+            return None
+        line = _SAFE_LINE.fullmatch(raw, 0, line_end)
+        if line is None or line[1].decode() != like.method:
+            return None
+        head = like.with_target(line[2].decode(), (line[3] or b"").decode())
+        self._remember(raw, head, self.known, KNOWN_HEADS)
+        return head
+
+    def _remember(self, raw: bytes, head: RequestHead, known: dict[bytes, RequestHead], limit: int) -> None:
+        """Keep what has come before; note what comes for the first time."""
         mark = hash(raw) % _MARKS
         if not self._seen[mark]:
             if self._seen_count >= KNOWN_HEADS:
@@ -134,9 +167,9 @@ class HeadParser:
             self._seen[mark] = 1
             self._seen_count += 1
             return
-        if len(self.known) >= KNOWN_HEADS:
-            self.known.clear()  # the busy ones are back at once
-        self.known[raw] = head
+        if len(known) >= limit:
+            known.clear()  # the busy ones are back at once
+        known[raw] = head
 
 
 class _HeadFields:
