@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
-from penstock.engines.sqlite import rows
 from penstock.engines.sqlite.keys import GroupKeys
 from penstock.engines.sqlite.known import KnownStream, KnownStreams
 from penstock.engines.sqlite.recent import Recent
+from penstock.engines.sqlite.rows import EntryRows
 from penstock.values import Appended, Batch, Entry, Head, Kind
 
 GROUP_JOBS: Final = 1_024
@@ -41,7 +41,7 @@ class WriteGroup:
         self._new: list[tuple[int, str]] = []
         self._subscribers: dict[int, tuple[str, ...]] = {}
         self._keys: GroupKeys | None = None
-        self._values: list[rows.Value] = []  # of the rows, one after the other
+        self._rows = EntryRows()
         self.entries: list[Entry] = []
 
     def append(self, batch: Batch) -> Appended:
@@ -66,7 +66,7 @@ class WriteGroup:
     @property
     def is_one_statement(self) -> bool:
         """Only entries, and few enough: the INSERT is a transaction by itself."""
-        return not (self._new or self._subscribers or self._keys) and len(rows.counts(len(self.entries))) <= 1
+        return not (self._new or self._subscribers or self._keys) and self._rows.statements <= 1
 
     def write(self) -> None:
         """Write everything, within the caller's transaction."""
@@ -78,11 +78,11 @@ class WriteGroup:
             execute("UPDATE streams SET subscribers = ? WHERE number = ?", (encoded, number))
         if self._keys:
             self._keys.write()
-        rows.insert(self._connection, self._values)
+        self._rows.insert(self._connection)
 
     def settle(self, recent: Recent) -> None:
         """After the commit: let everyone know the new heads and spots."""
-        recent.add(rows.spots(self._values))
+        recent.add(self._rows.spots())
         for name, head in self._heads.items():
             if known := self._known.get(name):
                 known.head = head
@@ -117,10 +117,7 @@ class WriteGroup:
     def _take_one(self, entry: Entry, head: Head) -> Appended:
         """`_take`, for what nearly every batch is: one event for a known stream."""
         stream = entry.stream
-        self._values += (
-            entry.id, self._numbers[stream], entry.index, entry.chunk, entry.offset, entry.size, 0,
-            entry.type, entry.published_ms, entry.expires_ms, entry.attributes, entry.body,
-        )  # fmt: skip
+        self._rows.add(entry, self._numbers[stream], entry.index)
         self._heads[stream] = head
         self.entries.append(entry)
         self.next_id += 1
@@ -136,12 +133,7 @@ class WriteGroup:
                 idx = self._next_index(stream, next_indexes) - (entry.kind is Kind.PART)
             else:
                 next_indexes[stream] = idx + 1
-            self._values += (
-                entry.id, self._numbers.get(stream) or self._new_number(stream), idx,
-                entry.chunk, entry.offset, entry.size,
-                int(entry.kind),  # sqlite3 takes ten times as long over an enum
-                entry.type, entry.published_ms, entry.expires_ms, entry.attributes, entry.body,
-            )  # fmt: skip
+            self._rows.add(entry, self._numbers.get(stream) or self._new_number(stream), idx)
         for name, head in stamped.heads.items():
             before = self._heads.get(name)
             if head.subscribers != (before.subscribers if before else ()):
