@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -168,7 +169,7 @@ def start_nodes(stack: ExitStack, folder: Path, engine: str, count: int = 3, **s
 
     def start(place: Path) -> RunningServer:
         environment = {"PENSTOCK_AUTH_ADMIN_TOKEN": token}
-        chosen = {"server_node": place.name, **settings} if engine.startswith("unix:") else settings
+        chosen: dict[str, Any] = {"server_node": place.name, **settings} if engine.startswith("unix:") else settings
         node = stack.enter_context(start_server(place, "--engine", engine, environment=environment, **chosen))
         node.admin_token = token
         return node
