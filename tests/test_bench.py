@@ -74,11 +74,13 @@ def test_every_benchmark_prints_its_figures_with_their_floors(
     assert len(figures) >= least
     for figure in figures:
         assert figure.keys() >= KEYS
-        # Memory is a difference of two readings: over the few wires of a quick run it may come out below nothing.
-        assert figure["value"] > 0 or figure["unit"].startswith("KB")
+        # Memory is a difference of two readings: over the few wires of a quick run it may come out as nothing, or less.
+        memory = figure["unit"].startswith("KB")
+        assert figure["value"] > 0 or memory
         assert figure["met"] in ("must", "aim", "no", None)
         # nchan is a peer that may be missing; every other figure has its floor in the same run
-        assert (figure["floor"] and figure["ratio"] is not None) or figure["floor_of"] == "nginx with nchan"
+        measured = figure["floor"] is not None if memory else figure["floor"] and figure["ratio"] is not None
+        assert measured or figure["floor_of"] == "nginx with nchan"
     assert list(tmp_path.iterdir()) == []
 
 
