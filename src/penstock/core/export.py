@@ -293,6 +293,6 @@ class LogExport:
 
 
 def check_not_trimmed(log: Log, after: int) -> None:
-    """Raise `Trimmed` if rows after *after* are gone, or are going. Asked after a read: none of it was missing."""
+    """Raise `Trimmed` if rows after *after* are gone, or are going. After a read: nothing was missing."""
     if after < log.trimmed_upto:
         raise Trimmed(after, log.trimmed_upto)

@@ -277,7 +277,7 @@ class Hub:
         ]
 
     def _in_several(self, streams: Iterable[str]) -> set[Feed] | None:
-        """Those who want more than one of these streams; None if none of the streams has many others."""
+        """Who wants more than one of these streams. None if, without them, no stream has many readers left."""
         readers = [set(self._interest.find(stream)) for stream in streams]
         seen: set[Feed] = set()
         several: set[Feed] = set()

@@ -92,7 +92,7 @@ class RecordForm(Generic[P]):
     """How a door's records look, and where in them the owner stands."""
 
     def __init__(self, kind: type[P], owner: str) -> None:
-        """*kind* is a msgspec Struct, *owner* the field with the member; nobody has what has an empty one."""
+        """*kind* is a msgspec Struct, *owner* its field with the member: empty if nobody owns it."""
         self._decoder, self._field = msgspec.json.Decoder(kind), owner
 
     def decode(self, value: bytes) -> P:

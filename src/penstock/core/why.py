@@ -36,7 +36,7 @@ class BatchSpan(msgspec.Struct):
 
 
 def span_of(attributes: str) -> BatchSpan:
-    """What a batch's attributes say it speaks of; nothing if they are none of a batch."""
+    """What a batch's attributes say it speaks of; an empty span if these are not a batch's."""
     try:
         return msgspec.json.decode(attributes or "{}", type=BatchSpan, strict=False)
     except msgspec.MsgspecError:

@@ -32,7 +32,7 @@ class BodyBudget:
     def book(self, address: str, size: int, before: int = 0) -> None:
         """Count *size* more bytes of a body under an address, of which it has booked some *before*.
 
-        Raises `Busy` where that is too much, and counts nothing. Nobody, as a proxy is, has no share of his own.
+        Raises `Busy` where that is too much, and counts nothing. An empty address, a proxy's, has no share of its own.
         """
         own = self._by_address.get(address, 0)
         full = self.held > before and self.held + size > self._limit

@@ -87,7 +87,7 @@ class Caps:
     def admit(self, address: str) -> str:
         """Count a new connection; returns the limit that it would break instead, or nothing.
 
-        One without an address, a proxy's that stands for nobody or for many, counts in all only.
+        A proxy stands for many: its *address* is empty, and the connection counts towards the sum alone.
         """
         if self._open >= self._connections:
             return "server.connections"

@@ -55,7 +55,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
             self.cut()
             return
         self._trusted = address in shared.trusted
-        # A proxy's address is nobody's: it counts under the client that a PROXY header names, or in all only.
+        # A proxy stands for many: it counts for the client that a PROXY header names, else in the sum alone.
         limit = shared.caps.admit("" if self._trusted else address)
         if limit:
             self._turn_away(limit)

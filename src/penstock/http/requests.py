@@ -37,7 +37,7 @@ class TokenHolder(Protocol):
 
     @property
     def subject(self) -> str:
-        """Who is counted; empty counts nobody."""
+        """Under which name its live answers are counted; not at all under an empty one."""
         ...
 
     @property

@@ -119,8 +119,8 @@ class MailboxMonths:
 async def is_on(registry: Registry, head: MailboxHead) -> bool:
     """Whether the recipient's own record, which has its name, says that it is on that month.
 
-    Those whose names are no keys of records are others' to judge: their door has said goodbye to whom it could,
-    and who is left is on that month.
+    A name without a slash is no key of a record. Its door has dropped those of its recipients that it could, so
+    whoever is left is on that month.
     """
     if "/" not in head.recipient:
         return True

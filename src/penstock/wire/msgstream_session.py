@@ -138,7 +138,7 @@ class SessionMachine:
     def poll_without_waiting(self, now_ms: int, month: str) -> list[Action] | None:
         """Serve a short poll that names nothing, if there is certainly nothing for it; None if there may be.
 
-        After it nobody is connected, which is not among the actions: it is the poll that comes most often.
+        Nobody is connected after it. No action says so, to save its cost: this is the poll that comes most often.
         """
         self._month = month
         if not self._has_nothing:

@@ -22,7 +22,7 @@ _PREFIX = "whsec_"
 
 
 class SignatureInvalid(Exception):
-    """Nobody who knows the secret sent this, or not now."""
+    """It was not signed with the secret, or too long ago."""
 
 
 def parse_secret(text: str) -> bytes:

@@ -120,7 +120,7 @@ class DeliveringSession:
         return NodeAnswer.TAKEN if self._may_read else NodeAnswer.LATER, self._and_work([])
 
     def has_read(self, month: str, number: int) -> bool:
-        """What is stored up to that number was read, or will be: nobody need tell of it."""
+        """What is stored up to that number was read, or will be without a hint."""
         return self.storage in (UNREAD, OUTDATED) or self._read.get(month, 0) >= number
 
     def flushed(self) -> list[Action]:

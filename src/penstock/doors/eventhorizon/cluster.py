@@ -181,7 +181,7 @@ class Pushers:
         await self._duties.release(duty_of(managed.id))
 
     async def _changed(self, managed: ManagedPusher) -> None:
-        """Let all nodes see a changed record; done when nobody runs it who should not."""
+        """Let all nodes see a changed record; returns when no node runs it that should not."""
         if self._members.alone:
             return
         await self._context.bus.hint(HINT, b"")

@@ -26,7 +26,7 @@ _LIVE_HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no
 
 
 async def read_lines(log: Log, cursor: Cursor, limit: int = PAGE_ENTRIES) -> ReadLines:
-    """At most *limit* lines from *cursor* on, never across a chunk. None of them: this is the end for now."""
+    """At most *limit* lines from *cursor* on, never across a chunk. Without any, this is the end for now."""
     page = await log.read_cursor(cursor.stream, cursor.chunk, cursor.offset, limit=limit, limit_bytes=SHOWN_BYTES)
     here = str(Cursor(cursor.stream, cursor.chunk, cursor.offset, log.server))
     lines = lines_of(page.entries, log.server)

@@ -192,7 +192,7 @@ class Emitter:
         return await self._to_actors(actors, text) if actors else await self._broadcast(text)
 
     def check(self, caller: Caller) -> None:
-        """Raise `Forbidden` for who may emit to nobody and nowhere."""
+        """Raise `Forbidden` for a caller that may emit to no actor and no stream."""
         if not caller.publish:
             caller.check_grant("emit")
 

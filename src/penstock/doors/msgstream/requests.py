@@ -87,7 +87,7 @@ def read_actors(body: bytes) -> list[str]:
 
 
 def read_emit(body: bytes, caller: Caller) -> tuple[list[EmittedMessage], list[str], list[str]]:
-    """Messages, and the actors or streams they are for; neither: for everybody. The caller may emit there."""
+    """Messages, and the actors or streams they are for; without both, for everybody. The caller may emit there."""
     wanted = _decode(body, EmitRequest)
     actors, streams = _names(wanted.actors), _names(wanted.streams)
     if (bool(actors) + bool(streams) + wanted.broadcast) != 1:

@@ -109,7 +109,7 @@ class Sessions:
         return self.known.get(actor) if self.alone else None
 
     def why_not(self, actor: str, record: SessionRecord | None, secret: str | None) -> str:
-        """The reason why a key is none of that session; empty if it is. No secret is asked of a backend."""
+        """Why a key does not open that session; empty if it does. No secret is asked of a backend."""
         if record is None or record.ended or self._is_over(actor, record):
             return "noSession"
         return "" if secret is None or records.fits(record, secret) else "keyMismatch"

@@ -29,7 +29,7 @@ def error(error: PenstockError) -> Response:
 
 
 def _trickle_form(problem: Problem) -> Response:
-    """As Penstock's API says it; but for a number that is none the original has words."""
+    """As Penstock's API says it, except for a seq that is no number: that gets the original's words."""
     invalid = isinstance(problem.error, SeqInvalid)
     return text(problem.status, trickle.NO_SEQ) if invalid else penstock_form(problem)
 

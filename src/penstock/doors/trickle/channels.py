@@ -276,7 +276,7 @@ class ChangeFeed:
         self.write((CHANGES,), ())
 
     def cut(self, reason: str) -> None:
-        """Nobody can take the feed's segments away."""
+        """The server itself writes the feed: there is no publisher to tell."""
 
     def write(self, added: tuple[str, ...], removed: tuple[str, ...]) -> None:
         """Add one message."""

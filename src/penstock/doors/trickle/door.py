@@ -313,7 +313,7 @@ class Trickle:
         answers={201: an_object(channel=STRING)},
     )
     def capability(self, request: Request) -> Response:
-        """Put rights into a channel's name, for a client that cannot send a token. Nobody gives more than he has."""
+        """Put rights into a channel's name, for a client that cannot send a token: no more than the caller has."""
         caller = self._context.caller(request)
         wanted = requests.capability_request(request)
         for right in wanted.letters:

@@ -152,8 +152,8 @@ class Agents:
     async def saved(self, uaid: str, generation: int) -> None:
         """Return when nothing that sessions before *generation* leave behind is on its way to the storage.
 
-        The caller has the turn of a worker. Others have it meanwhile: they may be those who are waited for. Nobody
-        waits for a session that is newer than his own, or two that end at once would wait for each other.
+        The caller has the turn of a worker. Others have it meanwhile: they may be those who are waited for. No session
+        waits for a newer one: two that end at once would wait for each other.
         """
         if not self._leaving(uaid, generation):
             return

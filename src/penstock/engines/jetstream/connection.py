@@ -321,7 +321,7 @@ def header(headers: bytes | None, name: bytes) -> bytes:
 
 
 def read_ack(headers: bytes | None, data: bytes) -> PubAck:
-    """What JetStream answered to a publish. `JetStreamRefused`, or `EngineGone` when nobody took it for certain."""
+    """What JetStream answered to a publish. Raises `JetStreamRefused`, or `EngineGone` if it may not be stored."""
     if found := status(headers):
         raise EngineGone("the connection was lost" if found == 499 else f"JetStream does not answer ({found})")
     if b'"error"' in data:

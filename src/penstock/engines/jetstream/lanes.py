@@ -51,7 +51,7 @@ class AppendJob(msgspec.Struct, gc=False, eq=False):
 
     @property
     def messages(self) -> int:
-        """How many it becomes at most, but for a full chunk."""
+        """How many it becomes at most, as long as no chunk is full."""
         if len(self.lanes) == 1 and len(self.batch.drafts) == 1:
             return 1
         return len(self.batch.drafts) + 3 + _PER_LANE * len(self.lanes)

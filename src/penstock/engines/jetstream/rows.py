@@ -80,7 +80,7 @@ class LogRow(msgspec.Struct, frozen=True, gc=False):
         return LogRow(self.seq, self.stream, facts, b"")
 
     def entry(self) -> Entry:
-        """Its entry; only if it is none of `HEAD`."""
+        """Its entry. A row of kind `HEAD` has none."""
         f = self.facts
         return Entry(
             self.seq, self.stream, f.index, f.chunk, f.offset, f.size, _KINDS[f.kind], f.type, f.published_ms,
