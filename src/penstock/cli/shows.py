@@ -1,4 +1,4 @@
-"""What commands share that show something until they are ended: a folder of their own, and an end by signal."""
+"""A folder of one's own and an end by signal, for commands that show something until they are ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time comes in as an argument; this is where it comes from."""
+"""The clocks: a node's, and one that tests set by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that come later, for those who wait for thousands of them a second.
+"""Results of appends that come later, thousands a second.
 
     append ─▶ Promise ◀─ settle            by whoever has the result, on the event loop
                  ├─ await                  a coroutine goes on, as with a future

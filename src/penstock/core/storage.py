@@ -1,4 +1,4 @@
-"""What keeps a log: its contracts in one, and how it does."""
+"""A storage engine: all its contracts, and how it does."""
 
 from __future__ import annotations
 

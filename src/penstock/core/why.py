@@ -1,4 +1,4 @@
-"""Answers "did X reach recipient Y, and if not, why", X being an entry or an item of a mailbox.
+"""Why something reached a recipient, or did not: an entry, or an item of a mailbox.
 
 What happened is recorded in batches of `/_ledger`. The pipeline folds them into the lake's table `deliveries`; what it
 has not folded yet is read from the log itself. Without a lake that is all of it.

@@ -1,4 +1,4 @@
-"""The chunked coding of bodies (RFC 9112, 7.1), strict against smuggling."""
+"""Chunked bodies (RFC 9112), strict against smuggling."""
 
 from __future__ import annotations
 

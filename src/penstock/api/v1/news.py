@@ -1,4 +1,4 @@
-"""Waiting for news: who asks is answered when the log has grown. No task, and a slot of the wheel each."""
+"""Answers who waits for news once the log has grown. No task, and a slot of the wheel each."""
 
 from __future__ import annotations
 

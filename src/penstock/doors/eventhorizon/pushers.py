@@ -1,4 +1,4 @@
-"""`/v1/pushers`: makes, shows, pauses and removes pushers that the server runs itself; and `/reader/report`."""
+"""`/v1/pushers`, for pushers that the server runs itself: made, shown, paused, removed; and `/reader/report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node has a channel (`core/ownership.py`, rule `FREE`), and what all nodes know of it.
+"""Which node has a channel, and what all nodes know of it: `core/ownership.py`, rule `FREE`.
 
     trickle/channels/<name>   epoch, owner and its address, how it is kept, whether it is recorded and closed
 

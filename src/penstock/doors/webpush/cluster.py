@@ -1,4 +1,4 @@
-"""From node to node: an endpoint gives a notification to the node where its user agent is connected.
+"""Brings a notification to the node where its user agent is connected.
 
     PUT /push/<uaid>                       take this notification: 200, 503 busy, 404 not connected here
     PUT /notif/<uaid>                      look into the storage: 200, 202 later, 404

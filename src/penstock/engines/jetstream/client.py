@@ -1,4 +1,4 @@
-"""nats-py's client, which can also hand over raw bytes, and which always ends within a few seconds."""
+"""nats-py's client, made to hand over raw bytes, and to end within a few seconds whatever the server does."""
 
 from __future__ import annotations
 
