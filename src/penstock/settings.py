@@ -224,8 +224,8 @@ class WebPushSettings:
     )  # fmt: skip
     msg_limit: int = setting(
         150,
-        "Stored messages read without the storage once being empty; a user agent with more is dropped and "
-        "subscribes anew. 0: no limit.",
+        "Stored messages that a user agent may come back to; with more it is dropped and subscribes anew. What is "
+        "stored while it is connected does not count. 0: no limit.",
     )
     stored_most: int = setting(
         500,

@@ -439,6 +439,29 @@ async def test_as_many_as_the_limit_are_delivered(tmp_path: Path) -> None:
         assert (await made.record(before.uaid)) is not None
 
 
+async def test_who_is_connected_and_acknowledges_is_never_dropped_however_much_is_stored_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with place(tmp_path, window=8, msg_limit=20) as made:
+        # Given a user agent that has not yet acknowledged as many as may be on their way
+        node = made.nodes[0]
+        agent = await node.agent()
+        endpoint = await agent.register(CHANNEL)
+        for number in range(8):
+            assert (await node.send(endpoint, b"%d" % number)).status == 201
+        first = [await agent.notification() for _ in range(8)]
+        # When more come than one may come back to: they are stored
+        for number in range(8, 50):
+            assert (await node.send(endpoint, b"%d" % number)).status == 201
+        assert (await made.nodes[0].agents.messages.mailbox.head(agent.uaid, node.agents.month())).pending == 42
+        # Then it gets all of them, one page after the other, and stays
+        await agent.ack(*first)
+        for _ in range(42):
+            await agent.ack(await agent.notification())
+        await agent.ping_pong()
+        assert (await made.record(agent.uaid)) is not None
+
+
 async def test_a_storm_of_commands_of_many_user_agents_is_served(tmp_path: Path) -> None:
     async with place(tmp_path) as made:
         node = made.nodes[0]

@@ -519,7 +519,7 @@ def test_commands_that_wait_are_bounded() -> None:
 def test_a_user_agent_that_lets_too_much_lie_is_dropped() -> None:
     session = PushSession(PushSessionRules(1, 3, 30.0, 300.0, 4.0, 60.0), 0.0)
     assert session.phase is SILENT
-    session.identified(AgentIdentity(UAID, 1, NEW, channels=frozenset(CHANNELS), saved=True))
+    session.identified(AgentIdentity(UAID, 1, NEW, channels=frozenset(CHANNELS), saved=True, waiting_upto=4))
     session.greeted({}, {}, 0.0, alone=True)
     storage = Storage()
     for number in range(4):

@@ -34,6 +34,7 @@ class AgentIdentity(msgspec.Struct, frozen=True):
     channels: frozenset[str] = frozenset()
     saved: bool = False  # it has a router record: from its first register on
     moves: bool = False  # it came with an old month, and goes on to this one when that is empty
+    waiting_upto: int = 0  # the highest number in its month when it came: what lay there, and not what came since
     crowded: bool = False  # its mailbox is full: no direct ones before that is empty, or each connection could add one
 
 

@@ -77,8 +77,8 @@ class DeliveringSession:
     """Base of `PushSession`."""
 
     __slots__ = (
-        "_commands", "_follow_up", "_read", "_rules", "_since_empty", "_stored", "_unflushed", "at_work", "channels",
-        "crowded", "month", "moves", "phase", "saved", "storage", "uaid", "unacked",
+        "_commands", "_follow_up", "_lay", "_read", "_rules", "_stored", "_unflushed", "_waiting_upto", "at_work",
+        "channels", "crowded", "month", "moves", "phase", "saved", "storage", "uaid", "unacked",
     )  # fmt: skip
 
     reads_previous = True
@@ -94,7 +94,8 @@ class DeliveringSession:
         self.unacked: dict[str, Unacked] = {}
         self._stored = 0  # of them, and of those whose acks are being settled: those that are in the storage
         self._read: dict[str, int] = {}  # months to look into, oldest first, and up to where that was done
-        self._since_empty = 0  # stored notifications read since the storage was empty
+        self._waiting_upto: dict[str, float] = {}  # by month: the numbers that lay there when it came
+        self._lay = 0  # how many of them were read
         self._unflushed: list[Unacked] | None = None  # sent, but not with the kernel yet
         self._commands: list[wire.Heard | wire.Mistake] | None = None  # that wait for the worker
         self._follow_up: Job | None = None  # what a job leads to, before any command
@@ -173,8 +174,9 @@ class DeliveringSession:
         if not items:
             self._month_is_empty(month)
             return []
-        self._since_empty += len(items)
-        if self._rules.msg_limit and self._since_empty > self._rules.msg_limit:
+        upto = self._waiting_upto.get(month, 0)
+        self._lay += sum(item.number <= upto for item in items)
+        if self._rules.msg_limit and self._lay > self._rules.msg_limit:
             self._follow_up = DropAgent(tuple(self._read))
             return []
         if self.phase is not OPEN:  # who has gone is counted, and sent nothing
@@ -201,7 +203,7 @@ class DeliveringSession:
         if later := months[months.index(month) + 1 :]:
             self._follow_up = self._page_of(later[0])
             return
-        self._since_empty, self.crowded = 0, False
+        self.crowded = False
         self.storage = UNREAD if self.storage is OUTDATED else READ
         if self.moves and self.phase is OPEN:
             self._follow_up = MoveMonth(self.month)

@@ -19,6 +19,7 @@ PUSH_FINISH_SECONDS at most. `close` is for the worker, which has done what came
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -196,6 +197,7 @@ class PushSession(DeliveringSession):
         """The user agent is this one; hints may come from now on."""
         self.uaid, self.connected_at, self.channels = who.uaid, who.connected_at, who.channels
         self.saved, self.moves, self.crowded = who.saved, who.moves, who.crowded
+        self._waiting_upto = {who.previous: math.inf, who.month: who.waiting_upto}
         self._look_into(who.month, who.previous)
 
     def greeted(self, asked: dict[str, str], versions: Mapping[str, str], now: float, *, alone: bool) -> list[Action]:

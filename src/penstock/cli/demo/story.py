@@ -50,7 +50,7 @@ class Story:
         """A server, on a port and a folder of its own.
 
         A push message is stored before it is sent: else kill -9 may take the one that is on its way. And no phone is
-        dropped for being slower than the shop: there are more orders here than anybody has notifications.
+        dropped for what it comes back to: there are more orders here than anybody has notifications.
         """
         (self._folder / "lake").mkdir(mode=0o700)
         starting = start_server(

@@ -242,7 +242,7 @@ class AgentSession(Timed):
         self._be(
             AgentIdentity(
                 uaid, record.connected_at, record.month, record.previous, frozenset(head.channels), saved=True,
-                moves=record.month != home.month(),
+                moves=record.month != home.month(), waiting_upto=head.next_number - 1,
                 crowded=head.pending >= room.items or head.pending_bytes >= room.bytes,
             )
         )  # fmt: skip
