@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -21,15 +21,18 @@ import msgspec
 
 from penstock.api.context import Context
 from penstock.core.background import Loop
+from penstock.core.calls import Calls
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
+from penstock.core.members import node_of
 from penstock.doors.webpush_sender.binding import POSITIONS, Binding, BindingRecord, SendingMeans, decode_position
 from penstock.doors.webpush_sender.push_client import PushClient, check_endpoint
 from penstock.doors.webpush_sender.receipts import AwaitedReceipts
 from penstock.doors.webpush_sender.service_queue import ServiceQueue
 from penstock.limits import PAGE_ENTRIES
 from penstock.settings import WebPushSettings
-from penstock.values import Record
+from penstock.values import Entry, Kind, Record
 from penstock.wire.retrying import RetryPolicy
+from penstock.wire.webcrypto import RECORD_BYTES
 from penstock.wire.webpush_tokens import EndpointTokens
 
 log = logging.getLogger("penstock.webpush")
@@ -39,6 +42,17 @@ SHARDS: Final = "0123456789abcdef"
 HINT: Final = "webpush.bindings"
 _STOP_SECONDS = 5.0
 _encode = msgspec.json.Encoder().encode
+
+
+class RetryCall(msgspec.Struct, array_like=True):
+    """What the node that sends for a binding is asked to do."""
+
+    id: str
+    entries: tuple[int, ...]  # to be sent once more
+
+
+_retry_call = msgspec.msgpack.Decoder(RetryCall).decode
+_retried = msgspec.msgpack.Decoder(int | None).decode
 
 
 class Bindings:
@@ -60,6 +74,7 @@ class Bindings:
         self._receipts = AwaitedReceipts(context, tokens, self._runs, self._proved)
         retry = RetryPolicy(settings.send_retry, settings.send_retry_longest)
         self._means = SendingMeans(context, client, self._receipts, retry, self._gone, self._may)
+        self._calls = Calls(context.bus, f"{HINT}.retry", self._asked)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
         for prefix in (BINDINGS, f"{PREFIX}webpush/"):
             context.lookout.on_record(prefix, lambda change: self._look.set())
@@ -76,6 +91,7 @@ class Bindings:
         """End all bindings; what is on its way has a moment to be settled, else it will be sent again."""
         if self._looking is not None:
             await self._looking.stop()
+        await self._calls.__aexit__(None, None, None)
         await self._receipts.stop()
         for binding in self.running.values():
             binding.stop()
@@ -144,6 +160,38 @@ class Bindings:
         """The last entry that was settled."""
         found = await self._registry.get(POSITIONS + id)
         return decode_position(record, found.value) if found else record.after
+
+    # ── trying again ──────────────────────────────────────────────────────────────────────────
+
+    async def try_again(self, id: str, entries: Sequence[int] = ()) -> int | None:
+        """Try at once what failed, and send *entries* once more, on whichever node sends for the binding.
+
+        How many of the entries can be sent; None if no node sends for it now.
+        """
+        call = RetryCall(id, tuple(entries))
+        if id in self.running:
+            return await self._try_here(call)
+        holder = None if self._members.alone else await self._duties.holder(_duty(id[0]))
+        if holder is None or holder == self._members.me:
+            return None
+        return await self._calls.ask(node_of(holder), msgspec.msgpack.encode(call), _retried)
+
+    async def _asked(self, body: bytes) -> bytes:
+        return msgspec.msgpack.encode(await self._try_here(_retry_call(body)))
+
+    async def _try_here(self, call: RetryCall) -> int | None:
+        found = [entry for id in call.entries if (entry := await self._sendable(id)) is not None]
+        binding = self.running.get(call.id)
+        if binding is None:
+            return None
+        binding.redrive(found)
+        binding.retry_now()
+        return len(found)
+
+    async def _sendable(self, id: int) -> Entry | None:
+        entry = await self._context.log.entry(id)
+        fits = entry is not None and entry.kind is Kind.DATA and len(entry.body) <= RECORD_BYTES
+        return entry if fits else None
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────
 

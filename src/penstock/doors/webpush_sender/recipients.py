@@ -18,10 +18,8 @@ from penstock.api.recipients import (
     entries_waiting,
 )
 from penstock.core.trouble import Trouble
-from penstock.doors.webpush_sender.binding import Binding, BindingRecord
+from penstock.doors.webpush_sender.binding import BindingRecord
 from penstock.doors.webpush_sender.bindings import BINDINGS, Bindings
-from penstock.values import Entry, Kind
-from penstock.wire.webcrypto import RECORD_BYTES
 
 _RUNNING: Final[tuple[Action, ...]] = ("pause", "retry")
 _PAUSED: Final[tuple[Action, ...]] = ("resume",)
@@ -66,17 +64,12 @@ class BindingRecipients(RecipientKind):
     async def act(self, view: RecipientView, action: Action) -> None:
         """Pause, resume, or try again at once."""
         if action == "retry":
-            self._here(view.name).retry_now()
+            if await self._bindings.try_again(view.name) is None:
+                raise ActionImpossible(f"no node sends for binding {view.name} now", "Try again in a few seconds.")
             return
         record = await self._bindings.find(view.name)
         if record is not None:
             await self._bindings.keep(view.name, msgspec.structs.replace(record, paused=action == "pause"))
-
-    def _here(self, id: str) -> Binding:
-        binding = self._bindings.running.get(id)
-        if binding is None:
-            raise ActionImpossible(f"binding {id} is sent for by another node", "Ask that node.")
-        return binding
 
     async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
         """Entries of its stream that are not settled."""
@@ -86,19 +79,15 @@ class BindingRecipients(RecipientKind):
         """What failed is tried at once, and what was dropped is sent once more."""
         if troubles[0].door != "webpush" or not troubles[0].stream:
             return None
-        binding = self._bindings.running.get(troubles[0].recipient)
-        if binding is None or any(one.state == "dead" for one in troubles):
-            return Redriven(0, "the binding is gone, or another node sends for it: the browser must subscribe again")
-        if binding.record.paused:
+        id = troubles[0].recipient
+        record = await self._bindings.find(id)
+        if record is None or any(one.state == "dead" for one in troubles):
+            return Redriven(0, "the binding is gone: the browser must subscribe again")
+        if record.paused:
             return Redriven(0, "the binding is paused: resume it")
-        dropped = [one for one in troubles if one.state != "retried"]
-        entries = [entry for one in dropped if (entry := await self._sendable(one)) is not None]
-        binding.redrive(entries)
-        binding.retry_now()
-        tried = len(troubles) - len(dropped) + len(entries)
+        dropped = [one.first for one in troubles if one.state != "retried"]
+        sent = await self._bindings.try_again(id, dropped)
+        if sent is None:
+            return Redriven(0, "no node sends for the binding now")
+        tried = len(troubles) - len(dropped) + sent
         return Redriven(tried, "the body is gone, or larger than a push message may be")
-
-    async def _sendable(self, trouble: Trouble) -> Entry | None:
-        entry = await self._context.log.entry(trouble.first)
-        fits = entry is not None and entry.kind is Kind.DATA and len(entry.body) <= RECORD_BYTES
-        return entry if fits else None
