@@ -244,6 +244,15 @@ async def test_what_is_no_handshake_is_refused() -> None:
     assert (old.status, keyless.status, foreign.status, other.status) == (400, 400, 403, 200)
 
 
+@on_uvloop
+@pytest.mark.parametrize(("origin", "status"), [("https://test", 101), ("http://test:81", 403), ("https://xtest", 403)])
+async def test_a_page_of_the_server_itself_needs_no_place_in_the_list(origin: str, status: int) -> None:
+    async with site([echo_route([])], cors_origins=("https://a.example",)) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/ws", *HANDSHAKE, f"Origin: {origin}"))
+        assert (await peer.head())[0] == status
+
+
 GARBAGE = [
     (b"\x81\x03abc", 1002),  # not masked
     (b"\x83\x80\x00\x00\x00\x00", 1002),  # unknown opcode

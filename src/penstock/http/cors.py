@@ -1,7 +1,7 @@
 """What pages of other origins may do: read anything that needs no credentials of the browser's own.
 
 Penstock's tokens travel in a header or a parameter that the page itself must know, never in a cookie, so
-any origin may ask by default. With a list of origins only those may, WebSockets included.
+any origin may ask by default. With a list of origins only those may, and the server's own; WebSockets included.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ class Cors:
         self._origins = {origin.encode() for origin in origins}
         self._expose = f"Access-Control-Expose-Headers: {', '.join((*EXPOSED, *expose))}\r\n".encode()
 
-    def allows(self, origin: bytes | None) -> bool:
-        """Pages of that origin may talk to us; a client that is no page names none."""
-        return origin is None or self._any or origin in self._origins
+    def allows(self, origin: bytes | None, host: bytes | None = None) -> bool:
+        """Pages of that origin may talk to us; a client that is no page names none.
+
+        A page that came from the *host* it talks to is our own. The scheme is not compared: a proxy in front may have
+        taken TLS off.
+        """
+        if origin is None or self._any or origin in self._origins:
+            return True
+        return bool(host) and origin.partition(b"://")[2] == host
 
     def fields(self, origin: bytes) -> bytes:
         """Header lines for an answer to a page of that origin."""

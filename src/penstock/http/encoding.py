@@ -97,7 +97,7 @@ def _fields(shared: Shared, request: Request, headers: Headers) -> bytes:
 def handshake(shared: Shared, request: Request, subprotocol: str | None) -> bytes:
     """The answer that makes a WebSocket of the connection; raises if the request does not ask for one."""
     origin = request.header(b"origin")
-    if not shared.cors.allows(origin):
+    if not shared.cors.allows(origin, request.header(b"host")):
         error = Forbidden("a page", "connect from", (origin or b"").decode("latin-1"))
         error.remedy = "Add its origin to server.cors_origins."
         raise error
