@@ -24,8 +24,8 @@ def flow(page: Page) -> str:
 
 
 @every_look
-def test_an_empty_system_says_what_to_do(server: RunningServer, width: int, scheme: Scheme) -> None:
-    with console(server, width=width, scheme=scheme) as page:
+def test_an_empty_system_says_what_to_do(module_server: RunningServer, width: int, scheme: Scheme) -> None:
+    with console(module_server, width=width, scheme=scheme) as page:
         expect(page.get_by_text("Nothing has been published yet")).to_be_visible()
         expect(page.get_by_role("button", name="Send sample traffic")).to_be_visible()
         expect(page.locator(".chart canvas")).to_have_count(8)

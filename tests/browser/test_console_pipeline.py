@@ -17,7 +17,8 @@ from tests.api.client import publish
 from tests.api.lake_rig import archive, record, server_with_lake
 from tests.api.test_v1_figures import write_rollup
 from tests.browser.console_page import Scheme, console, every_look, look
-from tests.bystander.test_lake_sql import ENDLESS, duckdb_is_not_installed, processes, sql_server
+from tests.bystander.sabotaged import start_sabotaged
+from tests.bystander.test_lake_sql import ENDLESS, duckdb_is_not_installed, processes
 
 ODD = "<script>window.hit=1</script>"
 ANSWERED_MS = 60_000  # DuckDB's process starts for each question
@@ -40,14 +41,15 @@ def work(server: RunningServer, lake: Path) -> None:
     data = {"upto": 7, "verdict": "pass", "counts": {"rows": 7, "streams": 1}, "findings": findings}
     with noted(client, "audit") as note:
         note.outcome = JobOutcome("audit up to id 7: passes", data)
-    for ago in range(1, 40):
-        write_rollup(
-            server, lake, ago, ago + 1,
-            [
-                (ago, "/a", "", "accepted", None, 100 + ago, 10), (ago, "/a", "sps", "sent", 8 << ago % 4, 900, 0),
-                (ago, "/a", "sps", "acked", 64, 800 - 7 * ago, 0), (ago, "/a", "webpush", "expired", None, ago % 5, 0),
-            ],
-        )  # fmt: skip
+    rows = [
+        row
+        for ago in range(1, 40)
+        for row in (
+            (ago, "/a", "", "accepted", None, 100 + ago, 10), (ago, "/a", "sps", "sent", 8 << ago % 4, 900, 0),
+            (ago, "/a", "sps", "acked", 64, 800 - 7 * ago, 0), (ago, "/a", "webpush", "expired", None, ago % 5, 0),
+        )
+    ]  # fmt: skip
+    write_rollup(server, lake, 1, 40, rows)
 
 
 def be_heard_of(server: RunningServer, lake: str) -> None:
@@ -91,8 +93,8 @@ def test_the_pipeline_is_shown_from_its_tables_to_its_verdicts(
         assert page.evaluate("window.hit") is None
 
 
-def test_no_pipeline_yet_is_explained(server: RunningServer) -> None:
-    with console(server, "#/pipeline") as page:
+def test_no_pipeline_yet_is_explained(shared_server: RunningServer) -> None:
+    with console(shared_server, "#/pipeline") as page:
         expect(page.get_by_text("No pipeline has run here")).to_be_visible()
         expect(page.get_by_text("does not read a lake")).to_be_visible()
 
@@ -102,7 +104,7 @@ def test_no_pipeline_yet_is_explained(server: RunningServer) -> None:
 
 @every_look
 def test_the_lake_is_asked_in_sql(worked: RunningServer, width: int, scheme: Scheme) -> None:
-    with console(worked, "#/pipeline", width=width, scheme=scheme, caused="400") as page:
+    with console(worked, "#/pipeline", width=width, scheme=scheme) as page:
         box = page.get_by_label("Ask the lake")
         answer = box.get_by_role("table", name="Answer")
         # One of the examples is asked by a click
@@ -112,11 +114,16 @@ def test_the_lake_is_asked_in_sql(worked: RunningServer, width: int, scheme: Sch
         expect(answer.get_by_role("columnheader").nth(1)).to_have_text("events")
         expect(answer.get_by_role("row").nth(1).get_by_role("cell").nth(1)).to_have_text("5")
         look(page, "pipeline-sql", width, scheme)
-        # One's own by the keyboard; values are text, whatever they look like
+
+
+def test_ones_own_question_is_asked_by_keyboard_and_what_is_refused_says_why(worked: RunningServer) -> None:
+    with console(worked, "#/pipeline", caused="400") as page:
+        box = page.get_by_label("Ask the lake")
+        answer = box.get_by_role("table", name="Answer")
+        # Values are text, whatever they look like
         page.get_by_label("One SELECT").fill(f"SELECT '{ODD}' AS odd, NULL AS nothing, [1, 2] AS list")
         page.get_by_label("One SELECT").press("Control+Enter")
         expect(answer.get_by_role("row").nth(1)).to_have_text(f"{ODD}NULL[1,2]", timeout=ANSWERED_MS)
-        # And what is refused says why
         page.get_by_label("One SELECT").fill("SELECT * FROM read_text('/etc/passwd')")
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")
@@ -137,6 +144,8 @@ def test_a_question_is_stopped_and_ends_at_the_server(worked: RunningServer) -> 
 
 
 def test_without_duckdb_the_page_says_how_to_get_it(tmp_path: Path) -> None:
-    with sql_server(tmp_path, duckdb_is_not_installed) as server, console(server, "#/pipeline") as page:
+    (tmp_path / "lake").mkdir()
+    started = start_sabotaged(tmp_path / "data", duckdb_is_not_installed, lake_url=tmp_path / "lake")
+    with started as server, console(server, "#/pipeline") as page:
         expect(page.get_by_text("DuckDB is not installed beside the server")).to_be_visible()
         expect(page.get_by_text("./penstock install sql")).to_be_visible()

@@ -49,12 +49,17 @@ def test_everybody_is_listed_and_one_is_shown_in_full(server: RunningServer, wid
             assert page.evaluate("window.hit") is None
 
 
-def test_an_action_is_asked_for_twice_done_and_an_entry(server: RunningServer) -> None:
-    with Tail(server, "/acted", consumer=NAME) as tail, console(server, "#/recipients") as page:
+def test_nobody_yet_is_explained(module_server: RunningServer) -> None:
+    with console(module_server, "#/recipients") as page:
+        expect(page.get_by_text("Nobody receives yet")).to_be_visible()
+
+
+def test_an_action_is_asked_for_twice_done_and_an_entry(module_server: RunningServer) -> None:
+    with Tail(module_server, "/acted", consumer=NAME) as tail, console(module_server, "#/recipients") as page:
         page.get_by_role("row").filter(has_text="tail").click()
         page.get_by_role("button", name="Disconnect").click()
         page.get_by_role("button", name="Cancel").click()
-        assert state(server, "tail", NAME) == "live"
+        assert state(module_server, "tail", NAME) == "live"
         page.get_by_role("button", name="Disconnect").focus()
         page.keyboard.press("Enter")
         page.get_by_role("button", name="End its connection").focus()
@@ -62,17 +67,17 @@ def test_an_action_is_asked_for_twice_done_and_an_entry(server: RunningServer) -
         expect(page.get_by_text("Done: disconnect.").first).to_be_visible()
         expect(page.get_by_text("It is not there any more")).to_be_visible()
         assert tail.response.read() == b""
-        assert state(server, "tail", NAME) == ""
-    said = actions(server)[-1]
+        assert state(module_server, "tail", NAME) == ""
+    said = actions(module_server)[-1]
     assert (said["action"], said["recipient"], said["by"]) == ("disconnect", NAME, "admin")
 
 
-def test_a_list_that_is_read_holds_still(server: RunningServer) -> None:
-    with ExitStack() as tails, console(server, "#/recipients") as page:
-        tails.enter_context(Tail(server, "/held", consumer="first"))
+def test_a_list_that_is_read_holds_still(module_server: RunningServer) -> None:
+    with ExitStack() as tails, console(module_server, "#/recipients") as page:
+        tails.enter_context(Tail(module_server, "/held", consumer="first"))
         expect(page.get_by_role("row")).to_have_count(2, timeout=15_000)
         page.get_by_role("row").nth(1).hover()
-        tails.enter_context(Tail(server, "/held", consumer="another"))
+        tails.enter_context(Tail(module_server, "/held", consumer="another"))
         with page.expect_response(
             lambda reply: "/v1/recipients" in reply.url and "another" in reply.text(), timeout=20_000
         ):
@@ -80,8 +85,3 @@ def test_a_list_that_is_read_holds_still(server: RunningServer) -> None:
         expect(page.get_by_role("row")).to_have_count(2)
         page.mouse.move(0, 0)
         expect(page.get_by_role("row")).to_have_count(3)
-
-
-def test_nobody_yet_is_explained(server: RunningServer) -> None:
-    with console(server, "#/recipients") as page:
-        expect(page.get_by_text("Nobody receives yet")).to_be_visible()

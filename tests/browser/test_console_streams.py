@@ -50,26 +50,26 @@ def test_streams_are_found_opened_and_read_in_full(shared_server: RunningServer,
         assert page.evaluate("window.hit") is None
 
 
-def test_a_tail_is_followed_held_paused_and_filtered(server: RunningServer) -> None:
-    publish(server, "/tail", b"before")
-    with console(server, "#/streams/%2Ftail") as page:
+def test_a_tail_is_followed_held_paused_and_filtered(module_server: RunningServer) -> None:
+    publish(module_server, "/tail", b"before")
+    with console(module_server, "#/streams/%2Ftail") as page:
         expect(page.get_by_text("Nothing has come yet")).to_be_visible()
-        wait_until(lambda: ask(server, "GET", "/v1/consumers").json["consumers"], within=10)
+        wait_until(lambda: ask(module_server, "GET", "/v1/consumers").json["consumers"], within=10)
         # What comes is shown, the newest first
         for number in range(3):
-            publish(server, "/tail", b"event %d" % number)
+            publish(module_server, "/tail", b"event %d" % number)
         expect(rows(page)).to_have_count(3)
         expect(rows(page).first).to_contain_text("event 2")
         # It holds still under the pointer, and goes on when the pointer leaves
         rows(page).first.hover()
-        publish(server, "/tail", b"event 3")
+        publish(module_server, "/tail", b"event 3")
         expect(page.get_by_text("1 new, held while you read")).to_be_visible()
         expect(rows(page).first).to_contain_text("event 2")
         page.mouse.move(5, 5)
         expect(rows(page).first).to_contain_text("event 3")
         # It pauses when it is told to
         page.get_by_role("button", name="Pause").click()
-        publish(server, "/tail", b"event 4")
+        publish(module_server, "/tail", b"event 4")
         expect(page.get_by_text("1 new, paused")).to_be_visible()
         expect(rows(page)).to_have_count(4)
         page.get_by_role("button", name="Go on").click()
@@ -79,9 +79,9 @@ def test_a_tail_is_followed_held_paused_and_filtered(server: RunningServer) -> N
         expect(rows(page)).to_have_count(1)
 
 
-def test_a_test_event_is_published_by_keyboard_alone(server: RunningServer) -> None:
-    publish(server, "/keys")
-    with console(server, "#/streams") as page:
+def test_a_test_event_is_published_by_keyboard_alone(module_server: RunningServer) -> None:
+    publish(module_server, "/keys")
+    with console(module_server, "#/streams") as page:
         expect(page.get_by_role("link", name="/keys")).to_be_visible()
         page.get_by_label("Search").focus()
         page.keyboard.type("keys")
@@ -90,7 +90,7 @@ def test_a_test_event_is_published_by_keyboard_alone(server: RunningServer) -> N
             page.keyboard.press("Tab")  # two columns to sort by, then the list
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text("/keys")
-        wait_until(lambda: ask(server, "GET", "/v1/consumers").json["consumers"], within=10)
+        wait_until(lambda: ask(module_server, "GET", "/v1/consumers").json["consumers"], within=10)
         page.get_by_text("Publish a test event").focus()
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")
@@ -104,13 +104,13 @@ def test_a_test_event_is_published_by_keyboard_alone(server: RunningServer) -> N
         rows(page).first.focus()
         page.keyboard.press("Enter")
         expect(page.locator(".text")).to_have_text("typed <b>here</b>")
-    assert ask(server, "GET", "/v1/read", streams="/keys").json["entries"][-1]["data"] == "typed <b>here</b>"
+    assert ask(module_server, "GET", "/v1/read", streams="/keys").json["entries"][-1]["data"] == "typed <b>here</b>"
 
 
-def test_history_is_paged_through_and_found_by_time(server: RunningServer) -> None:
+def test_history_is_paged_through_and_found_by_time(module_server: RunningServer) -> None:
     lines = b"".join(b"%d\n" % number for number in range(120))
-    publish(server, "/past", lines, Content_Type="application/x-ndjson")
-    with console(server, "#/streams/%2Fpast") as page:
+    publish(module_server, "/past", lines, Content_Type="application/x-ndjson")
+    with console(module_server, "#/streams/%2Fpast") as page:
         page.get_by_role("button", name="History").click()
         told = page.get_by_text("events, from index")
         expect(told).to_have_text("50 events, from index 70 to 119")

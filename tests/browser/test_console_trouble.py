@@ -15,14 +15,15 @@ ODD = "/trouble/<img-src=x-onerror=window.hit=1"
 
 
 @every_look
-def test_what_failed_is_grouped_and_tried_again(server: RunningServer, width: int, scheme: Scheme) -> None:
+def test_what_failed_is_grouped_and_tried_again(module_server: RunningServer, width: int, scheme: Scheme) -> None:
     answer = [400]
     with push_service(lambda push: answer[0]) as service:
-        refused, gone = (bind(server, Browser().subscription(service.endpoint(one)), ODD, ttl=600) for one in "ab")
+        stream, browsers = f"{ODD}-{width}-{scheme}", [Browser().subscription(service.endpoint(one)) for one in "ab"]
+        refused, gone = (bind(module_server, browser, stream, ttl=600) for browser in browsers)
         for _ in range(3):
-            publish(server, ODD)
-        wait_until(lambda: states(server, refused) == states(server, gone) == ["dropped"] * 3)
-        with console(server, "#/trouble", width=width, scheme=scheme) as page:
+            publish(module_server, stream)
+        wait_until(lambda: states(module_server, refused) == states(module_server, gone) == ["dropped"] * 3)
+        with console(module_server, "#/trouble", width=width, scheme=scheme) as page:
             groups, one_by_one = page.get_by_label("By reason"), page.get_by_label("One by one")
             expect(groups.get_by_role("row")).to_have_count(2)
             expect(groups.get_by_role("row").nth(1)).to_contain_text("400")
@@ -44,15 +45,15 @@ def test_what_failed_is_grouped_and_tried_again(server: RunningServer, width: in
             expect(page.get_by_text("Nothing is in trouble")).to_be_visible(timeout=15_000)
             look(page, "trouble-none", width, scheme)
             assert page.evaluate("window.hit") is None
-    assert [one["action"] for one in actions(server)] == ["redrive", "redrive"]
+    assert [one["action"] for one in actions(module_server)][-2:] == ["redrive", "redrive"]
 
 
-def test_what_cannot_be_tried_again_is_explained(server: RunningServer) -> None:
+def test_what_cannot_be_tried_again_is_explained(module_server: RunningServer) -> None:
     with push_service(lambda push: 410) as service:
-        id = bind(server, Browser().subscription(service.endpoint("gone")), "/gone", ttl=600)
-        publish(server, "/gone")
-        wait_until(lambda: states(server, id) == ["dead"])
-        with console(server, "#/trouble") as page:
+        id = bind(module_server, Browser().subscription(service.endpoint("gone")), "/gone", ttl=600)
+        publish(module_server, "/gone")
+        wait_until(lambda: states(module_server, id) == ["dead"])
+        with console(module_server, "#/trouble") as page:
             page.get_by_role("button", name="Redrive all 1").click()
             page.get_by_role("button", name="Try 1 again").click()
             expect(page.get_by_text("the browser must subscribe again")).to_be_visible()

@@ -35,8 +35,8 @@ def step(page: Page, title: str) -> Locator:
 
 
 @pytest.mark.parametrize("door", CAME)
-def test_every_step_of_a_door_runs_in_the_page(server: RunningServer, door: str) -> None:
-    with console(server, f"#/try/{door}") as page:
+def test_every_step_of_a_door_runs_in_the_page(module_server: RunningServer, door: str) -> None:
+    with console(module_server, f"#/try/{door}") as page:
         steps = page.locator(".step")
         expect(steps).not_to_have_count(0)
         for number in range(steps.count()):
@@ -45,7 +45,9 @@ def test_every_step_of_a_door_runs_in_the_page(server: RunningServer, door: str)
             one.get_by_role("button", name="Run", exact=True).click()
             said = page.locator(".said.came, .said.bad", has_text=f" {number + 1}. ")
             if (door, number) == ("trickle", 1):  # nothing comes before the segment's first byte
-                wait_until(lambda: b"penstock_trickle_waiting 1" in ask(server, "GET", "/metrics").body, within=10)
+                wait_until(
+                    lambda: b"penstock_trickle_waiting 1" in ask(module_server, "GET", "/metrics").body, within=10
+                )
             elif (door, number) != ("msgstream", 2):  # a long poll is answered by the next step
                 expect(said).not_to_have_count(0)
         for text in CAME[door]:
@@ -55,39 +57,39 @@ def test_every_step_of_a_door_runs_in_the_page(server: RunningServer, door: str)
 
 
 @every_look
-def test_a_playground_can_be_read(server: RunningServer, width: int, scheme: Scheme) -> None:
-    with console(server, "#/try/v1", width=width, scheme=scheme) as page:
+def test_a_playground_can_be_read(module_server: RunningServer, width: int, scheme: Scheme) -> None:
+    with console(module_server, "#/try/v1", width=width, scheme=scheme) as page:
         step(page, "Follow a stream").get_by_role("button", name="Run", exact=True).click()
         expect(page.get_by_role("log").get_by_text("stays open")).to_be_visible()
         step(page, "Publish into it").get_by_role("button", name="Run", exact=True).click()
-        expect(page.get_by_role("log").get_by_text('"index":0').first).to_be_attached()
+        expect(page.get_by_role("log").get_by_text('"index":').first).to_be_attached()
         look(page, "try", width, scheme)
 
 
-def test_requests_are_shown_without_the_token_and_copied_so_that_they_run(server: RunningServer) -> None:
-    with console(server, "#/try/v1") as page:
+def test_requests_are_shown_without_the_token_and_copied_so_that_they_run(module_server: RunningServer) -> None:
+    with console(module_server, "#/try/v1") as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_label("body").fill("""it's "quoted" $HOME `x` \\n""")
         one = step(page, "Publish into it")
-        assert server.admin_token not in page.locator("body").inner_text()
+        assert module_server.admin_token not in page.locator("body").inner_text()
         one.get_by_role("button", name="Copy as curl").click()
         command = page.evaluate("navigator.clipboard.readText()")
         ran = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=20)
         assert b'"stream":"/demo"' in ran.stdout
-    entries = ask(server, "GET", "/v1/read", streams="/demo").json["entries"]
+    entries = ask(module_server, "GET", "/v1/read", streams="/demo").json["entries"]
     assert entries[-1]["data"] == """it's "quoted" $HOME `x` \\n"""
 
 
-def test_what_is_wrong_is_told_with_its_remedy(server: RunningServer) -> None:
-    with console(server, "#/try/v1", caused="400") as page:
+def test_what_is_wrong_is_told_with_its_remedy(module_server: RunningServer) -> None:
+    with console(module_server, "#/try/v1", caused="400") as page:
         page.get_by_role("textbox", name="stream").fill("no name")
         step(page, "Publish into it").get_by_role("button", name="Run", exact=True).click()
         expect(page.locator(".said.bad")).to_contain_text("stream_name_invalid")
         expect(page.locator(".said.bad")).to_contain_text("Names look like /orders/eu")
 
 
-def test_a_tail_is_stopped_by_keyboard(server: RunningServer) -> None:
-    with console(server, "#/try/v1") as page:
+def test_a_tail_is_stopped_by_keyboard(module_server: RunningServer) -> None:
+    with console(module_server, "#/try/v1") as page:
         one = step(page, "Follow a stream")
         one.get_by_role("button", name="Run", exact=True).focus()
         page.keyboard.press("Enter")

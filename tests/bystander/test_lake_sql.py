@@ -124,7 +124,8 @@ def duckdb_is_not_installed() -> None:
 
 
 def test_without_duckdb_it_is_said_how_to_get_it(tmp_path: Path) -> None:
-    with sql_server(tmp_path, duckdb_is_not_installed) as server:
+    (tmp_path / "lake").mkdir()
+    with start_sabotaged(tmp_path / "data", duckdb_is_not_installed, lake_url=tmp_path / "lake") as server:
         assert ask(server, "GET", PATH).json["installed"] is False
         reply = query(server, "SELECT 1")
         assert (reply.status, reply.code) == (501, "duckdb_missing")
