@@ -42,7 +42,7 @@ from penstock.testing import wait_until
 KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "machine", "date"}
 EVERY = {
     "append": (append, [], 6),
-    "console": (console, [], 3),
+    "console": (console, [], 8),
     "fanout": (fanout, [], 1),
     "fanout with a linger": (fanout, ["--linger"], 2),
     "idle": (idle, [], 4),
