@@ -283,6 +283,11 @@ async def test_a_time_leads_to_an_id(open_engine, clock):
 
         assert [await engine.log.id_before(ms) for ms in times] == ids
         assert await engine.log.id_before(times[-1] + 10**6) == ids[-1]
+        # When some of them were trimmed nobody knows how old those were: the answer is never below the trim point
+        await engine.log.trim(ids[3])
+        assert [await engine.log.id_before(ms) for ms in times] == [ids[3]] * 4 + ids[4:]
+        await engine.log.trim(ids[-1])
+        assert {await engine.log.id_before(ms) for ms in times} == {engine.log.trimmed_upto}
 
 
 # ── heads ──────────────────────────────────────────────────────────────────────────────────────

@@ -366,6 +366,20 @@ async def test_times_are_found_in_the_lake(tmp_path: Path) -> None:
             assert await pair.cold.id_before(ms) == await pair.whole.id_before(ms)
 
 
+async def test_a_time_before_a_lake_that_begins_late_is_where_it_begins(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    async with pair.lake:
+        for number in range(8):
+            await pair.append(Draft("/a", b"%d" % number))
+        before = pair.clock.now_ms() - 1
+        await pair.hot.trim(3)
+        assert await pair.cold.id_before(before) == 3  # there is no lake yet
+        pair.archived = 3
+        await pair.archive(5)
+        await pair.trim(4)
+        assert await pair.cold.id_before(before) == 3
+
+
 @pytest.mark.parametrize("url", ["ftp://host/lake", "s3:///prefix", "relative/lake", "/dev/null", "file://other/lake"])
 def test_what_is_neither_a_directory_nor_a_store_cannot_be_a_lake(url: str) -> None:
     with pytest.raises(ConfigInvalid, match=r"lake\.url"):

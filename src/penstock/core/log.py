@@ -110,7 +110,7 @@ class Log(Protocol):
         ...
 
     async def id_before(self, ms: int) -> int:
-        """The highest id that was published before this time; 0 if there is none.
+        """The highest id that was published before this time; the trim point, 0 at first, if none is left of those.
 
         Times hardly ever go back from one entry to the next; where they do, the answer is near. So nothing may
         be dropped because of it: see `times`.

@@ -164,7 +164,7 @@ class PipelineApi:
         self._context.caller(request).check_grant("export")
         only(request, "time")
         after = await self._log.id_before(milliseconds("time", request.params.get("time", "")))
-        return Response(200, _encode({"after": max(self._log.trimmed_upto, after)}))
+        return Response(200, _encode({"after": after}))
 
     async def _position(self, wanted: BeginRequest) -> int:
         if wanted.id is not None:
@@ -173,7 +173,7 @@ class PipelineApi:
                 raise BeyondLog(wanted.id, newest)
             return wanted.id
         if wanted.time:
-            return max(self._log.trimmed_upto, await self._log.id_before(milliseconds("time", wanted.time)))
+            return await self._log.id_before(milliseconds("time", wanted.time))
         return self._log.followed if wanted.position == "latest" else self._log.trimmed_upto
 
     # ── records ───────────────────────────────────────────────────────────────────────────────

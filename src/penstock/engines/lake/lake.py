@@ -255,7 +255,7 @@ class LakeReader:
         return await self._in_slices(lambda: self._search.find_line(self._events, stream, chunk, offset))
 
     async def id_before(self, ms: int, upto: int) -> int:
-        """The highest id up to *upto* that was published before a time; 0 if there is none."""
+        """The highest id up to *upto* that was published before a time; if there is none, where the lake begins."""
         return await self._in_slices(lambda: self._search.id_before(self._events, ms, upto))
 
 

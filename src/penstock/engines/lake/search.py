@@ -117,7 +117,7 @@ class Search:
                 yield None
 
     def id_before(self, files: TableFiles, ms: int, upto: int) -> Steps[int]:
-        """The highest id up to *upto* that was published before a time; 0 if there is none."""
+        """The highest id up to *upto* that was published before a time; if there is none, where the files begin."""
         cover = [file for file in files.cover if file.lo < upto]
         place = bisect_left(cover, ms, key=self._begins_ms)
         # Times hardly ever go back, so the last file that begins before the time holds the answer.
@@ -125,7 +125,7 @@ class Search:
             yield
             if found := self._last_before(self._rows.footer(file.path), ms, upto):
                 return found
-        return 0
+        return cover[0].lo if cover else upto
 
     def _begins_ms(self, file: CoveringFile) -> int:
         if known := file.bounds.get("time"):

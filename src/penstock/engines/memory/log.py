@@ -168,9 +168,8 @@ class MemoryLog:
         return Page(tuple(entries), upto, more=upto < self._followed)
 
     async def id_before(self, ms: int) -> int:
-        if not self._entries:
-            return self._trimmed_upto
-        return max((e.id for e in self._entries if e.published_ms < ms and e.id <= self._followed), default=0)
+        before = (e.id for e in self._entries if e.published_ms < ms and e.id <= self._followed)
+        return max(before, default=self._trimmed_upto)
 
     async def times(self, after: int, limit: int = PAGE_ENTRIES) -> list[tuple[int, int]]:
         begin = bisect_right(self._entries, after, key=lambda entry: entry.id)

@@ -183,7 +183,7 @@ class SqliteLog:
     async def id_before(self, ms: int) -> int:
         upto = self.followed
         found = await self._readers.run(lambda reader: reader.id_before(ms, upto))
-        return self._trimmed_upto if found is None else found
+        return max(self._trimmed_upto, found)
 
     async def times(self, after: int, limit: int = PAGE_ENTRIES) -> list[tuple[int, int]]:
         begin, upto = max(after, self._trimmed_upto), self.followed

@@ -372,10 +372,8 @@ class SqliteReader:
             begin = end
         return entries
 
-    def id_before(self, ms: int, upto: int) -> int | None:
-        """The highest id published before a time, 0 if there is none; None if no entry is left at all."""
-        if self.connection.execute("SELECT 1 FROM entries LIMIT 1").fetchone() is None:
-            return None
+    def id_before(self, ms: int, upto: int) -> int:
+        """The highest id published before a time; 0 if there is none."""
         values = {"leap": 1 << upto.bit_length(), "ms": ms, "upto": upto}
         return int(self.connection.execute(_ID_BEFORE, values).fetchone()[0])
 
