@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pyarrow as pa
 
@@ -61,11 +62,13 @@ def publish_record(server: RunningServer, written: WrittenLake, job: str) -> Non
     record(server, f"lake/{job}", written.record(job))
 
 
-def export(server: RunningServer, after: int, upto: int) -> Any:
+def export(server: RunningServer, after: int, upto: int, **more: str) -> Any:
+    """The rows with ids in (after, upto], as a table."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     try:
         headers = {"Authorization": f"Bearer {server.admin_token}"}
-        connection.request("GET", f"/v1/log/arrow?after={after}&upto={upto}", headers=headers)
+        asked = urlencode({"after": after, "upto": upto, **more})
+        connection.request("GET", f"/v1/log/arrow?{asked}", headers=headers)
         return pa.ipc.open_stream(connection.getresponse()).read_all()
     finally:
         connection.close()

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from penstock.core import arrow
 from penstock.core.clock import ManualClock
 from penstock.core.export import ExportRange, Selection
 from penstock.core.log import Log
+from penstock.engines.local import LogServer, open_worker_engine
 from penstock.engines.sqlite.export import INLET_BYTES
 from penstock.errors import EngineGone, Trimmed
 from penstock.limits import BATCH_ENTRIES
+from penstock.settings import LogSettings
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft, Entry, Kind
 from penstock.wire.columns import NAMES
@@ -111,6 +114,21 @@ async def test_the_schema_is_exactly_the_promised_one(tmp_path: Path, kind: str)
         }.items()
     ]  # fmt: skip
     assert table.schema.metadata is None
+
+
+@engines
+async def test_an_export_goes_on_with_a_stream_that_was_begun(tmp_path: Path, kind: str) -> None:
+    async with engine_with_export(tmp_path, kind) as (engine, export, _), AsyncExitStack() as stack:
+        await engine.log.append(Batch(tuple(Draft("/a", b"%d" % number) for number in range(8))))
+        if kind == "sqlite":  # and as a worker has it
+            await stack.enter_async_context(LogServer(engine, tmp_path / "log.sock"))
+            worker = open_worker_engine(tmp_path / "log.sock", node="w", settings=LogSettings())
+            export = (await stack.enter_async_context(worker)).export
+        end = engine.log.followed
+        first = [piece async for piece in export.stream(ExportRange(0, 3))][:-1]  # without its trailer
+        rest = await collect(export, ExportRange(3, end, rows_before=3))
+
+        assert read_export(b"".join(first) + rest) == read_export(await collect(export, ExportRange(0, end)))
 
 
 @engines

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from penstock.api.auth import open_keys
 from penstock.core.clock import ManualClock
 from penstock.core.trimming import Bound
 from penstock.engines.memory import MemoryEngine
@@ -14,7 +16,7 @@ from penstock.node.housekeeping import Housekeeping
 from penstock.testing import RunningServer
 from penstock.values import Batch, Draft
 from tests.api.client import Tail, ask, publish
-from tests.api.lake_rig import archive, record, server_with_lake, trim, value_of
+from tests.api.lake_rig import archive, export, record, server_with_lake, trim, value_of
 
 
 @pytest.fixture
@@ -51,6 +53,42 @@ def test_what_is_trimmed_is_read_from_the_lake(beside_lake: RunningServer, tmp_p
         assert [line["data"] for line in tail.lines(20)] == [str(number) for number in range(20)]
     assert bodies(beside_lake, stream="/orders/1", **{"from": 4}) == [str(number) for number in range(9, 20, 2)]
     assert ask(beside_lake, "GET", "/v1/log/plan", after=0).code == "range_trimmed"
+
+
+def test_an_export_with_history_has_what_was_trimmed(beside_lake: RunningServer, tmp_path: Path) -> None:
+    # Given an export of all that there is, and the same rows half in the lake
+    upto = archive(beside_lake, tmp_path / "lake")
+    publish(beside_lake, "/orders/0", b"last")
+    newest, whole = upto + 1, export(beside_lake, 0, upto + 1)
+    assert trim(beside_lake, upto=upto - 3, apply=True).status == 200
+
+    # Then an export with history is that export, and so are the slices of a plan one after the other
+    assert export(beside_lake, 0, newest, history="true") == whole
+    plan = ask(beside_lake, "GET", "/v1/log/plan", after=0, upto=newest, parts=4, history="true").json
+    parts = [export(beside_lake, one["lo"], one["hi"], history="true") for one in plan["slices"]]
+    assert pa.concat_tables(parts) == whole
+    assert [one["rows"] for one in plan["slices"]] == [part.num_rows for part in parts]
+    # And a token sees the streams that it may subscribe to, of both parts
+    token = open_keys(beside_lake.data).issue("spark", subscribe=("/orders/1",), grants=("export",), ttl=60)
+    arrow = {"after": 0, "upto": newest, "history": "true"}
+    assert ask(beside_lake, "GET", "/v1/log/arrow", token=token, **arrow).status == 403
+    shown = ask(beside_lake, "GET", "/v1/log/arrow", token=token, streams=">,/orders/*", **arrow)
+    assert shown.status == 403
+    shown = ask(beside_lake, "GET", "/v1/log/arrow", token=token, streams="/orders/1", **arrow)
+    assert set(pa.ipc.open_stream(shown.body).read_all()["stream"].to_pylist()) == {"/orders/1"}
+    # And beginnings lie before the trim point, unless they are asked for without history
+    begin = "/v1/pipeline/consumers/"
+    assert ask(beside_lake, "POST", begin + "a", b'{"position":"earliest","history":true}').json == {"after": 0}
+    assert ask(beside_lake, "POST", begin + "b", b'{"position":"earliest"}').json == {"after": upto - 3}
+    assert ask(beside_lake, "GET", "/v1/pipeline/position", time="2020-01-01").json == {"after": 0}
+
+
+def test_without_a_lake_there_is_no_history(shared_server: RunningServer) -> None:
+    for path in ("/v1/log/plan", "/v1/log/arrow"):
+        asked = ask(shared_server, "GET", path, after=0, upto=0, history="true")
+        assert (asked.status, asked.code) == (404, "lake_missing")
+        assert ask(shared_server, "GET", path, after=0, upto=0, history="false").status == 200
+        assert ask(shared_server, "GET", path, after=0, upto=0, history="maybe").status == 400
 
 
 def test_nothing_goes_that_could_not_be_read_back(beside_lake: RunningServer, tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ async def test_the_same_check_finds_a_reader_that_takes_a_lost_file_for_an_empty
     async with half_cold(20, monkeypatch) as pair:
         assert await read_all(pair) == 0
         monkeypatch.setattr(searches.Search, "_fill", lenient)
-        pair.lake._search._rows = searches.ParquetRows(pair.lake.store)  # knows the files, has none of their rows
+        pair.lake._search.rows = searches.ParquetRows(pair.lake.store)  # knows the files, has none of their rows
         s3.kill()
         with pytest.raises(AssertionError):
             await read_all(pair)

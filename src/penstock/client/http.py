@@ -30,6 +30,7 @@ class ApiError(PenstockError):
         super().__init__(message)
         self.add_note(f"the server answered {status} {code}")
         self.status, self.code, self.remedy, self.retry_after = status, code, remedy, retry_after
+        self.facts: dict[str, int] = {}  # numbers that a program goes on with
 
 
 class ServerUnreachable(PenstockError):
@@ -189,7 +190,9 @@ def parse_refusal(status: int, content: bytes, retry_after: float | None = None)
     """The error that an answer tells of, in Penstock's form or in another."""
     try:
         error = json.loads(content)["error"]
-        return ApiError(status, error["code"], error["message"], error.get("remedy", ""), retry_after)
+        told = ApiError(status, error["code"], error["message"], error.get("remedy", ""), retry_after)
+        told.facts = {name: value for name, value in error.items() if isinstance(value, int)}
+        return told
     except (ValueError, KeyError, TypeError, AttributeError):
         shown = content[:200].decode(errors="replace").strip() or "no explanation"
         remedy = "Look at the address: is this a Penstock server?"

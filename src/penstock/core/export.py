@@ -125,6 +125,7 @@ class ExportRange(msgspec.Struct, frozen=True):
     upto: int
     columns: tuple[str, ...] = NAMES
     selection: Selection = Selection()
+    rows_before: int | None = None  # it goes on with a stream that has a schema and so many rows: count these, too
 
 
 class Export(Protocol):
@@ -137,13 +138,25 @@ class Export(Protocol):
     def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         """The bytes of an Arrow IPC stream, piece by piece. What ends without an error is complete.
 
-        It ends with an empty batch whose metadata say `rows` and `upto`. A consumer that is slow to ask
-        for the next piece stops the reading; memory stays bounded. Close the iterator to give up.
+        It ends with an empty batch whose metadata say `rows` and `upto`. What ends with an error is complete up to
+        its last row: a reader may go on from there. A consumer that is slow to ask for the next piece stops the
+        reading; memory stays bounded. Close the iterator to give up.
         """
         ...
 
     async def close(self) -> None:
         """Let go of everything. Streams that are open fail."""
+        ...
+
+
+class History(Export, Protocol):
+    """The export of a log and of what went from it to the lake, as one.
+
+    `Trimmed` names the first ids that are in neither; they need not be the first of those that were asked for.
+    """
+
+    async def begins_after(self) -> int:
+        """The id after which the oldest entries begin that are left."""
         ...
 
 
@@ -190,16 +203,15 @@ class Cutter:
             self._day_changes += last is not None and last.last_day != block.first_day
             self._blocks.append(block)
 
-    def plan(self) -> ExportPlan:
-        """The slices of what was taken."""
+    def plan(self, upto: int) -> ExportPlan:
+        """The slices of what was taken, after all was offered up to an id."""
         question = self._question
         slices = _slices(question.after, self._blocks, question.parts)
-        if self.full or not slices:
-            upto = slices[-1].hi if slices else question.upto
-            return ExportPlan(question.after, upto, tuple(slices))
-        # Ids without entries may follow the last row; the next plan begins after them.
-        slices[-1] = msgspec.structs.replace(slices[-1], hi=question.upto)
-        return ExportPlan(question.after, question.upto, tuple(slices))
+        if slices and self.full:
+            return ExportPlan(question.after, slices[-1].hi, tuple(slices))
+        if slices:  # ids without entries may follow the last row; the next plan begins after them
+            slices[-1] = msgspec.structs.replace(slices[-1], hi=upto)
+        return ExportPlan(question.after, upto, tuple(slices))
 
 
 def _slices(after: int, blocks: Sequence[Block], parts: int) -> list[ExportSlice]:
@@ -229,14 +241,24 @@ def day_name(day: int) -> str:
 
 
 async def make_plan(export: Export, question: PlanQuestion) -> ExportPlan:
-    """Cut (after, upto] into slices, looking no further than the limits allow."""
+    """Cut (after, upto] into slices, looking no further than the limits allow, nor into a hole of the lake.
+
+    `Trimmed` if it begins with one.
+    """
     cutter = Cutter(question)
-    after = question.after
-    while after < question.upto and not cutter.full:
-        upto = min(after + WINDOW_IDS, question.upto)
-        await _offer(export, cutter, after, await export.blocks(after, upto, question.step))
+    after, end = question.after, question.upto
+    while after < end and not cutter.full:
+        upto = min(after + WINDOW_IDS, end)
+        try:
+            blocks = await export.blocks(after, upto, question.step)
+        except Trimmed as hole:
+            if hole.after <= question.after:
+                raise
+            end = hole.after
+            continue
+        await _offer(export, cutter, after, blocks)
         after = upto
-    return cutter.plan()
+    return cutter.plan(end)
 
 
 async def _offer(export: Export, cutter: Cutter, after: int, blocks: Sequence[Block]) -> None:
@@ -273,15 +295,16 @@ class LogExport:
     async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         from penstock.core import arrow  # here, because pyarrow takes long to load and most servers never export
 
-        yield arrow.opening(wanted.columns)
-        rows = 0
+        if wanted.rows_before is None:
+            yield arrow.opening(wanted.columns)
+        rows = wanted.rows_before or 0
         for begin in range(wanted.after, wanted.upto, BLOCK_IDS):
             entries = await self._entries(begin, min(begin + BLOCK_IDS, wanted.upto))
+            check_not_trimmed(self._log, wanted.after)
             shown = [entry for entry in entries if wanted.selection.wants(entry.stream)]
             rows += len(shown)
             for batch in arrow.split(arrow.batch_of(shown, wanted.columns)) if shown else ():
                 yield arrow.message(batch).to_pybytes()
-        check_not_trimmed(self._log, wanted.after)
         yield arrow.closing(wanted.columns, rows, wanted.upto)
 
     async def close(self) -> None:

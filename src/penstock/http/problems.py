@@ -7,12 +7,12 @@ may tell it in a form of its own; the form says how a problem is written, and no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.errors import Forbidden, PeerError, PenstockError, Unauthenticated
+from penstock.errors import Forbidden, PeerError, PenstockError, Trimmed, Unauthenticated
 from penstock.http.responses import Headers, Response
 
 log = logging.getLogger("penstock.http")
@@ -36,6 +36,7 @@ class Problem:
     message: str
     remedy: str
     headers: Headers = ()  # that belong to the meaning: who may come, and when to come again
+    facts: Mapping[str, int] = field(default_factory=dict)  # numbers that a program goes on with
     error: BaseException | None = None  # what it was made of
 
 
@@ -45,7 +46,7 @@ Form = Callable[[Problem], Response]
 
 def penstock_form(problem: Problem) -> Response:
     """The form of Penstock's API."""
-    told = {"code": problem.code, "message": problem.message, "remedy": problem.remedy}
+    told = {"code": problem.code, "message": problem.message, "remedy": problem.remedy, **problem.facts}
     return Response(problem.status, msgspec.json.encode({"error": told}), headers=problem.headers)
 
 
@@ -61,7 +62,8 @@ def problem_of(error: BaseException) -> Problem:
         remedy = PenstockError.remedy
         return Problem(500, PenstockError.code, "the server failed at this request", remedy, error=error)
     message = error.detail if isinstance(error, PeerError) else str(error)
-    return Problem(error.status, error.code, message, error.remedy, _headers(error), error)
+    facts = {"trimmed_upto": error.trimmed_upto} if isinstance(error, Trimmed) else {}
+    return Problem(error.status, error.code, message, error.remedy, _headers(error), facts, error)
 
 
 def _headers(error: PenstockError) -> Headers:

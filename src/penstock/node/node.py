@@ -44,7 +44,15 @@ from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
 from penstock.core.traffic import StreamTraffic
 from penstock.core.wishes import Wishes
-from penstock.engines.lake import ColdLog, Deliveries, Figures, LakeQuestions, LakeReader, open_lake
+from penstock.engines.lake import (
+    ColdLog,
+    Deliveries,
+    Figures,
+    HistoryExport,
+    LakeQuestions,
+    LakeReader,
+    open_lake,
+)
 from penstock.errors import PenstockError
 from penstock.http.listener import Listener, make_caps
 from penstock.http.routing import Route, Router
@@ -203,12 +211,13 @@ class Node:
         }
         keeper = engine.counts if isinstance(engine, KnowsMembers) else None
         metrics = Metrics(context, self._samples, histograms, keeper, public=self._settings.metrics.public)
-        exporter, document = ExportApi(context, engine.export), OpenApiDocument(lambda: self.routes)
+        history = HistoryExport(engine.log, engine.export, lake, context.clock) if lake else None
+        exporter, document = ExportApi(context, engine.export, history), OpenApiDocument(lambda: self.routes)
         kinds, actions = partial(self._recipient_kinds, context), ActionLog(context)
         return [
             *v1_routes(context, publisher, operations, exporter, document, self._traffic),
             *self._stats.routes(),
-            *PipelineApi(context, Figures(lake) if lake else None).routes(),
+            *PipelineApi(context, Figures(lake) if lake else None, history).routes(),
             *LakeSqlApi(context, LakeQuestions(lake) if lake else None).routes(),
             *RetentionApi(context, engine.log, trimming, self._settings.log.keep).routes(),
             *ErasureApi(context).routes(),

@@ -11,7 +11,8 @@ import msgspec
 
 from penstock.api.auth import Caller
 from penstock.api.context import Context, integer, only, readable
-from penstock.api.describing import number, operation, patterns, text
+from penstock.api.context import flag as wants
+from penstock.api.describing import flag, number, operation, patterns, text
 from penstock.core.export import (
     PLAN_ROWS,
     PLAN_SLICES,
@@ -26,7 +27,7 @@ from penstock.core.export import (
     make_plan,
 )
 from penstock.core.wishes import Wishes
-from penstock.errors import Busy, InputInvalid
+from penstock.errors import Busy, InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Headers, Response
 from penstock.limits import EXPORTS
@@ -38,6 +39,7 @@ PATIENCE_SECONDS: Final = 5.0
 """How long a request waits for an id of the log that this node has not followed yet. After it: 503."""
 
 _HEADERS: Final[Headers] = (("Content-Type", "application/vnd.apache.arrow.stream"), ("Cache-Control", "no-store"))
+_HISTORY: Final = flag("history", "What was trimmed from the log, too, from the lake.")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -45,9 +47,11 @@ class ExportApi:
     """Answers plans and exports. Nothing of it is recorded in the ledger."""
 
     def __init__(
-        self, context: Context, export: Export, *, limit: int = EXPORTS, patience: float = PATIENCE_SECONDS
-    ) -> None:
-        self._context, self._log, self._export = context, context.log, export
+        self, context: Context, export: Export, history: Export | None = None, *,
+        limit: int = EXPORTS, patience: float = PATIENCE_SECONDS,
+    ) -> None:  # fmt: skip
+        """*history* is the log together with the lake; without a lake there is none."""
+        self._context, self._log, self._export, self._history = context, context.log, export, history
         self._limit, self._patience = limit, patience
         self._running = 0
         self._waiting: dict[asyncio.Future[None], int] = {}
@@ -61,6 +65,7 @@ class ExportApi:
             number("parts", "How many slices are wanted.", least=1, most=PLAN_SLICES),
             number("max_rows", "Rows in all at most.", least=1),
             number("max_bytes", "Bytes in all at most.", least=1),
+            _HISTORY,
         ),
         answers={200: ExportPlan},
         errors=(404, 410),
@@ -68,7 +73,8 @@ class ExportApi:
     async def plan(self, request: Request) -> Response:
         """Slices of the log, each of one day, about equal in rows."""
         self._context.caller(request).check_grant("export")
-        only(request, "after", "upto", "parts", "max_rows", "max_bytes")
+        only(request, "after", "upto", "parts", "max_rows", "max_bytes", "history")
+        export = self._chosen(request)
         after = integer(request, "after", None)
         question = PlanQuestion(
             after,
@@ -77,10 +83,10 @@ class ExportApi:
             min(PLAN_ROWS, integer(request, "max_rows", PLAN_ROWS, least=1)),
             integer(request, "max_bytes", 2**63 - 1, least=1),
         )
-        await self._check_range(question.after, question.upto)
+        await self._check_range(export, question.after, question.upto)
         with self._turn():
-            plan = await make_plan(self._export, question)
-        check_not_trimmed(self._log, after)
+            plan = await make_plan(export, question)
+        self._check_kept(export, after)
         return Response(200, _encode(plan))
 
     @operation(
@@ -91,6 +97,7 @@ class ExportApi:
             patterns(),
             text("columns", "Columns with commas; without it, all.",
                  pattern=rf"^(?:{'|'.join(NAMES)})(?:,(?:{'|'.join(NAMES)})){{0,{len(NAMES)}}}$"),
+            _HISTORY,
         ),
         media="application/vnd.apache.arrow.stream",
         errors=(404, 410),
@@ -99,16 +106,16 @@ class ExportApi:
         """The rows of a range. What fails before the first byte is answered as such, later it cuts the connection."""
         caller = self._context.caller(request)
         caller.check_grant("export")
-        only(request, "after", "upto", "columns", "streams")
-        selection, columns = _selection(request, caller), _columns(request)
+        only(request, "after", "upto", "columns", "streams", "history")
+        export, selection, columns = self._chosen(request), _selection(request, caller), _columns(request)
         after = integer(request, "after", None)
         wanted = ExportRange(after, integer(request, "upto", None, least=after), columns, selection)
-        await self._check_range(wanted.after, wanted.upto)
+        await self._check_range(export, wanted.after, wanted.upto)
         with self._turn():
-            await self._send(request, wanted)
+            await self._send(request, export, wanted)
 
-    async def _send(self, request: Request, wanted: ExportRange) -> None:
-        async with aclosing(self._export.stream(wanted)) as stream:
+    async def _send(self, request: Request, export: Export, wanted: ExportRange) -> None:
+        async with aclosing(export.stream(wanted)) as stream:
             piece = await anext(stream)
             wire = _ArrowAnswer(request)
             if request.method == "HEAD":
@@ -124,9 +131,22 @@ class ExportApi:
 
     # ── the range ─────────────────────────────────────────────────────────────────────────────
 
-    async def _check_range(self, after: int, upto: int) -> None:
+    def _chosen(self, request: Request) -> Export:
+        """The log alone, or together with the lake."""
+        if not wants(request, "history"):
+            return self._export
+        if self._history is None:
+            remedy = "Set lake.url, or start it with up; without history=true the log alone is read."
+            raise NotFound("lake", "of this server", code="lake_missing", remedy=remedy)
+        return self._history
+
+    async def _check_range(self, export: Export, after: int, upto: int) -> None:
         await self._wait_for(upto)
-        check_not_trimmed(self._log, after)
+        self._check_kept(export, after)
+
+    def _check_kept(self, export: Export, after: int) -> None:
+        if export is self._export:
+            check_not_trimmed(self._log, after)
 
     async def _wait_for(self, upto: int) -> None:
         """Return when this node has followed the log up to *upto*, if that is in the log; give up after a while."""

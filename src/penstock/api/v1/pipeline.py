@@ -36,7 +36,7 @@ from penstock.api.describing import (
 from penstock.api.v1.news import NewsPolls
 from penstock.core.epoch import KEY as EPOCH
 from penstock.core.epoch import LogEpoch
-from penstock.core.export import BeyondLog
+from penstock.core.export import BeyondLog, History
 from penstock.core.hourly import HourSum, LakeFigures, TableSize
 from penstock.core.registry import NEW, made_once
 from penstock.errors import Conflict, InputInvalid, TooLarge
@@ -81,21 +81,22 @@ class EpochPassed(Conflict):
 
 
 class BeginRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of `POST /v1/pipeline/consumers/NAME`: exactly one of them."""
+    """The body of `POST /v1/pipeline/consumers/NAME`: exactly one of the first three."""
 
     position: Literal["", "earliest", "latest"] = ""
     id: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)] | None = None  # begin after this id
     time: Annotated[str, shown_as(anyOf=[{"format": "date-time"}, {"maxLength": 0}])] = (
         ""  # begin with what was published at or after this time
     )
+    history: bool = False  # the earliest that the lake has, not the log
 
 
 class PipelineApi:
     """Answers the pipeline, and those who ask how it does."""
 
-    def __init__(self, context: Context, figures: LakeFigures | None = None) -> None:
+    def __init__(self, context: Context, figures: LakeFigures | None = None, history: History | None = None) -> None:
         self._context, self._log, self._registry = context, context.log, context.registry
-        self._figures = figures
+        self._figures, self._history = figures, history
         self._news = NewsPolls(context.log, context.wheel)
 
     def routes(self) -> list[Route]:
@@ -174,7 +175,11 @@ class PipelineApi:
             return wanted.id
         if wanted.time:
             return await self._log.id_before(milliseconds("time", wanted.time))
-        return self._log.followed if wanted.position == "latest" else self._log.trimmed_upto
+        if wanted.position == "latest":
+            return self._log.followed
+        if wanted.history and self._history is not None:
+            return await self._history.begins_after()
+        return self._log.trimmed_upto
 
     # ── records ───────────────────────────────────────────────────────────────────────────────
 

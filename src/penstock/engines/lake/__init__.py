@@ -2,8 +2,18 @@
 
 from penstock.engines.lake.cold import ColdLog
 from penstock.engines.lake.deliveries import Deliveries
+from penstock.engines.lake.export import HistoryExport
 from penstock.engines.lake.figures import Figures
 from penstock.engines.lake.lake import LakeReader, LakeUnreadable, open_lake
 from penstock.engines.lake.questions import LakeQuestions
 
-__all__ = ["ColdLog", "Deliveries", "Figures", "LakeQuestions", "LakeReader", "LakeUnreadable", "open_lake"]
+__all__ = [
+    "ColdLog",
+    "Deliveries",
+    "Figures",
+    "HistoryExport",
+    "LakeQuestions",
+    "LakeReader",
+    "LakeUnreadable",
+    "open_lake",
+]

@@ -8,7 +8,7 @@ The engine is always asked first. Only when it says `Trimmed` is the lake read, 
 and not an id further; the next read asks the engine again. So nothing is remembered about the seam, and it may
 move at any moment: what was trimmed meanwhile was in the lake before.
 
-`trimmed_upto` stays the engine's: the export, which serves the pipeline, must not read from the lake.
+`trimmed_upto` stays the engine's: the export that the pipeline archives must not read from the lake.
 """
 
 from __future__ import annotations

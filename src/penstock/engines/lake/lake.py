@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from penstock.core.export import Block, ExportRange
 from penstock.core.registry import Registry
 from penstock.engines.lake.files import ChunkLine, TableFiles
 from penstock.engines.pages import Look
@@ -33,6 +34,7 @@ from penstock.limits import LAKE_READS, LAKE_SECONDS
 from penstock.values import Entry
 
 if TYPE_CHECKING:
+    from penstock.engines.lake.export_rows import ExportRows, FoundRows
     from penstock.engines.lake.search import Search
     from penstock.iceberg.reading import TablePlanner
     from penstock.iceberg.store import FileStore
@@ -217,6 +219,12 @@ class LakeReader:
 
         return Search(self.store)
 
+    @cached_property
+    def _exporting(self) -> ExportRows:
+        from penstock.engines.lake.export_rows import ExportRows
+
+        return ExportRows(self._search.rows)
+
     @property
     def _events(self) -> TableFiles:
         return self.files("events", "events")
@@ -245,6 +253,18 @@ class LakeReader:
         """
         wanted = None if patterns is None else tuple(patterns)
         return await self.ask("events", lambda: self._search.read(self._events, wanted, after, upto, look))
+
+    async def begins_after(self, upto: int) -> int:
+        """The id after which its entries begin; *upto* if they begin later, or there are none."""
+        return await self.ask("events", lambda: min([upto, *(file.lo for file in self._events.cover[:1])]))
+
+    async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
+        """Sums over (after, upto], for the plan of an export. `Trimmed` names the first hole."""
+        return await self.ask("events", lambda: self._exporting.blocks(self._events, after, upto, step))
+
+    async def export(self, wanted: ExportRange, now_ms: int) -> FoundRows:
+        """The first rows of an export, and how far they reach. `Trimmed` at a hole."""
+        return await self.ask("events", lambda: self._exporting.next_rows(self._events, wanted, now_ms))
 
     async def find_index(self, stream: str, index: int) -> int | None:
         """The id of the data entry at *index*; of the stream's very first entry if that is -1."""

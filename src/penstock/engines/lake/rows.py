@@ -29,7 +29,7 @@ KEYS: Final = ("id", "stream", "index", "chunk", "offset", "size")
 _OF_ENTRY: Final = tuple(column for column in EVENT if column.field)
 ALL: Final = tuple(column.name for column in _OF_ENTRY)
 _KINDS: Final = {kind.name.lower(): kind for kind in Kind}
-_LIVE: Final = pa.array(["data", "part"])
+LIVE: Final = pa.array(["data", "part"])
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -108,15 +108,14 @@ class ParquetRows:
         return ColumnBounds((column, bounds) for column, bounds in found if bounds)
 
     def table(self, footer: Footer, group: int, columns: Sequence[str]) -> Any:
-        """These columns of a row group, decoded."""
-        wanted = [name for name in columns if name in footer.columns]
+        """These columns of a row group, decoded; those that the file has."""
+        return self._groups.get((footer.path, group, tuple(columns)), lambda: self.read(footer, group, columns))
 
-        def read() -> Any:
-            place = self._store.place(footer.path)
-            with pq.ParquetFile(place, metadata=footer.metadata, filesystem=self._store.files) as file:
-                return file.read_row_group(group, columns=wanted, use_threads=False).combine_chunks()
-
-        return self._groups.get((footer.path, group, tuple(wanted)), read)
+    def read(self, footer: Footer, group: int, columns: Sequence[str]) -> Any:
+        """The same, and not kept: for who reads each row group once."""
+        wanted, place = [name for name in columns if name in footer.columns], self._store.place(footer.path)
+        with pq.ParquetFile(place, metadata=footer.metadata, filesystem=self._store.files) as file:
+            return file.read_row_group(group, columns=wanted, use_threads=False).combine_chunks()
 
 
 def matching(table: Any, wants: Callable[[str], bool], after: int, upto: int) -> Any:
@@ -133,7 +132,7 @@ def matching(table: Any, wants: Callable[[str], bool], after: int, upto: int) ->
 def visible(table: Any, places: Any, look: Look) -> Any:
     """The rows at these places that a reader may see: without *meta*, live data and its parts only."""
     rows = table.take(places)
-    return rows if look.meta else rows.filter(pc.fill_null(_live(rows, look.now_ms), False))
+    return rows if look.meta else rows.filter(pc.fill_null(are_live(rows, look.now_ms), False))
 
 
 def fitting(rows: Any, room: int, room_bytes: int, *, first: bool) -> int:
@@ -147,10 +146,11 @@ def fitting(rows: Any, room: int, room_bytes: int, *, first: bool) -> int:
     return len(sizes)
 
 
-def _live(rows: Any, now_ms: int) -> Any:
+def are_live(rows: Any, now_ms: int) -> Any:
+    """Which rows have a body whose time has not run out, as a mask."""
     expires = pc.cast(rows.column("expires_at"), pa.int64())
     lasting = pc.or_kleene(pc.is_null(expires), pc.greater(expires, now_ms * 1000))
-    return pc.and_(pc.is_in(rows.column("kind"), _LIVE), lasting)
+    return pc.and_(pc.is_in(rows.column("kind"), LIVE), lasting)
 
 
 def entries_of(rows: Any, now_ms: int) -> list[Entry]:

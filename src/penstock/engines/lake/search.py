@@ -36,7 +36,7 @@ class Search:
     """Reads what the files hold."""
 
     def __init__(self, store: FileStore) -> None:
-        self._rows = ParquetRows(store)
+        self.rows = ParquetRows(store)
 
     def read(
         self, files: TableFiles, patterns: tuple[str, ...] | None, after: int, upto: int, look: Look
@@ -57,12 +57,12 @@ class Search:
     def _fill(self, page: _FoundPage, file: CoveringFile, after: int, upto: int) -> None:
         if page.exact and not any(file.bounds.may_have("stream", stream) for stream in page.exact):
             return
-        footer = self._rows.footer(file.path)
-        for group in self._rows.groups(footer, after, upto, page.exact):
-            places = rows.matching(self._rows.table(footer, group, rows.KEYS), page.wants, after, upto)
+        footer = self.rows.footer(file.path)
+        for group in self.rows.groups(footer, after, upto, page.exact):
+            places = rows.matching(self.rows.table(footer, group, rows.KEYS), page.wants, after, upto)
             page.looked += footer.metadata.row_group(group).num_rows
             if len(places):
-                page.take(self._rows.table(footer, group, rows.ALL), places)
+                page.take(self.rows.table(footer, group, rows.ALL), places)
             if page.full:
                 return
 
@@ -107,10 +107,10 @@ class Search:
             if not file.bounds.may_have("stream", stream):
                 yield None
                 continue
-            footer = self._rows.footer(file.path)
-            groups = list(self._rows.groups(footer, 0, 2**63 - 1, frozenset((stream,))))
+            footer = self.rows.footer(file.path)
+            groups = list(self.rows.groups(footer, 0, 2**63 - 1, frozenset((stream,))))
             for group in reversed(groups) if backwards else groups:
-                table = self._rows.table(footer, group, rows.KEYS)
+                table = self.rows.table(footer, group, rows.KEYS)
                 own = table.filter(pc.equal(table.column("stream"), stream))
                 yield own if own.num_rows else None
             if not groups:
@@ -123,20 +123,20 @@ class Search:
         # Times hardly ever go back, so the last file that begins before the time holds the answer.
         for file in reversed(cover[:place]):
             yield
-            if found := self._last_before(self._rows.footer(file.path), ms, upto):
+            if found := self._last_before(self.rows.footer(file.path), ms, upto):
                 return found
         return cover[0].lo if cover else upto
 
     def _begins_ms(self, file: CoveringFile) -> int:
         if known := file.bounds.get("time"):
             return int(known[0]) // 1000
-        footer = self._rows.footer(file.path)
-        first = pc.cast(self._rows.table(footer, 0, ("id", "time")).column("time").slice(0, 1), "int64")
+        footer = self.rows.footer(file.path)
+        first = pc.cast(self.rows.table(footer, 0, ("id", "time")).column("time").slice(0, 1), "int64")
         return int(first[0].as_py()) // 1000
 
     def _last_before(self, footer: Footer, ms: int, upto: int) -> int:
         for group in reversed(range(footer.metadata.num_row_groups)):
-            table = self._rows.table(footer, group, ("id", "time"))
+            table = self.rows.table(footer, group, ("id", "time"))
             early = pc.less(pc.cast(table.column("time"), "int64"), ms * 1000)
             ids = table.column("id").filter(pc.and_(early, pc.less_equal(table.column("id"), upto)))
             if len(ids):

@@ -8,7 +8,7 @@ writer). In another process the locks work, the event loop is left alone, and py
     event loop                                    export process, ends when idle
     control socket ── request + a socket ───────▶ a thread per export:
     Inlet ◀── D piece of the stream ───────────── read a page, convert, write (blocks while nobody reads)
-          ◀── T trailer: check trim, then pass ──
+          ◀── T trailer ─────────────────────────
           ◀── F failure ─────────────────────────
 """
 
@@ -87,13 +87,12 @@ class SqliteExport:
         try:
             while (message := await inlet.next()) is not None:
                 kind, piece = message
-                if kind == TRAILER:
-                    check_not_trimmed(self._log, wanted.after)
-                    yield piece
-                    return
                 if kind == FAILURE:
                     raise EngineGone(f"the export failed: {piece.decode()}")
+                check_not_trimmed(self._log, wanted.after)  # each time: what was read before the trim has no hole
                 yield piece
+                if kind == TRAILER:
+                    return
             if process is self._process:  # else another export has noticed before, and there is a new one
                 self._end_process()
             raise EngineGone("the export failed: its process ended")

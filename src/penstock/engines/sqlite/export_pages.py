@@ -270,10 +270,10 @@ def answer(path: Path, request: ExportRequest, out: socket.socket) -> None:
 
 
 def _export(path: Path, request: ExportRequest, out: socket.socket) -> None:
-    wanted, rows = request.range, 0
+    wanted, rows = request.range, request.range.rows_before or 0
     database = Database(path)
     try:
-        opening: bytes | None = arrow.opening(wanted.columns)
+        opening: bytes | None = arrow.opening(wanted.columns) if wanted.rows_before is None else None
         for batch in Pages(database, wanted, request.now_ms).batches():
             if opening:  # not before there is something to show: what fails at once becomes a proper answer
                 _send(out, DATA, opening)
