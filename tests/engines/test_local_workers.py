@@ -43,11 +43,13 @@ class Machine:
 
 
 @asynccontextmanager
-async def started(directory: Path, *, durable: bool = False) -> AsyncIterator[Machine]:
+async def started(
+    directory: Path, *, durable: bool = False, kind: type[LogServer] = LogServer
+) -> AsyncIterator[Machine]:
     async with AsyncExitStack() as stack:
         kept = open_sqlite(directory, node="log") if durable else MemoryEngine()
         engine = await stack.enter_async_context(kept)
-        log = await stack.enter_async_context(LogServer(engine, directory / "log.sock"))
+        log = await stack.enter_async_context(kind(engine, directory / "log.sock"))
         yield Machine(log, directory / "log.sock", stack)
 
 
@@ -343,20 +345,52 @@ async def leave_in_the_middle(machine: Machine, innocent: WorkerEngine) -> None:
         await innocent.log.append(one("/s", b"beside"))
 
 
+class BlamesWorkers(LogServer):
+    """Sabotage: does not notice that it stood still itself."""
+
+    async def _look_after(self) -> None:
+        self._looked = asyncio.get_running_loop().time()
+        await super()._look_after()
+
+
+class Patient(LogServer):
+    """Sabotage: waits for ever."""
+
+    async def _look_after(self) -> None:
+        for link in self.links:
+            link.heard = asyncio.get_running_loop().time()
+        await super()._look_after()
+
+
+async def check_silence(machine: Machine) -> None:
+    """A worker that is silent is cut, but not by a log process that stood still itself; another notices nothing."""
+    innocent, log = await machine.worker("innocent"), machine.log
+    await Peer.join(machine, "silent")
+    silent, now = log.link_of("silent"), asyncio.get_running_loop().time()
+    silent.heard = now - server.SILENT_SECONDS - 1
+    log._looked = now - server.SILENT_SECONDS
+    await log._look_after()
+    assert (log.cut, log.link_of("silent")) == (0, silent)
+    silent.heard = now - server.SILENT_SECONDS - 1
+    await log._look_after()
+    assert log.cut == 1
+    await wait_until_async(lambda: log.link_of("silent") is None)
+    await innocent.log.append(one("/s", b"beside"))
+    assert (log.cut, innocent.members.holds) == (1, True)
+
+
 async def test_a_worker_that_is_silent_is_cut_but_not_by_a_log_process_that_stood_still(tmp_path: Path) -> None:
     async with started(tmp_path) as machine:
-        innocent, log = await machine.worker("innocent"), machine.log
-        await Peer.join(machine, "silent")
-        silent, now = log.link_of("silent"), asyncio.get_running_loop().time()
-        silent.heard = now - server.SILENT_SECONDS - 1
-        log._looked = now - server.SILENT_SECONDS
-        await log._look_after()
-        assert log.link_of("silent") is silent
-        silent.heard = now - server.SILENT_SECONDS - 1
-        await log._look_after()
-        await wait_until_async(lambda: log.link_of("silent") is None)
+        await check_silence(machine)
 
-        assert (log.cut, innocent.members.holds) == (1, True)
+
+@pytest.mark.parametrize("kind", [BlamesWorkers, Patient])
+async def test_the_same_check_finds_a_log_process_that_is_too_strict_or_too_patient(
+    tmp_path: Path, kind: type[LogServer]
+) -> None:
+    async with started(tmp_path, kind=kind) as machine:
+        with pytest.raises(AssertionError):
+            await check_silence(machine)
 
 
 async def test_what_is_no_frame_ends_its_own_link_alone(tmp_path: Path) -> None:
