@@ -41,6 +41,16 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield start_nodes(stack, folder, engine, log_prefix=new_prefix())
 
 
+@pytest.fixture(params=["nats", "workers"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """What nodes of the test's own run on: a NATS server, and a log process whose workers they are."""
+    if request.param == "nats":
+        yield request.getfixturevalue("nats_alone").url
+    else:
+        with start_log_process(tmp_path / "log") as address:
+            yield address
+
+
 @pytest.fixture
 def nats_own(tmp_path: Path) -> Iterator[NatsCluster]:
     """Three servers of the test's own, to be killed, paused and restarted."""

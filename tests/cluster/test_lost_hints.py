@@ -1,11 +1,14 @@
-"""Three nodes on three real NATS servers whose messages to each other are lost, late, doubled and out of order."""
+"""Three nodes whose messages to each other are lost, late, doubled and out of order.
+
+They are on three real NATS servers, or workers of one log process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +20,41 @@ from penstock.core.clock import ManualClock
 from penstock.core.lookout import LOOK_SECONDS, Changes
 from penstock.doors.msgstream import MessageStreamDoor
 from penstock.engines.jetstream import open_jetstream
+from penstock.engines.local import LogServer, open_worker_engine
+from penstock.engines.memory import MemoryEngine
 from penstock.settings import LogSettings, MsgstreamSettings
-from penstock.testing import NatsCluster, wait_until_async
+from penstock.testing import wait_until_async
 from tests.cluster.homes import new_prefix
 from tests.doors.msgstream_place import Place
 from tests.faulty_bus import Blind, Faults, FaultyBus
 
+Opening = Callable[[str, ManualClock], AbstractAsyncContextManager[Any]]
+"""Opens the engine of one node."""
+
+
+@pytest.fixture(params=["nats", "workers"])
+def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Opening:
+    """Engines of nodes on three NATS servers, and of workers of one log process."""
+    if request.param == "nats":
+        nats, settings = request.getfixturevalue("nats_three"), LogSettings(prefix=new_prefix())
+        return lambda name, clock: open_jetstream(nats.url, node=name, clock=clock, settings=settings)
+    address, settings = tmp_path / "log.sock", LogSettings()
+    return lambda name, clock: open_worker_engine(address, node=name, settings=settings, selective=False)
+
 
 @asynccontextmanager
 async def three(
-    nats: NatsCluster, keys: Path, faults: Faults, blind: Changes | None = None
+    opening: Opening, folder: Path, faults: Faults, blind: Changes | None = None
 ) -> AsyncIterator[list[Place]]:
-    clock, settings = ManualClock(), LogSettings(prefix=new_prefix())
+    clock = ManualClock()
     async with AsyncExitStack() as stack:
+        kept = await stack.enter_async_context(MemoryEngine(clock=clock))  # what workers share; nodes on NATS do not
+        await stack.enter_async_context(LogServer(kept, folder / "log.sock"))
         nodes = []
         for name in ("one", "two", "three"):
-            engine: Any = await stack.enter_async_context(
-                open_jetstream(nats.url, node=name, clock=clock, settings=settings)
-            )
+            engine: Any = await stack.enter_async_context(opening(name, clock))
             node = Place(
-                engine, clock, keys, MessageStreamDoor, MsgstreamSettings(), FaultyBus(engine.bus, faults),
+                engine, clock, folder, MessageStreamDoor, MsgstreamSettings(), FaultyBus(engine.bus, faults),
                 look_seconds=LOOK_SECONDS, changes=blind or engine.changes,
             )  # fmt: skip
             await node.start()
@@ -75,22 +93,20 @@ async def check_a_pack_reaches_the_newest(
     await until_closed(old, within)  # it may have got the pack as long as it was the newest
 
 
-async def test_without_any_message_the_newest_connection_gets_everything(
-    nats_three: NatsCluster, tmp_path: Path
-) -> None:
-    async with three(nats_three, tmp_path, Faults(lose=True)) as nodes:
+async def test_without_any_message_the_newest_connection_gets_everything(opening: Opening, tmp_path: Path) -> None:
+    async with three(opening, tmp_path, Faults(lose=True)) as nodes:
         await check_the_newest_connection_gets_everything(nodes, 8, 20)
 
 
-async def test_the_same_check_finds_nodes_that_see_nothing(nats_three: NatsCluster, tmp_path: Path) -> None:
-    async with three(nats_three, tmp_path, Faults(lose=True), Blind()) as nodes:
+async def test_the_same_check_finds_nodes_that_see_nothing(opening: Opening, tmp_path: Path) -> None:
+    async with three(opening, tmp_path, Faults(lose=True), Blind()) as nodes:
         with pytest.raises((TimeoutError, AssertionError)):
             await check_the_newest_connection_gets_everything(nodes, 3, 1.5)
 
 
-async def test_late_doubled_and_reordered_messages_change_nothing(nats_three: NatsCluster, tmp_path: Path) -> None:
+async def test_late_doubled_and_reordered_messages_change_nothing(opening: Opening, tmp_path: Path) -> None:
     faults = Faults(hold=True, twice=True)
-    async with three(nats_three, tmp_path, faults) as nodes:
+    async with three(opening, tmp_path, faults) as nodes:
         one, two, other = nodes
         key = await one.login("alice")
         async with connect(one.url(key)), connect(two.url(key)) as between:

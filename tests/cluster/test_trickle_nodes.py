@@ -1,20 +1,18 @@
-"""Trickle channels of a real cluster: every node serves each of them, and a recorded one outlives its node."""
+"""Trickle channels of several nodes: every one serves each of them, and a recorded one outlives its node."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
 
-from penstock.testing import NatsCluster, start_nodes, wait_until
+from penstock.testing import start_nodes, wait_until
 from tests.cluster.homes import new_prefix
 from tests.doors.trickle_client import Get, Post, create, delete, get, made, post, readers
 
 
-def test_every_node_serves_every_channel_and_a_recorded_one_outlives_its_node(
-    nats_alone: NatsCluster, tmp_path: Path
-) -> None:
+def test_every_node_serves_every_channel_and_a_recorded_one_outlives_its_node(engine: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        one, two = start_nodes(stack, tmp_path, nats_alone.url, 2, log_prefix=new_prefix(), log_replicas=1)
+        one, two = start_nodes(stack, tmp_path, engine, 2, log_prefix=new_prefix(), log_replicas=1)
         # Given channels on one node
         recorded, plain = made(one, record="true"), made(one)
         assert create(two, plain).status == 200

@@ -1,4 +1,4 @@
-"""Endpoint nodes and connection nodes in processes of their own, on a real NATS server."""
+"""Endpoint nodes and connection nodes in processes of their own, on a real NATS server and as workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.testing import NatsCluster, RunningServer, start_server, wait_until
+from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import Reply, ask
 from tests.cluster.homes import new_prefix
 from tests.doors.user_agent import UserAgent, connected
@@ -19,13 +19,13 @@ def send(node: RunningServer, endpoint: str, body: bytes) -> Reply:
 
 
 def test_endpoint_and_connection_nodes_run_apart_and_a_dead_one_loses_nothing_stored(
-    nats_alone: NatsCluster, tmp_path: Path
+    engine: str, tmp_path: Path
 ) -> None:
     prefix = new_prefix()
     with ExitStack() as stack:
 
         def start(name: str, role: str, **settings: object) -> RunningServer:
-            arguments = ("--engine", nats_alone.url, "--roles", role, "--set", f"log.prefix={prefix}")
+            arguments = ("--engine", engine, "--roles", role, "--set", f"log.prefix={prefix}")
             chosen = {"server_node": name, "log_replicas": 1, "webpush_origin": "http://push.test", **settings}
             return stack.enter_context(start_server(tmp_path / name, *arguments, **chosen))
 
