@@ -17,7 +17,7 @@ from penstock.testing import NatsCluster, RunningServer, TooLate, start_nodes, w
 from tests.api.client import Tail, ask, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.eventhorizon_client import Model, add_pusher, append, create, pusher, scripted, subscribe
-from tests.doors.sps_client import Wire, new_user, notify_id
+from tests.doors.sps_client import Wire, new_user, notify, notify_id
 
 Nodes = list[RunningServer]
 PACE_SECONDS = 0.02  # of a publisher: the load is steady, and leaves the machine time to start nodes
@@ -74,6 +74,19 @@ def test_a_room_is_counted_over_all_nodes(nodes: Nodes) -> None:
     with Wire(nodes[0], tid=room).opened(), Wire(nodes[1], tid=room).opened(), Wire(nodes[1], tid=room).opened():
         for node in nodes:
             assert ask(node, "GET", "/rooms", tid=f"{room},nobody").json == {"rooms": {room: 3, "nobody": 0}}
+
+
+@pytest.mark.parametrize("nodes", ["workers"], indirect=True)
+def test_delivered_counts_the_wires_of_the_whole_machine(nodes: Nodes) -> None:
+    room = new_prefix()
+    with Wire(nodes[0], tid=room).opened() as one, Wire(nodes[1], hid="phone", tid=room).opened() as two:
+        wait_until(lambda: notify(nodes[2], "room", b"x", tid=room).json["delivered"] == 2)  # the others know of both
+        for node in nodes:
+            assert notify(node, "room", b"x", tid=f"{room},nobody").json["delivered"] == 2
+            assert notify(node, "user", b"x", uid=two.uid, hid="phone").json["delivered"] == 1
+            assert notify(node, "user", b"x", uid=two.uid, hid="tablet").json["delivered"] == 0
+            plain = notify(node, "user", b"x", {"Accept": "text/plain"}, uid=one.uid).body
+            assert plain.startswith(b"delivered\n")
 
 
 def test_any_node_lists_a_pusher_and_tells_the_one_that_runs_it_to_try_again(nodes: Nodes) -> None:

@@ -6,7 +6,7 @@ A server that is one process asks nobody. Nodes of a cluster do not ask each oth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,7 +17,10 @@ from penstock.core.hub import Hub
 from penstock.core.members import Membership, node_of
 
 Told = TypeVar("Told")
-Answer = Callable[[], Awaitable[Any]]
+Answer = Callable[[bytes], Awaitable[Any]]
+"""Gives an answer; it is told what the question is about, if that was said."""
+FindReaders = Callable[[Sequence[str]], Awaitable[list[str]]]
+"""Tells which other nodes have a reader of any of these streams."""
 CONSUMERS: Final = "consumers"
 FLUSH: Final = "flush"
 
@@ -36,27 +39,45 @@ class Consumer(msgspec.Struct, frozen=True):
 class Everyone:
     """The questions that the processes of one machine answer each other."""
 
-    def __init__(self, bus: Bus | None = None, members: Membership | None = None) -> None:
+    def __init__(
+        self, bus: Bus | None = None, members: Membership | None = None, find_readers: FindReaders | None = None
+    ) -> None:
         """Without a bus and members there is nobody else."""
         self._answers: dict[str, Answer] = {}
-        self._members = members
+        self._members, self._find_readers = members, find_readers
         self._calls = Calls(bus, "everyone", self._asked) if bus is not None and members is not None else None
 
     def answer(self, question: str, answer: Answer) -> None:
         """Give what *answer* returns to others who ask that."""
         self._answers[question] = answer
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is nobody to ask: this server is one process."""
+        return self._calls is None
+
     async def ask(self, question: str, kind: type[Told]) -> list[Told]:
         """What all others answer. One that is silent for a second is left out."""
-        if self._calls is None or self._members is None:
+        if self._members is None:
+            return []
+        others = [node_of(member) for member in self._members.living() if member != self._members.me]
+        return await self._ask(others, question, kind)
+
+    async def ask_readers(self, streams: Sequence[str], question: str, kind: type[Told], about: bytes) -> list[Told]:
+        """The same of those that have a reader of any of these streams: mostly none, and nobody is woken."""
+        return await self._ask(await self._find_readers(streams) if self._find_readers else (), question, kind, about)
+
+    async def _ask(self, nodes: Sequence[str], question: str, kind: type[Told], about: bytes = b"") -> list[Told]:
+        if self._calls is None:
             return []
         calls, read = self._calls, msgspec.msgpack.Decoder(kind).decode
-        others = [node_of(member) for member in self._members.living() if member != self._members.me]
-        told = await asyncio.gather(*(calls.ask(node, question.encode(), read) for node in others))
+        body = msgspec.msgpack.encode((question, about))
+        told = await asyncio.gather(*(calls.ask(node, body, read) for node in nodes))
         return [one for one in told if one is not None]
 
-    async def _asked(self, question: bytes) -> bytes:
-        return msgspec.msgpack.encode(await self._answers[question.decode()]())
+    async def _asked(self, body: bytes) -> bytes:
+        question, about = msgspec.msgpack.decode(body, type=tuple[str, bytes])
+        return msgspec.msgpack.encode(await self._answers[question](about))
 
 
 def consumers_of(hub: Hub) -> list[Consumer]:

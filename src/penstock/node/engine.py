@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -52,6 +53,10 @@ class KnowsMembers(Protocol):
 
     @property
     def members(self) -> Membership: ...
+
+    async def find_readers(self, streams: Sequence[str]) -> list[str]:
+        """The other workers that have a reader of any of these streams."""
+        ...
 
     async def counts(self) -> list[Sample]:
         """What the process that keeps the log has counted."""

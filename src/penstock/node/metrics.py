@@ -71,7 +71,7 @@ class Metrics:
         registry.register(MetricsPage(await self._everybodys()))
         return Response(200, generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
-    async def _counted(self) -> Counted:
+    async def _counted(self, _: bytes = b"") -> Counted:
         """What this process has counted."""
         histograms = {name: (meaning, one.counts, one.total) for name, (meaning, one) in self._histograms.items()}
         samples = list(self._samples())

@@ -186,12 +186,14 @@ class Node:
     def _everyone(self) -> Everyone:
         """The other workers of this machine; nobody, if there are none."""
         engine = self._engine
-        everyone = Everyone(engine.bus, engine.members) if isinstance(engine, KnowsMembers) else Everyone()
+        everyone = Everyone()
+        if isinstance(engine, KnowsMembers):
+            everyone = Everyone(engine.bus, engine.members, engine.find_readers)
 
-        async def consumers() -> list[Consumer]:
+        async def consumers(_: bytes) -> list[Consumer]:
             return consumers_of(self._hub)
 
-        async def flush() -> bool:
+        async def flush(_: bytes) -> bool:
             await self._ledger.flush()
             return True
 

@@ -17,7 +17,7 @@ from penstock.core.metering import Sample
 from penstock.core.names import check_pattern
 from penstock.doors.sps.admission import Admission
 from penstock.doors.sps.presence import Presence
-from penstock.doors.sps.publish import Notify, to_all, to_room, to_user
+from penstock.doors.sps.publish import REACHED, Notify, count_for_others, to_all, to_room, to_user
 from penstock.doors.sps.recipients import WireRecipients
 from penstock.doors.sps.requests import TokenRequest, read_subscribe
 from penstock.doors.sps.rooms import Rooms
@@ -42,6 +42,7 @@ class Sps:
         self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence, alone=alone)
         self.wires = self.kind(context, settings.sps, self._presence, time)
         self._rooms = Rooms(context, self.wires)
+        context.everyone.answer(REACHED, partial(count_for_others, self.wires))
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -7,8 +7,9 @@ for a single device is an entry of its user's stream that names the device.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -16,8 +17,7 @@ from penstock.api.auth import Caller
 from penstock.api.context import Context
 from penstock.core.names import ROOMS, check_name, is_exact
 from penstock.doors.sps.requests import ALL, name_of, topics_of, user_stream
-from penstock.doors.sps.wire import DeviceWire
-from penstock.doors.sps.wires import Wires
+from penstock.doors.sps.wires import Reached, Wires
 from penstock.errors import InputInvalid, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Later, Response
@@ -25,6 +25,9 @@ from penstock.limits import ATTRIBUTES_BYTES, ENTRY_BYTES, EXPIRES_SECONDS, KEY_
 from penstock.values import Appended, Batch, Draft, Key
 from penstock.wire import sps
 from penstock.wire.sps import topic_of
+
+REACHED: Final = "sps.reached"
+"""What the workers of a machine ask each other: how many wires have an event."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -128,18 +131,32 @@ class Notify:
             caller.check_publish(stream)
         return caller
 
-    def _response(self, address: Address, plain: bool, appended: Appended) -> Response:
-        id = appended.last.id
-        delivered = sum(wire.has(id) for wire in self._reached(address))
-        if plain:
-            word = "delivered" if delivered else "offline"
-            return Response(200, f"{word}\n{address.shown}\n".encode(), "text/plain; charset=utf-8")
-        return Response(200, _encode({"id": id, "delivered": delivered, "stored": True}))
+    def _response(
+        self, address: Address, plain: bool, appended: Appended
+    ) -> Response | Coroutine[None, None, Response]:
+        reached = Reached(appended.last.id, address.reaches, address.name)
+        delivered = self._wires.count_reached(reached)
+        if self._context.everyone.alone:
+            return _answer(address, plain, reached.id, delivered)
+        return self._response_of_all(address, plain, reached, delivered)
 
-    def _reached(self, address: Address) -> list[DeviceWire]:
-        """The wires that an event to this address is for."""
-        wires = self._wires.reading(address.reaches)
-        return [wire for wire in wires if wire.who.name == address.name] if address.name else wires
+    async def _response_of_all(self, address: Address, plain: bool, reached: Reached, here: int) -> Response:
+        """The same, with the wires of the other workers of this machine counted."""
+        everyone, about = self._context.everyone, msgspec.msgpack.encode(reached)
+        others = await everyone.ask_readers(address.reaches, REACHED, int, about)
+        return _answer(address, plain, reached.id, here + sum(others))
+
+
+async def count_for_others(wires: Wires, about: bytes) -> int:
+    """Answer another worker: how many wires here have an event."""
+    return wires.count_reached(msgspec.msgpack.decode(about, type=Reached))
+
+
+def _answer(address: Address, plain: bool, id: int, delivered: int) -> Response:
+    if plain:
+        word = "delivered" if delivered else "offline"
+        return Response(200, f"{word}\n{address.shown}\n".encode(), "text/plain; charset=utf-8")
+    return Response(200, _encode({"id": id, "delivered": delivered, "stored": True}))
 
 
 def _header(request: Request, name: bytes, limit: int) -> str:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from penstock.api.context import Context
 from penstock.core.ledger import Recipient
 from penstock.doors.sps.cluster import WireOwners
@@ -41,6 +43,14 @@ class UnclaimedWire(Timed):
     def expired(self) -> None:
         """It has waited long enough."""
         self._home.let_through(self._wire)
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """An event, and which wires it is for."""
+
+    id: int
+    streams: tuple[str, ...]  # that they read
+    name: str = ""  # of the one device, if it is for one
 
 
 class Wires:
@@ -118,6 +128,11 @@ class Wires:
         feeds = dict.fromkeys(feed for stream in streams for feed in self.hub.readers(stream))
         wires = (self._open.get(feed.who.name) for feed in feeds if feed.who.door == DOOR)
         return [wire for wire in wires if wire is not None]
+
+    def count_reached(self, reached: Reached) -> int:
+        """How many wires here have that event, or will in a moment."""
+        name = reached.name
+        return sum(wire.has(reached.id) for wire in self.reading(reached.streams) if name in ("", wire.who.name))
 
     # ── opening ───────────────────────────────────────────────────────────────────────────────
 

@@ -90,6 +90,15 @@ class WorkerEngine:
         """Have the log process copy everything into an empty directory."""
         return await self._link.call("backup", Any, str(directory))
 
+    async def find_readers(self, streams: Sequence[str]) -> list[str]:
+        """The other workers that have a reader of any of these streams; none, if the log process does not answer."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                found: list[str] = await self._link.call("find_readers", list[str], streams)
+        except (PenstockError, TimeoutError):
+            return []
+        return found
+
     async def counts(self) -> list[Sample]:
         """What the log process has counted."""
         found: list[Sample] = await self._link.call("counts", list[Sample])

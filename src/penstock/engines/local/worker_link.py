@@ -325,6 +325,12 @@ class WorkerLink(Link):
     async def is_member(self, member: str) -> bool:
         return member in self._server.members()
 
+    async def find_readers(self, streams: Sequence[str]) -> list[str]:
+        """The other workers that want any of these streams."""
+        server = self._server
+        wanting = {link for stream in streams for link in server.interest.find(stream)}
+        return [link.node for link in server.links if link is not self and (link in wanting or link.everything)]
+
     async def counts(self) -> list[Sample]:
         """What the log process has counted."""
         server = self._server
@@ -389,6 +395,7 @@ OTHER_CALLS: Final[dict[str, tuple[Any, Callable[..., Awaitable[object]]]]] = {
     "look": (tuple[tuple[str, ...]], WorkerLink.look),
     "backup": (tuple[str], WorkerLink.backup),
     "counts": (tuple[()], WorkerLink.counts),
+    "find_readers": (tuple[tuple[str, ...]], WorkerLink.find_readers),
     "blocks": (tuple[int, int, int], WorkerLink.blocks),
     "export_open": (tuple[int, ExportRange], WorkerLink.export_open),
     "export_next": (tuple[int], WorkerLink.export_next),
