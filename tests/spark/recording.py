@@ -1,10 +1,10 @@
-"""Passes requests on to a server, and remembers what was asked for and over how many connections."""
+"""Passes requests on to a server, and remembers what was asked for; answers may be changed on their way back."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, urlsplit
@@ -17,6 +17,7 @@ class Recording:
     """What came through."""
 
     url: str
+    change: Callable[[bytes], bytes] | None  # what becomes of the bytes of answers; an OSError cuts the connection
     connections: int = 0
     lines: list[str] = field(default_factory=list)
 
@@ -35,10 +36,10 @@ class Recording:
 
 
 @contextmanager
-def recording(server: RunningServer) -> Iterator[Recording]:
+def recording(server: RunningServer, change: Callable[[bytes], bytes] | None = None) -> Iterator[Recording]:
     """A server at another address that answers as *server* does, until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        kept = Recording(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        kept = Recording(f"http://127.0.0.1:{listener.getsockname()[1]}", change)
         accepting = threading.Thread(target=_accept, args=(listener, server.port, kept), daemon=True)
         accepting.start()
         yield kept
@@ -60,18 +61,22 @@ def _accept(listener: socket.socket, port: int, kept: Recording) -> None:
 
 def _pass_on(here: socket.socket, port: int, kept: Recording) -> None:
     with here, socket.create_connection(("127.0.0.1", port)) as there:
-        back = threading.Thread(target=_pump, args=(there, here, None), daemon=True)
+        back = threading.Thread(target=_pump, args=(there, here, kept.change), daemon=True)
         back.start()
-        _pump(here, there, kept)
+        _pump(here, there, lambda data: _noted(data, kept))
         back.join()
 
 
-def _pump(here: socket.socket, there: socket.socket, kept: Recording | None) -> None:
+def _noted(data: bytes, kept: Recording) -> bytes:
+    if data[:4] in (b"GET ", b"POST", b"PUT "):  # our client sends a request's head in one piece
+        kept.lines.append(data.split(b"\r\n", 1)[0].decode())
+    return data
+
+
+def _pump(here: socket.socket, there: socket.socket, change: Callable[[bytes], bytes] | None) -> None:
     with suppress(OSError):
         while data := here.recv(65536):
-            if kept and data[:4] in (b"GET ", b"POST", b"PUT "):  # our client sends a request's head in one piece
-                kept.lines.append(data.split(b"\r\n", 1)[0].decode())
-            there.sendall(data)
+            there.sendall(change(data) if change else data)
     for one in (here, there):
         with suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)

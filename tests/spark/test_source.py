@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import GreaterThan
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import _parse_datatype_string
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType, _parse_datatype_string
 
 from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient
@@ -179,6 +179,40 @@ def test_an_export_with_its_last_message_is_whole() -> None:
 def test_an_export_that_was_cut_off_fails_the_task(reader: Any) -> None:
     with pytest.raises(CutOff):
         rows_read(reader)
+
+
+class BeginsAnew(LogReader):
+    """Sabotage: after an export broke off it asks for the last batch once more."""
+
+    def _last_id(self, batch: pa.RecordBatch) -> int:
+        return int(batch["id"][0].as_py())
+
+
+def ids_read(server: RunningServer, upto: int, make: type[LogReader]) -> tuple[list[int], int]:
+    """The ids that a task reads although its first export breaks off in the middle, and how often it asked."""
+    passed = 0
+
+    def cut_once(data: bytes) -> bytes:
+        nonlocal passed
+        before, passed = passed, passed + len(data)
+        if before < 2_000_000 <= passed:  # the first batch has come, the second has not
+            raise ConnectionResetError
+        return data
+
+    with recording(server, cut_once) as proxy:
+        options = {"url": proxy.url, "token": server.admin_token, "columns": "id,body"}
+        reader = make(options, StructType([StructField("id", LongType()), StructField("body", BinaryType())]))
+        batches = list(reader.read(Part(Cut(0, upto))))
+        return [id for batch in batches for id in batch["id"].to_pylist()], len(proxy.asked("/v1/log/arrow"))
+
+
+def test_a_read_goes_on_after_the_last_row_when_an_export_breaks_off(server: RunningServer) -> None:
+    client = PipelineClient(server.url, server.admin_token)
+    publish(client, "/cut", [b"x" * 1_000] * 4_000)
+    upto = client.newest()
+
+    assert ids_read(server, upto, LogReader) == (list(range(1, upto + 1)), 2)
+    assert ids_read(server, upto, BeginsAnew) != (list(range(1, upto + 1)), 2)
 
 
 # ── streaming reads ────────────────────────────────────────────────────────────────────────────

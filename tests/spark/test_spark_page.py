@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,23 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline.client import PipelineClient
 from penstock.testing import RunningServer
+from tests.api.lake_rig import server_with_lake
 from tests.spark.filling import publish
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 BODIES = [b'{"item": "pen", "price": 2.5}', b'{"item": "desk", "price": 250, "wood": "oak"}', b"no JSON"]
 
 
+@pytest.fixture
+def beside_lake(tmp_path: Path) -> Iterator[RunningServer]:
+    with server_with_lake(tmp_path) as server:
+        yield server
+
+
 def test_the_pieces_of_the_page_run(
-    spark: SparkSession, server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, beside_lake: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    server = beside_lake
     client = PipelineClient(server.url, server.admin_token)
     publish(client, "/orders/one", BODIES)
     names: dict[str, Any] = {"spark": spark, "url": server.url, "token": server.admin_token, "folder": str(tmp_path)}

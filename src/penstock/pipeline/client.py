@@ -57,8 +57,8 @@ class PipelineClient:
 
     # ── the log ───────────────────────────────────────────────────────────────────────────────
 
-    def plan(self, after: int, upto: int | None = None, **limits: int) -> dict[str, Any]:
-        """Slices of the log from *after* on; *limits* are `parts`, `max_rows` and `max_bytes`."""
+    def plan(self, after: int, upto: int | None = None, **limits: int | str) -> dict[str, Any]:
+        """Slices of the log from *after* on; *limits* are `parts`, `max_rows` and `max_bytes`, and `history`."""
         wanted: dict[str, object] = {"after": after, **limits}
         return self.call("GET", "/v1/log/plan", {**wanted, **({} if upto is None else {"upto": upto})})
 
@@ -67,7 +67,7 @@ class PipelineClient:
         asked = {"after": max(0, after), "wait": f"{wait:g}"}
         return int(self.call("GET", "/v1/pipeline/news", asked, timeout=wait + TIMEOUT_SECONDS)["id"])
 
-    def begin(self, consumer: str, wanted: Mapping[str, str | int]) -> int:
+    def begin(self, consumer: str, wanted: Mapping[str, str | int | bool]) -> int:
         """The id after which *consumer* begins. Whoever asked first under that name has decided it."""
         body = json.dumps(wanted).encode()
         return int(self.call("POST", "/v1/pipeline/consumers/" + quote(consumer, safe=""), body=body)["after"])

@@ -24,7 +24,7 @@ _ID_END: Final = 2**63 - 1
 
 READING: Final = frozenset(
     ("url", "token", "streams", "after", "upto", "since", "until", "columns", "partitions", "maxeventspertrigger",
-     "maxbytespertrigger", "consumer", "startingposition", "wait", "cuts", "failondataloss")
+     "maxbytespertrigger", "consumer", "startingposition", "wait", "cuts", "failondataloss", "history")
 )  # fmt: skip
 """The options of a read, in lower case."""
 
@@ -57,6 +57,7 @@ class ReadOptions:
     wait: float
     cuts: tuple[Cut, ...]
     fail_on_data_loss: bool
+    history: bool
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
@@ -85,10 +86,11 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         _seconds(options, "wait", "5"),
         tuple(cuts_given(options["cuts"])) if options.get("cuts") else (),
         _flag(options, "failondataloss", "true"),
+        _flag(options, "history", "false"),
     )
 
 
-def start_of(options: ReadOptions) -> dict[str, str | int]:
+def start_of(options: ReadOptions) -> dict[str, str | int | bool]:
     """Where a streaming read begins, as the server takes it; without options, at the earliest entry."""
     given = [options.after is not None, bool(options.since), bool(options.position)]
     if given.count(True) > 1:
@@ -99,7 +101,7 @@ def start_of(options: ReadOptions) -> dict[str, str | int]:
         return {"time": options.since}
     if options.position not in ("", "earliest", "latest"):
         raise InputInvalid("option startingPosition", f"{options.position!r} is neither earliest nor latest")
-    return {"position": options.position or "earliest"}
+    return {"position": options.position or "earliest", **({"history": True} if options.history else {})}
 
 
 def offset_of(upto: int, cuts: Sequence[Cut] = (), lost: Cut | None = None) -> dict[str, str | int]:

@@ -2,6 +2,8 @@
 
     spark.read.format("penstock").option("url", …).option("token", …).option("streams", "/orders/>").load()
 
+With the option `history` what the log has trimmed comes from the lake, through the same server.
+
 It needs the standard library, pyarrow and pyspark, nothing else: this is what runs in Spark's workers.
 """
 
@@ -37,7 +39,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.http import ApiError
+from penstock.client.http import ApiError, ServerUnreachable
 from penstock.core.matching import matches
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid, NameInvalid, OperatorError, PenstockError, Trimmed
@@ -73,23 +75,34 @@ MOST_NAMES: Final = 64
 """Streams that a filter may name one by one and that the server is asked for. With more of them it is not narrowed."""
 
 
+ATTEMPTS: Final = 3
+"""How often in a row an export may break off before its first row, until the task fails."""
+
+
 class CutOff(PenstockError):
-    """An export ended before its last message. The task fails, and is run again from its beginning."""
+    """An export ended before its last message."""
 
     code = "export_cut_off"
     remedy = "Run the task again; look at the server's log if it happens often."
 
 
+class RowsMissing(CutOff):
+    """An export has another number of rows than its last message says. Nothing of it can be trusted."""
+
+    code = "export_rows_missing"
+    remedy = "This is a defect: report it, with the server's log."
+
+
 class DataLost(OperatorError):
-    """What is to be read next is no longer in the log."""
+    """What is to be read next is no longer in the log nor, with the option `history`, in the lake."""
 
     code = "data_lost"
 
-    def __init__(self, after: int, upto: int) -> None:
-        super().__init__(f"ids {after + 1:,} to {upto:,} were trimmed from the log before they were read")
-        self.remedy = (
-            "Read them from the lake's table events. To go on without them, set the option failOnDataLoss to false."
-        )
+    def __init__(self, after: int, upto: int, *, history: bool) -> None:
+        where = ", and the lake does not have them" if history else " before they were read"
+        super().__init__(f"ids {after + 1:,} to {upto:,} were trimmed from the log{where}")
+        first = "" if history else "Set the option history to true, to read them from the lake. "
+        self.remedy = first + "To go on without them, set the option failOnDataLoss to false."
         self.add_note(f"{self.code}: {self.remedy}")  # all that Spark shows of an error is its traceback
 
 
@@ -153,31 +166,51 @@ class _Reader:
         self._streams = self._read.streams
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        part = partition if isinstance(partition, Part) else None  # Spark's own stands for a read without any part
-        while part and part.lo < part.hi:
+        """The rows of a part. An export that breaks off is complete up to its last row: the rest is asked for anew."""
+        if not isinstance(partition, Part):  # Spark's own stands for a read without any part
+            return
+        reached, failures = partition.lo, 0
+        while reached < partition.hi:
+            begin = reached
             try:
-                yield from read_slice(self._client, part, self._asked())
+                for batch in read_slice(self._client, Part(Cut(begin, partition.hi)), self._asked()):
+                    reached = self._last_id(batch)
+                    yield batch.select(self._read.columns)
                 return
             except ApiError as error:  # it came instead of the first batch
-                part = Part(Cut(self._go_on_at(error, part.lo), part.hi))
+                reached = self._go_on_at(error, begin)
+            except RowsMissing:
+                raise
+            except (CutOff, ServerUnreachable, pa.ArrowInvalid):
+                failures = 0 if reached > begin else failures + 1
+                if failures >= ATTEMPTS:
+                    raise
+
+    def _last_id(self, batch: pa.RecordBatch) -> int:
+        return int(batch["id"][-1].as_py())
 
     def _asked(self) -> dict[str, str]:
-        return {"columns": ",".join(self._read.columns), **({"streams": self._streams} if self._streams else {})}
+        columns = self._read.columns if "id" in self._read.columns else ("id", *self._read.columns)
+        return {"columns": ",".join(columns), **({"streams": self._streams} if self._streams else {}), **self._history}
+
+    @property
+    def _history(self) -> dict[str, str]:
+        return {"history": "true"} if self._read.history else {}
 
     def _plan(self, after: int, upto: int, **limits: int) -> tuple[int, dict[str, Any]]:
-        """A plan, and where it begins: at *after*, or at the trim point if less is left and that was allowed."""
+        """A plan, and where it begins: at *after*, or where the rest begins if less is left and that was allowed."""
         try:
-            return after, self._client.plan(after, upto, parts=self._read.partitions, **limits)
+            return after, self._client.plan(after, upto, parts=self._read.partitions, **limits, **self._history)
         except ApiError as error:
             trimmed = self._go_on_at(error, after)
         return self._plan(trimmed, max(upto, trimmed), **limits)
 
     def _go_on_at(self, error: ApiError, after: int) -> int:
-        """The trim point, when *error* says that ids after *after* were trimmed and the read may do without them."""
+        """Where the rest begins, when *error* says that ids after *after* are gone and the read may do without them."""
         if error.code != Trimmed.code:
             raise error
-        trimmed = int(self._client.call("GET", "/v1/pipeline")["trimmed"])
-        lost = DataLost(after, trimmed)
+        trimmed = error.facts["trimmed_upto"]
+        lost = DataLost(after, trimmed, history=self._read.history)
         if self._read.fail_on_data_loss:
             raise lost from None
         log.warning("source.data_lost: %s", lost)
@@ -304,7 +337,7 @@ class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableN
     def _check_in_log(self, position: int, newest: int) -> None:
         """Refuse a position that the log never had. A node that only lags behind is waited for."""
         try:
-            self._client.plan(position, position)
+            self._client.plan(position, position, **self._history)
         except ApiError as error:
             if error.status == 404:
                 raise PositionBeyondLog(position, newest) from None
@@ -338,7 +371,7 @@ def _checked(reader: Any, part: Part) -> Iterator[pa.RecordBatch]:
         rows += batch.num_rows
         yield batch
     if rows != int(metadata[b"rows"]) or part.hi != int(metadata[b"upto"]):
-        raise CutOff(f"the export of ({part.lo}, {part.hi}] gave {rows} rows of {metadata[b'rows'].decode()}")
+        raise RowsMissing(f"the export of ({part.lo}, {part.hi}] gave {rows} rows of {metadata[b'rows'].decode()}")
 
 
 def _is_name(value: object) -> bool:
