@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import InputInvalid
+from penstock.iceberg.store import open_store
 from penstock.pipeline import publishing, staged_requests
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.sink import BatchSink, StreamSink, sink_options
@@ -40,10 +41,10 @@ def options(folder: Path, **more: str) -> dict[str, str]:
         ({"writer": "a/b"}, "option writer"),
         ({"writer": ""}, "option writer: is missing"),
         ({"strem": "/b"}, "is unknown"),
-        ({"staging": "s3://bucket"}, "is not a folder"),
+        ({"staging": "nowhere://bucket"}, "option staging: .* cannot be opened"),
         ({"publish": "later"}, "option publish"),
         ({"publish": "commit", "staging": ""}, "option staging: is missing"),
-        ({"publish": "commit", "staging": "", "checkpointLocation": "s3://bucket"}, "is not a folder"),
+        ({"publish": "commit", "staging": "", "checkpointLocation": "nowhere://x"}, "cannot be opened"),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_name(tmp_path: Path, more: dict[str, str], said: str) -> None:
@@ -54,14 +55,16 @@ def test_options_that_cannot_be_are_refused_by_name(tmp_path: Path, more: dict[s
 @pytest.mark.parametrize(
     ("more", "where"),
     [
-        ({"staging": "/x"}, "/x/penstock-sink"),
-        ({"staging": "", "checkpointLocation": "file:/y%20z"}, "/y z/penstock-sink"),
-        ({"staging": "", "checkpointLocation": "s3://bucket/z"}, tempfile.gettempdir() + "/penstock-sink"),
-        ({"staging": ""}, tempfile.gettempdir() + "/penstock-sink"),
+        ({"staging": "/x%20y"}, "file:///x%20y/penstock-sink"),
+        ({"staging": "s3://bucket/x/"}, "s3://bucket/x/penstock-sink"),
+        ({"staging": "", "checkpointLocation": "file:/y%20z"}, "file:///y z/penstock-sink"),
+        ({"staging": "", "checkpointLocation": "s3a://bucket/z"}, f"file://{tempfile.gettempdir()}/penstock-sink"),
+        ({"staging": "", "checkpointLocation": "s3a://bucket/z", "publish": "commit"}, "s3://bucket/z/penstock-sink"),
+        ({"staging": ""}, f"file://{tempfile.gettempdir()}/penstock-sink"),
     ],
 )
 def test_tasks_stage_where_they_can_write(tmp_path: Path, more: dict[str, str], where: str) -> None:
-    assert sink_options(options(tmp_path, **more), schema("body")).staging == Path(where)
+    assert open_store(sink_options(options(tmp_path, **more), schema("body")).staging).url == where
 
 
 @pytest.mark.parametrize("columns", [("stream",), ("body", "extra"), ("body", "stream")])

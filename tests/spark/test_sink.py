@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from penstock.iceberg.store import open_store
 from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.publishing import EncodedRequest
 from penstock.pipeline.sink import RowsNotRepeated, WriterTaken, _Sink
@@ -33,7 +35,7 @@ def published(client: PipelineClient, stream: str) -> list[str]:
     return [entry["data"] for entry in client.call("GET", "/v1/read", asked)["entries"]]
 
 
-def writing(frame: DataFrame, client: PipelineClient, staging: Path, **options: object) -> None:
+def writing(frame: DataFrame, client: PipelineClient, staging: Path | str, **options: object) -> None:
     writer = frame.write.format("penstock").mode("append").option("url", client.url).option("token", client.token)
     writer.options(staging=str(staging), **{name: str(value) for name, value in options.items()}).save()
 
@@ -79,7 +81,7 @@ class Sink(_Sink):
     """A sink without Spark, that can be made to end after some requests."""
 
     def __init__(
-        self, client: PipelineClient, staging: Path, writer: str, *, ends_after: int = 10**9, **options: object
+        self, client: PipelineClient, staging: Path | str, writer: str, *, ends_after: int = 10**9, **options: object
     ) -> None:
         given = {"url": client.url, "token": client.token, "writer": writer, "stream": f"/sink/{writer}"}
         more = {name: str(value) for name, value in options.items()}
@@ -119,7 +121,7 @@ FIRST, SECOND = ([b"%s\n%d" % (name, number) for number in range(5)] for name in
 """Each of them is a request of its own, as they are no lines."""
 
 
-def write_twice(sink: type[Sink], client: PipelineClient, staging: Path, writer: str) -> list[str]:
+def write_twice(sink: type[Sink], client: PipelineClient, staging: Path | str, writer: str) -> list[str]:
     """Write a batch that ends in the middle, and once more with its rows in another order."""
     ending = sink(client, staging, writer, ends_after=7)
     with pytest.raises(KeyboardInterrupt):
@@ -138,10 +140,36 @@ def test_without_the_manifest_rows_are_lost_and_doubled(client: PipelineClient, 
     assert write_twice(Forgetful, client, tmp_path, "forgetful") != [body.decode() for body in FIRST + SECOND]
 
 
+def left(staging: str) -> list[str]:
+    """The files that lie in *staging*."""
+    return [one.path for one in open_store(staging).list("")]
+
+
+@pytest.mark.usefixtures("s3")
+def test_staging_on_an_object_store_is_as_good_as_a_folder(spark: SparkSession, client: PipelineClient) -> None:
+    place, whole = f"s3://lake/{uuid4().hex}", [body.decode() for body in FIRST + SECOND]
+
+    # A commit that ended in the middle goes on from its manifest, and a task from the file that was claimed
+    assert write_twice(Sink, client, place, "middle-s3") == whole
+    assert repeat_a_task(Sink, client, "claimed-s3", place, place) == whole
+    # And the same checks find a sink that looks at neither
+    assert write_twice(Forgetful, client, place, "forgetful-s3") != whole
+    assert sorted(repeat_a_task(Forgetful, client, "unclaimed-s3", place, place)) != sorted(whole)
+    open_store(place).delete(left(place))
+    # And Spark's own tasks stage there, where the driver finds it
+    frame = spark.createDataFrame([(bytearray(line),) for line in lines(300)], "body BINARY").repartition(3)
+    for _ in range(2):
+        writing(frame, client, place, writer="s3", stream="/sink/s3", publish="commit")
+    assert sorted(published(client, "/sink/s3")) == sorted(line.decode() for line in lines(300))
+    assert left(place) == []
+
+
 # ── tasks that publish ─────────────────────────────────────────────────────────────────────────
 
 
-def repeat_a_task(sink: type[Sink], client: PipelineClient, writer: str, first: Path, second: Path) -> list[str]:
+def repeat_a_task(
+    sink: type[Sink], client: PipelineClient, writer: str, first: Path | str, second: Path | str
+) -> list[str]:
     """A task ends after three of its ten requests; the next attempt has its rows in another order."""
     with pytest.raises(KeyboardInterrupt):
         sink(client, first, writer, ends_after=3, publish="tasks").run_task(4, FIRST + SECOND)
@@ -191,7 +219,7 @@ class Trusting(Sink):
         pass
 
 
-def repeat_elsewhere(sink: type[Sink], client: PipelineClient, staging: Path, writer: str) -> list[str]:
+def repeat_elsewhere(sink: type[Sink], client: PipelineClient, staging: Path | str, writer: str) -> list[str]:
     """One of two tasks has published when the query ends; repeated, rows are in other partitions."""
     first = sink(client, staging, writer, publish="tasks")
     first.run_task(4, FIRST, partition=1)

@@ -13,7 +13,7 @@ for a numbered request that it has seen, so what must not change is which rows a
     commit     compare what was claimed with the tasks that count, then remember the batch at the server
 
 `publish=commit`: for queries that give other rows when they are repeated (random numbers, new ids). Tasks only stage,
-in a folder that driver and workers share, and the driver publishes:
+in a folder or an object store that driver and workers share, and the driver publishes:
 
     commit     batch not above the last one that the server remembers: nothing to do
                else write the manifest (which files, in which order) unless there is one; publish its files in
@@ -31,19 +31,19 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.errors import Conflict, InputInvalid
+from penstock.errors import ConfigInvalid, Conflict, InputInvalid
+from penstock.iceberg.store import open_store
 from penstock.pipeline.client import PipelineClient, RecordChanged, StoredRecord
 from penstock.pipeline.offsets import known_options, number_of, required
 from penstock.pipeline.publishing import EncodedRequest, send, sequence_of
-from penstock.pipeline.staged_requests import StagedFile, stage, staged_requests
-from penstock.pipeline.tables import write_durably
+from penstock.pipeline.staged_requests import StagedFile, discard, is_staged, stage, staged_requests
 
 Messages: TypeAlias = Sequence[WriterCommitMessage | None]
 
@@ -74,8 +74,8 @@ class RowsNotRepeated(Conflict):
     def __init__(self, writer: str, batch: int, what: str) -> None:
         super().__init__(f"batch {batch} of writer {writer!r} was repeated with {what}")
         self.remedy = (
-            "What it has published stays; the rest was not added. Use publish=commit with a staging folder that all "
-            "workers share for a query whose rows differ when it is repeated, and a new epoch to go on."
+            "What it has published stays; the rest was not added. Use publish=commit with staging that all workers "
+            "share for a query whose rows differ when it is repeated, and a new epoch to go on."
         )
         self.add_note(f"{self.code}: {self.remedy}")  # all that Spark shows of an error is its traceback
 
@@ -90,7 +90,7 @@ class SinkOptions:
     epoch: int
     stream: str
     publish: str
-    staging: Path
+    staging: str  # a folder, or the address of an object store
 
     @property
     def key(self) -> str:
@@ -118,21 +118,26 @@ def sink_options(given: Mapping[str, str], schema: StructType) -> SinkOptions:
     return SinkOptions(url, token, writer, epoch, options.get("stream", ""), publish, _staging(options, publish))
 
 
-def _staging(options: Mapping[str, str], publish: str) -> Path:
+def _staging(options: Mapping[str, str], publish: str) -> str:
     """Where tasks write: what was given, else beside the checkpoint if that is a folder, else where temporary files go.
 
-    Only a commit that publishes must find it again.
+    Only a commit that publishes must find it again. It takes a checkpoint on an object store as well; others would need
+    its keys for nothing.
     """
     given, checkpoint = options.get("staging", ""), options.get("checkpointlocation", "")
-    place = urlsplit(given or checkpoint)
-    if (given or publish == COMMIT) and place.scheme not in ("", "file"):
-        remedy = "Give a folder that driver and workers share."
-        raise InputInvalid("option staging", f"{given or checkpoint} is not a folder", remedy=remedy)
-    if not (given or checkpoint) and publish == COMMIT:
-        raise InputInvalid("option staging", "is missing", remedy="Give a folder that driver and workers share.")
-    if not (given or checkpoint) or place.scheme not in ("", "file"):
-        return Path(tempfile.gettempdir(), "penstock-sink")
-    return Path(unquote(place.path) if place.scheme else given or checkpoint).absolute() / "penstock-sink"
+    place = given or checkpoint
+    shared = bool(given) or publish == COMMIT
+    if not place and shared:
+        raise InputInvalid("option staging", "is missing", remedy="Give a place that driver and workers share.")
+    if not place or not (shared or urlsplit(place).scheme in ("", "file")):
+        return str(Path(tempfile.gettempdir(), "penstock-sink"))
+    for alias in ("s3a://", "s3n://"):  # as Hadoop calls it
+        place = place.replace(alias, "s3://", 1) if place.startswith(alias) else place
+    try:
+        open_store(place)
+    except ConfigInvalid as error:
+        raise InputInvalid("option staging", str(error), remedy="Give a folder, or s3://bucket/prefix.") from error
+    return place.rstrip("/") + "/penstock-sink"
 
 
 class _Sink:
@@ -140,6 +145,7 @@ class _Sink:
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._sink = sink_options(options, schema)
+        self._store = open_store(self._sink.staging)
 
     # ── in a task ─────────────────────────────────────────────────────────────────────────────
 
@@ -161,7 +167,7 @@ class _Sink:
         context = TaskContext.get()
         query = (context.getLocalProperty(_QUERY_PROPERTY) or "") if context else ""
         partition = context.partitionId() if context else 0
-        return stage(self._sink.staging, map(_checked, batches), self._sink.stream, query, partition)
+        return stage(self._store, map(_checked, batches), self._sink.stream, query, partition)
 
     def _publish_partition(self, client: PipelineClient, staged: StagedFile, batch: int) -> None:
         sink, kept = self._sink, client.get(self._sink.key).value
@@ -175,7 +181,7 @@ class _Sink:
             self._send(client, request, *sequence_of(producer, batch, number))
         with suppress(RecordChanged):  # another attempt has said so, or the query has gone on
             client.put(self._claim_key(staged), {**claim.value, "done": True}, expect=claim.version)
-        Path(claim.value["path"]).unlink(missing_ok=True)
+        discard([claim.value["path"]])
 
     def _claim_key(self, staged: StagedFile) -> str:
         return f"{self._sink.key}/{staged.partition}"
@@ -208,7 +214,7 @@ class _Sink:
             raise RowsNotRepeated(self._sink.writer, batch, f"other rows in partition {staged.partition}")
         if held["done"]:
             return None
-        if Path(held["path"]).exists():
+        if is_staged(held["path"]):
             return claim
         if held["order"] != staged.order:
             what = f"rows in another order in partition {staged.partition}, and {held['path']} cannot be read here"
@@ -227,7 +233,7 @@ class _Sink:
                 files = self._finish(client, staged, batch)
                 query = staged[0].query if staged else kept.value.get("query", "")
                 client.put(sink.key, {"epoch": sink.epoch, "query": query, "last": batch}, expect=kept.version)
-                self._manifest_path(batch).unlink(missing_ok=True)
+                self._store.delete([self._manifest_name(batch)])
                 self.discard(files)
         self.discard(staged)
 
@@ -260,8 +266,7 @@ class _Sink:
 
     def discard(self, staged: Sequence[StagedFile]) -> None:
         """Remove staged files."""
-        for one in staged:
-            Path(one.path).unlink(missing_ok=True)
+        discard(one.path for one in staged)
 
     def _check_writer(self, kept: Mapping[str, Any], staged: Sequence[StagedFile]) -> None:
         """Refuse a second query under one name: each would take the other's batches for repeats of its own."""
@@ -279,18 +284,17 @@ class _Sink:
 
     def _is_published_by_commit(self, batch: int) -> bool:
         """A batch that a commit has begun to publish is brought to its end that way, whatever the options say now."""
-        return self._sink.publish == COMMIT or self._manifest_path(batch).exists()
+        return self._sink.publish == COMMIT or not self._store.missing([self._manifest_name(batch)])
 
-    def _manifest_path(self, batch: int) -> Path:
-        return self._sink.staging / f"{self._sink.writer}-{self._sink.epoch}-{batch}.json"
+    def _manifest_name(self, batch: int) -> str:
+        return f"{self._sink.writer}-{self._sink.epoch}-{batch}.json"
 
     def _manifest(self, batch: int, staged: Sequence[StagedFile]) -> list[StagedFile]:
         """The files of this batch: those of the first attempt that wrote the manifest."""
-        path = self._manifest_path(batch)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(path, json.dumps([[one.path, one.rows, one.query] for one in staged]))
-        return [StagedFile(*one) for one in json.loads(path.read_text())]
+        name = self._manifest_name(batch)
+        if self._store.missing([name]):
+            self._store.put(name, json.dumps([[one.path, one.rows, one.query] for one in staged]).encode())
+        return [StagedFile(*one) for one in json.loads(self._store.read(name))]
 
 
 class StreamSink(DataSourceStreamArrowWriter):

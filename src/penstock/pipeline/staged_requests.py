@@ -1,7 +1,8 @@
 """Files of requests that are ready to be sent: what a task of the sink has made of its rows.
 
 A file is an Arrow stream, one row a request. It is cut and encoded once; whoever publishes it sends the same requests
-in the same order, so that their numbers stand for the same rows each time.
+in the same order, so that their numbers stand for the same rows each time. It lies in a folder or on an object store,
+and is known by its whole address, so that another worker can open it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import WriterCommitMessage
 
+from penstock.iceberg.store import FileStore, open_store
 from penstock.pipeline.publishing import EncodedRequest, NewEvent, encode, requests
-from penstock.pipeline.tables import sync
 
 _SCHEMA: Final = pa.schema(
     [
@@ -41,7 +41,7 @@ write of the server's: rows that go to many streams in turn would be one request
 class StagedFile(WriterCommitMessage):
     """What a task has staged."""
 
-    path: str
+    path: str  # the address of its file
     rows: int
     query: str
     partition: int = 0
@@ -76,10 +76,10 @@ class _RowsDigest:
         return f"{len(self._digests) // 8}:{self._sum % 2**64:016x}"
 
 
-def stage(folder: Path, batches: Iterator[pa.RecordBatch], stream: str, query: str, partition: int) -> StagedFile:
+def stage(store: FileStore, batches: Iterator[pa.RecordBatch], stream: str, query: str, partition: int) -> StagedFile:
     """Write the requests that *batches* make to a file of their own, durably."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, digest, rows = folder / f"{uuid.uuid4().hex}.arrow", _RowsDigest(), 0
+    store.make_folder("")
+    name, digest, rows = f"{uuid.uuid4().hex}.arrow", _RowsDigest(), 0
 
     def events() -> Iterator[NewEvent]:
         nonlocal rows
@@ -89,13 +89,13 @@ def stage(folder: Path, batches: Iterator[pa.RecordBatch], stream: str, query: s
                 yield event
             rows += batch.num_rows
 
-    with path.open("wb") as file, pa.ipc.new_stream(file, _SCHEMA) as writer:
+    with store.files.open_output_stream(store.place(name)) as file, pa.ipc.new_stream(file, _SCHEMA) as writer:
         for group in _groups(encode(request) for request in requests(by_stream(events()))):
             columns = [[getattr(one, name) for one in group] for name in _SCHEMA.names]
             writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
-    sync(path)
-    sync(folder)
-    return StagedFile(str(path), rows, query, partition, digest.order, digest.content)
+    store.sync([name])
+    path = store.place(name) if store.is_local else store.location(name)
+    return StagedFile(path, rows, query, partition, digest.order, digest.content)
 
 
 def by_stream(events: Iterable[NewEvent]) -> Iterator[NewEvent]:
@@ -111,9 +111,29 @@ def by_stream(events: Iterable[NewEvent]) -> Iterator[NewEvent]:
     yield from chain.from_iterable(window.values())
 
 
+def find_staged(path: str) -> tuple[FileStore, str]:
+    """The store that a staged file is in, and its name there."""
+    folder, _, name = path.rpartition("/")
+    return open_store(folder), name
+
+
+def is_staged(path: str) -> bool:
+    """Whether that file can be read here."""
+    store, name = find_staged(path)
+    return not store.missing([name])
+
+
+def discard(paths: Iterable[str]) -> None:
+    """Remove staged files."""
+    for path in paths:
+        store, name = find_staged(path)
+        store.delete([name])
+
+
 def staged_requests(path: str) -> Iterator[EncodedRequest]:
     """The requests of a staged file, in order."""
-    with pa.OSFile(path) as source:
+    store, name = find_staged(path)
+    with store.files.open_input_file(store.place(name)) as source:
         for batch in pa.ipc.open_stream(source):
             for row in range(batch.num_rows):
                 yield EncodedRequest(*(column[row].as_py() for column in batch.columns))

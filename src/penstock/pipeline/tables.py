@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -113,21 +111,3 @@ def days_between(files: Iterable[PlannedFile], after: int, upto: int) -> list[tu
         else:
             cuts.append((lo, hi, file.day))
     return cuts
-
-
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a small file in one step: whenever the machine stops, it is there whole, as before or as it is now."""
-    fresh = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    fresh.write_text(text)
-    sync(fresh)
-    fresh.rename(path)
-    sync(path.parent)
