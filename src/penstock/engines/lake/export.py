@@ -4,7 +4,8 @@
     the lake, by row groups        │ the engine's own export, which goes on with the same Arrow stream
 
 The server reads the lake for those who export, instead of telling them its files: a task on another machine has a
-token and no keys to the store, sees the streams that its token allows, and never sees what was erased.
+token and no keys to the store, and sees the streams that its token allows. Each row group is looked for in the table as
+it is at that moment, so what was erased from the lake in the middle of an export does not come any more.
 
 The trim point is looked at anew after each piece. What was trimmed meanwhile is in the lake, so nothing is missed. Only
 where the engine has begun with its rows is it too late to go back; then the answer breaks off, complete up to its last
