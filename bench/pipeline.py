@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from bench.rig.machine import cpu_seconds, memory_kb, resident_kb
+from bench.rig.machine import CpuMeter, memory_kb, resident_kb
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
 from bench.rig.sink import measure_sink
@@ -122,9 +122,9 @@ def _export(client: PipelineClient, server: RunningServer, pid: int, rounds: int
     newest, costs, floors = client.newest(), [], []
     _read(client, min(newest, 1000))  # the export's process has started
     for _ in range(rounds):
-        before = cpu_seconds(pid)
+        meter = CpuMeter(pid)
         rows = _read(client, newest)
-        costs.append(1e6 * (cpu_seconds(pid) - before) / rows)
+        costs.append(1e6 * meter.seconds() / rows)
         floors.append(_select(server.data / "penstock.db"))
     return Figure("export", median(costs), "µs of server CPU per event", median(floors), "rows by sqlite3", 2.0, 1.4)
 
@@ -158,7 +158,7 @@ def _archive(report: Report, place: Workplace, server: int, folder: Path, given:
         settle(given)
         small.append(_take(place, server, few))
         whole.append(_take(place, server, place.client.newest()))
-        floors.append(_write_from_memory(place, folder / "floor"))
+        floors.append(_write_from_memory(place, server, folder / "floor"))
     rate, floor = (median([run.rows / run.seconds for run in runs]) for runs in (whole, floors))
     cpu = {
         "spark_cpu_us": median([1e6 * run.spark_cpu / run.rows for run in whole]),
@@ -178,10 +178,9 @@ def _take(place: Workplace, server: int, upto: int) -> Run:
     """Archive the log up to an id, from the beginning."""
     kept = place.client.get("lake/events")
     place.client.put("lake/events", {"fence": kept.value.get("fence", 0), "done": 0}, expect=kept.version)
-    began, spark_before, server_before = time.monotonic(), _own_cpu(server), cpu_seconds(server)
+    began, of_spark, of_server = time.monotonic(), CpuMeter(os.getpid(), without=server), CpuMeter(server)
     rows = archive.run(_UpTo.make(place, upto), {}).data["rows"]
-    seconds = time.monotonic() - began
-    return Run(rows, seconds, _own_cpu(server) - spark_before, cpu_seconds(server) - server_before)
+    return Run(rows, time.monotonic() - began, of_spark.seconds(), of_server.seconds())
 
 
 class _UpTo(PipelineClient):
@@ -199,17 +198,12 @@ class _UpTo(PipelineClient):
         return self.upto
 
 
-def _own_cpu(server: int) -> float:
-    """CPU of this process and of Spark, without the server, which is a child of ours, too."""
-    return cpu_seconds(os.getpid()) - cpu_seconds(server)
-
-
-def _write_from_memory(place: Workplace, folder: Path) -> Run:
+def _write_from_memory(place: Workplace, server: int, folder: Path) -> Run:
     frame = place.read("events", _first_files(place)).repartition(2).cache()
     rows = frame.count()
-    began, before = time.monotonic(), cpu_seconds(os.getpid())
+    began, meter = time.monotonic(), CpuMeter(os.getpid(), without=server)
     frame.write.mode("overwrite").parquet(str(folder))
-    run = Run(rows, time.monotonic() - began, cpu_seconds(os.getpid()) - before)
+    run = Run(rows, time.monotonic() - began, meter.seconds())
     frame.unpersist(blocking=True)
     return run
 
@@ -244,9 +238,9 @@ def measure_up(report: Report, pid: int, client: PipelineClient, seconds: int, w
 def _idle(report: Report, pid: int, client: PipelineClient, seconds: int) -> None:
     """What `up` takes while nothing is published: the server, the driver, its JVM and its workers."""
     wait_until(lambda: _caught_up(client), within=180)
-    before, began = cpu_seconds(pid), time.monotonic()
+    meter, began = CpuMeter(pid), time.monotonic()
     time.sleep(seconds)
-    cores = (cpu_seconds(pid) - before) / (time.monotonic() - began)
+    cores = meter.seconds() / (time.monotonic() - began)
     report.add(Figure("up idle, CPU", cores, "cores", None, "", 0.15, 0.1))
     resident = {"resident_mb": resident_kb(pid) / 1024}
     report.add(Figure("up idle, memory", memory_kb(pid) / 1024, "MB", None, "", 1200, detail=resident))

@@ -33,7 +33,7 @@ from bench import (
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
 from bench.rig.load import Load, undisturbed
-from bench.rig.machine import Neighbours, cpu_seconds, memory_kb
+from bench.rig.machine import CpuMeter, Neighbours, cpu_seconds, memory_kb
 from bench.rig.report import Figure
 from bench.rig.requests import EVENT_BYTES, MARK, event, load, save, tail
 from penstock.cli.app import run
@@ -170,6 +170,41 @@ def test_the_work_of_children_that_have_ended_is_counted() -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - children
     assert used > 0.03
     assert cpu_seconds(os.getpid()) - before >= used - 0.02  # the kernel keeps it in steps of 10 ms
+
+
+FORGETFUL = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+worker = os.fork()
+if not worker:
+    while time.process_time() < 0.2:
+        pass
+    print(flush=True)
+    time.sleep(600)
+sys.stdin.readline()
+os.kill(worker, signal.SIGKILL)
+while os.path.exists(f"/proc/{worker}"):
+    time.sleep(0.01)
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_meter_does_not_fall_when_a_child_ends_whose_time_nobody_counts() -> None:
+    # Given a process whose child has worked, and which takes no note of its end, as Spark's Python daemon does
+    with subprocess.Popen([sys.executable, "-c", FORGETFUL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.readline()
+        meter, sabotage = CpuMeter(process.pid), cpu_seconds(process.pid)
+        # When that child ends
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        # Then the sum over the living falls, and the meter does not
+        assert cpu_seconds(process.pid) < sabotage
+        assert meter.seconds() >= 0
+        process.kill()
 
 
 def test_runs_that_neighbours_disturbed_are_left_out_where_there_are_others() -> None:

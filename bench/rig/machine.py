@@ -24,6 +24,32 @@ def cpu_seconds(pid: int) -> float:
     return sum(_own_seconds(one) + _ended_seconds(one) for one in _tree(pid))
 
 
+class CpuMeter:
+    """CPU time of a process and its children from now on; it never falls.
+
+    The sum that `cpu_seconds` gives does, when a child ends and nobody takes note of it: Spark's Python daemon ignores
+    the end of its workers, and then the kernel adds their time to no one.
+    """
+
+    def __init__(self, pid: int, without: int = 0) -> None:
+        """*without* is a child whose time, and its children's, is not to count."""
+        self._pid, self._without = pid, without
+        self._own, self._ended = self._look()
+
+    def seconds(self) -> float:
+        """What was used since the beginning."""
+        own, ended = self._look()
+        gone = sum(spent for pid, spent in self._own.items() if pid not in own)
+        alive = sum(max(0.0, spent - self._own.get(pid, 0.0)) for pid, spent in own.items())
+        return alive + max(0.0, ended - self._ended - gone)
+
+    def _look(self) -> tuple[dict[int, float], float]:
+        """The time of each process, and of those that have ended together."""
+        left_out = set(_tree(self._without)) if self._without else set()
+        tree = [one for one in _tree(self._pid) if one not in left_out]
+        return {one: _own_seconds(one) for one in tree}, sum(_ended_seconds(one) for one in tree)
+
+
 def memory_kb(pid: int) -> float:
     """Memory of a process and its living children; what several share is counted once (PSS)."""
     return float(sum(_smaps_kb(one, "Pss") for one in _tree(pid)))

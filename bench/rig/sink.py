@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.rig.machine import cpu_seconds
+from bench.rig.machine import CpuMeter
 from bench.rig.report import Figure, Report, median
 from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient
@@ -53,6 +53,6 @@ def measure_sink(
 def _write(frame: DataFrame, client: PipelineClient, server: int, folder: Path, way: str) -> tuple[float, float]:
     """Seconds of one write, and CPU seconds of the server."""
     writer = frame.write.format("penstock").mode("append").options(url=client.url, token=client.token, publish=way)
-    began, before = time.monotonic(), cpu_seconds(server)
+    began, meter = time.monotonic(), CpuMeter(server)
     writer.options(writer=uuid.uuid4().hex, staging=str(folder)).save()
-    return time.monotonic() - began, cpu_seconds(server) - before
+    return time.monotonic() - began, meter.seconds()
