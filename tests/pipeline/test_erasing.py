@@ -91,3 +91,5 @@ def test_names_and_bounds_tell_which_files_cannot_have_it() -> None:
     assert [by_id.may_be_in(file) for file in files] == [True, False, True, True]
     assert [by_stream.may_be_in(file) for file in files] == [True, True, False, False]
     assert not gone([])
+    parts = [by_id.part_in(file.file).ids for file in files]
+    assert parts == [(10,), (), (25,), (10,)], "a task is given what its own file may have"

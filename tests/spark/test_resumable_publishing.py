@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import InputInvalid
-from penstock.pipeline import resumable_publishing
+from penstock.pipeline import jobs, resumable_publishing
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, campaign, ledger, replay, retention
 from penstock.pipeline.publishing import NewEvent
@@ -179,15 +179,25 @@ def run_in_pieces(place: Workplace, options: Mapping[str, str], source: Path) ->
     finish(campaign, place, options)
 
 
-def test_nobody_of_a_campaign_is_written_to_twice(world: World, tmp_path: Path) -> None:
+def test_nobody_of_a_campaign_is_written_to_twice(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, place = world
     source = people(tmp_path)
+    # Given a list that several tasks copy
+    monkeypatch.setattr(jobs, "TASK_ROWS", 5)
+    together = "spark.sql.adaptive.coalescePartitions.enabled"
+    place.spark.conf.set(together, "false")
     options = {"name": "spring", "source": str(source), "key": "user", "body": "text", "to": "/spring/{key}"}
 
-    run_in_pieces(place, {**options, "rate": "100000"}, source)
+    try:
+        run_in_pieces(place, {**options, "rate": "100000"}, source)
+    finally:
+        place.spark.conf.unset(together)
 
+    assert len(place.client.get("pipeline/campaigns/spring").value["files"]) > 4
     assert accepted(server, "spring") == Counter({f"p{number:03d}": 1 for number in range(40)})
-    assert not exists(server, "spring", 50), "the list was begin_or_resume when it had 40 rows"
+    assert not exists(server, "spring", 50), "the list was copied when it had 40 rows"
     assert bodies(server, "/spring/p007") == ["hello 7"]
 
 
@@ -203,7 +213,8 @@ def test_the_same_check_finds_a_campaign_that_forgets_its_numbers(
     def forgetful(
         job: JobRecord, producer: str, numbered: Any, throttle: Throttle, faults: Faults, seconds: float
     ) -> bool:
-        rows = campaign._events(place.lake.store, "_campaigns/forgetful/list.parquet", 0, options["to"], "")
+        parts = [campaign.ListPart(f"_campaigns/forgetful/{name}", rows) for name, rows in job.value["files"]]
+        rows = campaign._events(place.lake.store, parts, 0, options["to"], "")
         return resumable_publishing.publish_numbered(job, f"{producer}~{next(runs)}", rows, throttle, faults)
 
     monkeypatch.setattr(campaign, "publish_numbered", forgetful)

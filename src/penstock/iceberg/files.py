@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
 from penstock.errors import OperatorError
@@ -112,19 +113,35 @@ def checked(file: LakeFile, rows: int, written: WrittenFile | None) -> WrittenFi
     return written
 
 
-def read_batches(store: FileStore, location: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    """The rows of a data file, a row group at a time; *columns* or all. A column that it does not have is null."""
+def read_batches(
+    store: FileStore, location: str, columns: Sequence[str] = (), streams: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a data file, a row group at a time; *columns* or all. A column that it does not have is null.
+
+    With *streams*, those rows only whose column `stream`, which must be wanted, is one of them.
+    """
     file = parse_location(location)
     schema = arrow_schema(file.table) if file else None
     with store.files.open_input_file(store.place(store.relative(location))) as stream:
         opened = parquet.ParquetFile(stream)
         wanted = columns or (schema.names if schema else opened.schema_arrow.names)
         for number in range(opened.num_row_groups):
+            if streams and not _may_have(opened.metadata.row_group(number), streams):
+                continue
             rows = opened.read_row_group(number, columns=list(wanted))
+            if streams:
+                rows = rows.filter(pc.is_in(rows["stream"], pa.array(streams)))
             for name in wanted:
                 if schema and name not in rows.schema.names:
                     rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
             yield from rows.select(list(wanted)).to_batches()
+
+
+def _may_have(group: parquet.RowGroupMetaData, streams: Sequence[str]) -> bool:
+    """Whether a row group may have rows of *streams*, by its bounds."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    bounds = next(one.statistics for one in columns if one.path_in_schema == "stream")
+    return bounds is None or not bounds.has_min_max or any(bounds.min <= one <= bounds.max for one in streams)
 
 
 def _writing(table: str) -> dict[str, Any]:

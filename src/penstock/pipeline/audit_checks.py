@@ -1,7 +1,6 @@
 """The checks of an audit, as transforms: frames in, frames of findings out.
 
-Checks over the whole log look at one summary row per (file, stream, chunk). That is a small frame however many events
-there are, and a file that does not change is summed up once.
+Checks over the whole log look at the sums over its files (`file_sums.py`), not at the events themselves.
 """
 
 from __future__ import annotations
@@ -14,10 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.pipeline.ledger_batches import BATCH
 from penstock.wire.ledger import FINAL
 
-SUMMARY: Final = (
-    "file STRING, stream STRING, chunk BIGINT, rows BIGINT, ids BIGINT, first_id BIGINT, last_id BIGINT, "
-    "first_index BIGINT, last_index BIGINT, indexes BIGINT, begin BIGINT, end BIGINT, bytes BIGINT"
-)
 HEADS: Final = "stream STRING, next_index BIGINT, chunk BIGINT, offset BIGINT, last_id BIGINT"
 MAILBOXES: Final = "recipient STRING, month STRING, next BIGINT, pending ARRAY<BIGINT>, expired BIGINT"
 
@@ -26,23 +21,6 @@ FOLLOWING: Final = "msgstream"
 
 
 # ── events ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def summarize(events: DataFrame) -> DataFrame:
-    """One row for each file, stream and chunk. *events* has a column `file`."""
-    line = F.when(F.col("size") > 0, F.col("offset"))
-    return events.groupBy("file", "stream", "chunk").agg(
-        F.count("id").alias("rows"),
-        F.countDistinct("id").alias("ids"),
-        F.min("id").alias("first_id"),
-        F.max("id").alias("last_id"),
-        F.min("index").alias("first_index"),
-        F.max("index").alias("last_index"),
-        F.countDistinct("index").alias("indexes"),
-        F.min(line).alias("begin"),
-        F.max(line + F.col("size")).alias("end"),
-        F.sum("size").alias("bytes"),
-    )
 
 
 def holes(summary: DataFrame, begin: int = 0) -> DataFrame:

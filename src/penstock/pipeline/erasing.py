@@ -7,6 +7,7 @@ attributes and body, as the log's own tombstone does.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.iceberg.files import PlannedFile, WrittenFile, checked, read_batches, write_file
 from penstock.iceberg.store import FileStore
+from penstock.wire.lake import LakeFile
 
 STREAM: Final = "/_erased"
 """Where the server says what was erased."""
@@ -29,7 +31,7 @@ _EMPTIED: Final = ("type", "attributes", "body")
 class Gone:
     """What must not be read any more: these entries, and those of streams up to an id."""
 
-    ids: frozenset[int]
+    ids: tuple[int, ...]  # in order
     streams: Mapping[str, int]
 
     def __bool__(self) -> bool:
@@ -41,7 +43,14 @@ class Gone:
         streams = [stream for stream, upto in self.streams.items() if file.lo < upto]
         if any((least is None or least <= one) and (greatest is None or one <= greatest) for one in streams):
             return True
-        return any(file.lo < id <= file.hi for id in self.ids)
+        return bool(self._ids_in(file))
+
+    def part_in(self, file: LakeFile) -> Gone:
+        """What of it a file may have, by its name: a task is given no more."""
+        return Gone(self._ids_in(file), {stream: upto for stream, upto in self.streams.items() if file.lo < upto})
+
+    def _ids_in(self, file: LakeFile) -> tuple[int, ...]:
+        return self.ids[bisect_right(self.ids, file.lo) : bisect_right(self.ids, file.hi)]
 
     def count_in(self, rows: pa.RecordBatch) -> int:
         """How many of *rows* have what must go."""
@@ -49,7 +58,7 @@ class Gone:
 
     def within(self, rows: pa.RecordBatch) -> Any:
         """Which of *rows* (id, stream, kind) still have what must go, as a mask."""
-        found = pc.is_in(rows["id"], pa.array(sorted(self.ids), pa.int64()))
+        found = pc.is_in(rows["id"], pa.array(self.ids, pa.int64()))
         for stream, upto in self.streams.items():
             of_stream = pc.and_(pc.equal(rows["stream"], stream), pc.less_equal(rows["id"], upto))
             found = pc.or_(found, of_stream)
@@ -68,7 +77,7 @@ def gone(requests: Iterable[bytes]) -> Gone:
         ids.update(wanted)
         if stream:
             streams[stream] = max(upto, streams.get(stream, 0))
-    return Gone(frozenset(ids), streams)
+    return Gone(tuple(sorted(ids)), streams)
 
 
 def read_request(body: bytes) -> tuple[list[int], str, int]:
@@ -103,6 +112,21 @@ def emptied(rows: pa.RecordBatch, what: Gone) -> pa.RecordBatch:
 
 def _with(rows: pa.RecordBatch, name: str, column: Any) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
+
+
+@dataclass(frozen=True, slots=True)
+class FindRequests:
+    """What one task does: find the requests with ids in (after, upto] in a file."""
+
+    store: FileStore
+    location: str
+    after: int
+    upto: int
+
+    def run(self) -> list[bytes]:
+        """The bodies of the requests."""
+        rows = read_batches(self.store, self.location, ("id", "stream", "kind", "body"), (STREAM,))
+        return [body for batch in rows for body in requests_in(batch, self.after, self.upto)]
 
 
 @dataclass(frozen=True, slots=True)

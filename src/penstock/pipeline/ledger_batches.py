@@ -8,7 +8,7 @@ before it is a repeat. Those highest ones are the *heads*; the record of the tab
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -43,25 +43,39 @@ LOOKED_AT: Final = (*_COLUMNS, "state")
 
 
 @dataclass(frozen=True, slots=True)
-class FoundBatches:
-    """What was found in decoded rows."""
+class SeenBatches:
+    """What one file of decoded rows has."""
 
-    repeats: frozenset[int]  # ids of entries that repeat a batch
+    batches: list[Batch]
     unreadable: int  # how many entries cannot be read
     positions: int  # how many records say how far a recipient has come
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBatches:
+    """What was found in the decoded rows of a slice."""
+
+    repeats: frozenset[int]  # ids of entries that repeat a batch
+    unreadable: int
+    positions: int
     heads: Heads  # after these rows
 
 
-def look_through(rows: Iterable[pa.RecordBatch], heads: Heads) -> FoundBatches:
-    """Look through decoded rows that come after the batches of *heads*. One piece at a time is in memory."""
+def look_through(rows: Iterable[pa.RecordBatch]) -> SeenBatches:
+    """Look through decoded rows. One piece at a time is in memory."""
     counts, batches = Counter[str](), list[Batch]()
     for piece in rows:
         for state in (UNREADABLE, CONFIRMED):
             counts[state] += pc.sum(pc.equal(piece["state"], state)).as_py() or 0
         found = piece.filter(pc.equal(piece["state"], BATCH))
         batches += zip(*(found[name].to_pylist() for name in _COLUMNS), strict=True)
-    repeats, newest = find_repeats(batches, heads)
-    return FoundBatches(repeats, counts[UNREADABLE], counts[CONFIRMED], newest)
+    return SeenBatches(batches, counts[UNREADABLE], counts[CONFIRMED])
+
+
+def find_in(seen: Sequence[SeenBatches], heads: Heads) -> FoundBatches:
+    """What the files of a slice have, all together. They come after the batches of *heads*."""
+    repeats, newest = find_repeats((batch for one in seen for batch in one.batches), heads)
+    return FoundBatches(repeats, sum(one.unreadable for one in seen), sum(one.positions for one in seen), newest)
 
 
 def find_repeats(batches: Iterable[Batch], heads: Heads) -> tuple[frozenset[int], Heads]:

@@ -37,27 +37,32 @@ class MergedTable:
     split: Split | None = None
 
 
-def merge_into(place: Workplace, turn: Turn, table: MergedTable, fresh: DataFrame, intent: Intent) -> TableChange:
-    """Merge *fresh* rows, which have each key once, into *table*."""
+def merge_into(
+    place: Workplace, turn: Turn, table: MergedTable, fresh: DataFrame, intent: Intent, made_of: int
+) -> TableChange:
+    """Merge *fresh* rows, which have each key once, into *table*. They are *made_of* so many rows."""
     files = turn.table(table.name).files()
     if sum(one.size for one in files) <= SURELY_BYTES:
-        return _merged(place, table, files, fresh, intent)
-    fresh = fresh.cache()
+        return _merged(place, table, files, fresh, intent, made_of)
+    with place.shuffling(made_of):
+        fresh = fresh.cache()
+        likely = touched(place, files, table, fresh)
     try:
-        return _merged(place, table, touched(place, files, table, fresh), fresh, intent)
+        return _merged(place, table, likely, fresh, intent, made_of)
     finally:
         fresh.unpersist()
 
 
 def _merged(
-    place: Workplace, table: MergedTable, files: Sequence[PlannedFile], fresh: DataFrame, intent: Intent
+    place: Workplace, table: MergedTable, files: Sequence[PlannedFile], fresh: DataFrame, intent: Intent, made_of: int
 ) -> TableChange:
     """New files in the place of *files*."""
     place.lake.check(files)
     rows = table.merge(place.read(table.name, files).unionByName(fresh)) if files else fresh
     lo = min([intent.after, *(one.file.lo for one in files)])
     name = LakeFile(lo, intent.upto, intent.slices[-1].day, table.name)
-    written = write_frame(rows.sortWithinPartitions(*table.order), place.lake.store, [name], table.split)
+    with place.shuffling(made_of + sum(one.rows for one in files)):
+        written = write_frame(rows.sortWithinPartitions(*table.order), place.lake.store, [name], table.split)
     return TableChange(table.name, written, [one.location for one in files])
 
 

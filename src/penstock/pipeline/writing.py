@@ -134,11 +134,12 @@ class ReadFiles:
     store: FileStore
     columns: tuple[str, ...]
     name_as: str  # a column for the file's name; empty for none
+    streams: tuple[str, ...] = ()  # rows of these only; empty: all
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for location in batch.column(0).to_pylist():
-                for rows in read_batches(self.store, location, self.columns):
+                for rows in read_batches(self.store, location, self.columns, self.streams):
                     yield self._named(rows, location.rpartition("/")[2])
 
     def _named(self, rows: pa.RecordBatch, name: str) -> pa.RecordBatch:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -22,6 +23,14 @@ from penstock.wire.columns import TABLES, ddl
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+TASK_ROWS: Final = 500_000
+"""Rows that one task of a shuffle has at most, as a rule: it holds them in memory to sort and write them."""
+
+TASK_FILES: Final = 16
+"""Files that one task reads at most, where Spark itself cannot open the store."""
+
+_SHUFFLE: Final = "spark.sql.shuffle.partitions"
 
 JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase")
 
@@ -55,19 +64,27 @@ class Workplace:
         return found
 
     def read(
-        self, table: str, files: Iterable[PlannedFile | WrittenFile], *columns: str, name_as: str = ""
+        self,
+        table: str,
+        files: Iterable[PlannedFile | WrittenFile],
+        *columns: str,
+        name_as: str = "",
+        streams: Sequence[str] = (),
     ) -> DataFrame:
         """The rows of these files of *table*: these *columns*, or all; *name_as* is one more, the file's name.
 
-        Spark itself reads a folder. It cannot open other stores; there the tasks read by pyarrow.
+        Spark itself reads a folder. It cannot open other stores; there the tasks read by pyarrow, all *columns* of all
+        rows, or of those of *streams*: say what is needed.
         """
         names = columns or tuple(column.name for column in TABLES[table])
         schema = ddl([column for name in names for column in TABLES[table] if column.name == name])
         schema += f", {name_as} STRING" if name_as else ""
         paths = [self.lake.store.relative(one.location) for one in files]
-        return self.read_stored(paths, schema, name_as)
+        return self.read_stored(paths, schema, name_as, streams)
 
-    def read_stored(self, paths: Sequence[str], schema: str, name_as: str = "") -> DataFrame:
+    def read_stored(
+        self, paths: Sequence[str], schema: str, name_as: str = "", streams: Sequence[str] = ()
+    ) -> DataFrame:
         """The rows of Parquet files of the store. The last column is the file's name if *name_as* says so."""
         store, names = self.lake.store, [one.split()[0] for one in schema.split(", ")]
         if not paths:  # Spark refuses to read nothing
@@ -75,11 +92,26 @@ class Workplace:
         if store.is_local:
             own = schema.removesuffix(f", {name_as} STRING")
             frame = self.spark.read.schema(own).parquet(*map(store.place, paths))
+            frame = frame.where(F.col("stream").isin(*streams)) if streams else frame
             return frame.withColumn(name_as, F.col("_metadata.file_name")) if name_as else frame
-        tasks = min(len(paths), 4 * self.spark.sparkContext.defaultParallelism)
+        usual = 4 * self.spark.sparkContext.defaultParallelism
+        tasks = min(len(paths), max(usual, -(-len(paths) // TASK_FILES)))
         rows = self.spark.sparkContext.parallelize([(store.location(path),) for path in paths], tasks)
-        reading = ReadFiles(store, tuple(name for name in names if name != name_as), name_as)
+        reading = ReadFiles(store, tuple(name for name in names if name != name_as), name_as, tuple(streams))
         return self.spark.createDataFrame(rows, "location STRING").mapInArrow(reading, schema)
+
+    @contextmanager
+    def shuffling(self, rows: int) -> Iterator[None]:
+        """Let shuffles within the block have as many tasks as *rows* need, and no fewer than usual.
+
+        Spark puts tasks together again that turn out to be small.
+        """
+        usual = self.spark.conf.get(_SHUFFLE) or "1"
+        self.spark.conf.set(_SHUFFLE, str(max(int(usual), -(-rows // TASK_ROWS))))
+        try:
+            yield
+        finally:
+            self.spark.conf.set(_SHUFFLE, usual)
 
     def in_tasks(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """What *function* makes of each item, a task for each. A single one is done here: that is quicker."""

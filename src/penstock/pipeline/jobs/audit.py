@@ -20,9 +20,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -31,6 +28,7 @@ from penstock.iceberg.store import StoredFile
 from penstock.pipeline import audit_checks, skipped_entries
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
+from penstock.pipeline.file_sums import SUMS, SumUpFile
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
 from penstock.wire.lake import LakeFile
 
@@ -42,10 +40,10 @@ SUMMARIES: Final = "_audit"
 NAMED: Final = 100
 """Findings of one check that are named one by one. Over it: the report says how many more there are."""
 
-AT_ONCE: Final = 64
-"""Files that are summed up at a time: the driver holds no more of the sums in memory."""
-
 FAILING: Final = ("missing", "double")
+
+_LOOKED_AT: Final = ("id", "stream", "index", "kind", "time", "expires_at", "attributes")
+"""The columns of `events` that checks look at. Bodies are read of one stream only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +114,12 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
         report.findings += [] if not cut.upto else [AuditFinding("missing", "files", "there are no files at all")]
         return report
     summary = _summaries(place, files, full=full).cache()
-    events = place.read("events", files)
+    events = place.read("events", files, *_LOOKED_AT)
+    present = place.read("events", files, "stream", "kind", "body", streams=(skipped_entries.PRESENCE,))
+    batches = place.read("events", files, *_LOOKED_AT, streams=(ledger.STREAM,))
     records = place.read("ledger", place.files("ledger"))
     report.counts = _counts(summary, files)
-    told = audit_checks.batches_in_events(events).cache()
+    told = audit_checks.batches_in_events(batches).cache()
     epochs = audit_checks.epochs(told, records).orderBy("node", "epoch").collect()
     report.findings += _check_events(place, summary, cut, begin)
     bad = place.read("unreadable", place.files("unreadable")).cache()
@@ -128,7 +128,7 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
     report.findings += (finding for row in epochs for finding in _check_epoch(row, events))
     report.findings += _check_mailboxes(place, cut, records, events, _last_crash(epochs))
     report.findings += _check_pushers(cut, events, records)
-    report.findings += _check_readers(events, records)
+    report.findings += _check_readers(events, present, records)
     told.unpersist()
     bad.unpersist()
     summary.unpersist()
@@ -173,22 +173,16 @@ def _pages(client: PipelineClient, path: str, name: str, **parameters: str) -> I
 
 
 def _summaries(place: Workplace, files: list[PlannedFile], *, full: bool) -> DataFrame:
-    """Sums over every file, in a file of its own for each. Those of earlier audits are used, unless *full*."""
+    """Sums over every file, each made by a task. Those of earlier audits are used, unless *full*."""
     place.lake.check(files)
     store = place.lake.store
     stored = {store.location(one.path): one for one in store.list("events/data")}
     sums = {one.file.name: _summary(stored[one.location]) for one in files}
     kept = {one.path for one in store.list(SUMMARIES)}
     fresh = [one for one in files if full or sums[one.file.name] not in kept]
-    for begin in range(0, len(fresh), AT_ONCE):
-        some = fresh[begin : begin + AT_ONCE]
-        table = audit_checks.summarize(place.read("events", some, name_as="file")).toArrow()
-        for one in some:
-            stream = pa.BufferOutputStream()
-            parquet.write_table(table.filter(pc.equal(table["file"], one.file.name)), stream)
-            store.put(sums[one.file.name], stream.getvalue().to_pybytes())
+    place.in_tasks(SumUpFile.run, [SumUpFile(store, one.location, sums[one.file.name]) for one in fresh])
     store.delete(kept - set(sums.values()))
-    return place.read_stored(list(sums.values()), audit_checks.SUMMARY)
+    return place.read_stored(list(sums.values()), SUMS)
 
 
 def _summary(one: StoredFile) -> str:
@@ -301,10 +295,10 @@ def _check_pushers(cut: AuditCut, events: DataFrame, records: DataFrame) -> Iter
             yield AuditFinding("pending", "pushers", f"pusher {pusher['id']} is {pusher['state']}")
 
 
-def _check_readers(events: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
+def _check_readers(events: DataFrame, present: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
     """Entries that apps and devices skipped (`skipped_entries.py`)."""
     given = skipped_entries.taken(ledger.without_repeats(records))
-    runs = skipped_entries.without_absence(skipped_entries.skipped(given, events), skipped_entries.presence(events))
+    runs = skipped_entries.without_absence(skipped_entries.skipped(given, events), skipped_entries.presence(present))
     for row, more in _named(runs.orderBy("door", "recipient", "stream", "first")):
         words = (
             f"{row.recipient} went on in {row.stream} without a record of {row.entries:,} entries, "

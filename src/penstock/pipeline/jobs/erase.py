@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import InputInvalid
-from penstock.iceberg.files import PlannedFile, read_batches
+from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import TableChange, Turn, watermark
-from penstock.pipeline.erasing import STREAM, EraseFrom, Gone, gone, requests_in
+from penstock.pipeline.erasing import STREAM, EraseFrom, FindRequests, Gone, gone
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive
 from penstock.pipeline.tables import covering
 
@@ -70,7 +70,7 @@ def _change(place: Workplace, turn: Turn) -> tuple[TableChange, int]:
     """New files in the place of those that have what was erased, and how many rows lose something."""
     files = sorted(turn.table("events").files(), key=lambda one: one.file)
     what = _requested(place, turn, files)
-    tasks = [EraseFrom(place.lake.store, one, what) for one in files if what.may_be_in(one)]
+    tasks = [EraseFrom(place.lake.store, one, what.part_in(one.file)) for one in files if what.may_be_in(one)]
     done = place.in_tasks(EraseFrom.run, tasks)
     added = [written for _, written in done if written]
     removed = [task.file.location for task, (_, written) in zip(tasks, done, strict=True) if written]
@@ -83,12 +83,8 @@ def _requested(place: Workplace, turn: Turn, files: list[PlannedFile]) -> Gone:
     inside = covering("events", files, min(after, turn.done), turn.done)
     likely = [one for one in inside if _may_have(one, STREAM)]
     place.lake.check(likely)
-    return gone(
-        body
-        for one in likely
-        for batch in read_batches(place.lake.store, one.location, ("id", "stream", "kind", "body"))
-        for body in requests_in(batch, after, turn.done)
-    )
+    tasks = [FindRequests(place.lake.store, one.location, after, turn.done) for one in likely]
+    return gone(body for found in place.in_tasks(FindRequests.run, tasks) for body in found)
 
 
 def _may_have(file: PlannedFile, stream: str) -> bool:

@@ -14,7 +14,8 @@ then, whichever file that is in. So positions have a table of their own; whoever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -22,6 +23,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from penstock.iceberg.files import WrittenFile, arrow_schema, read_batches
+from penstock.iceberg.store import FileStore
 from penstock.pipeline.commit import Intent, Slice, TableChange, Turn, watermark
 from penstock.pipeline.erasing import STREAM as ERASED
 from penstock.pipeline.erasing import read_request
@@ -32,6 +34,8 @@ from penstock.pipeline.ledger_batches import (
     UNREADABLE,
     FoundBatches,
     Heads,
+    SeenBatches,
+    find_in,
     heads_from_rows,
     heads_to_rows,
     look_through,
@@ -205,9 +209,10 @@ def plan_from_lake(place: Workplace, after: int, upto: int) -> Intent:
     return Intent(after, upto, tuple(Slice(lo, hi, day) for lo, hi, day in cuts))
 
 
-def events_between(place: Workplace, after: int, upto: int, *columns: str) -> DataFrame:
-    """The rows of `events` with ids in (after, upto], from those files only whose names say so."""
-    frame = place.read("events", place.events_in(after, upto), "id", *(name for name in columns if name != "id"))
+def events_between(place: Workplace, after: int, upto: int, *columns: str, streams: Sequence[str] = ()) -> DataFrame:
+    """The rows of `events` (or of *streams*) with ids in (after, upto], from those files only whose names say so."""
+    wanted = ("id", *(name for name in columns if name != "id"))
+    frame = place.read("events", place.events_in(after, upto), *wanted, streams=streams)
     return frame.where((F.col("id") > after) & (F.col("id") <= upto)).select(*columns)
 
 
@@ -222,10 +227,10 @@ def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
         records, heads, said = records + written, found.heads, said + found.positions
         others.append(TableChange("unreadable", unread))
     if records:
-        decoded = place.read("ledger", records)
-        others.append(merge_into(place, turn, _DELIVERIES, fold(decoded), intent))
+        decoded, rows = place.read("ledger", records), sum(one.rows for one in records)
+        others.append(merge_into(place, turn, _DELIVERIES, fold(decoded), intent, rows))
         if said:
-            others.append(merge_into(place, turn, _POSITIONS, positions(decoded), intent))
+            others.append(merge_into(place, turn, _POSITIONS, positions(decoded), intent, rows))
     changes = _joined([TableChange("ledger", records), *others])
     turn.publish(changes, {"batches": heads_to_rows(heads)})
     return sum(len(change.added) for change in changes)
@@ -240,15 +245,25 @@ def _joined(changes: Iterable[TableChange]) -> list[TableChange]:
     return list(by_table.values())
 
 
+@dataclass(frozen=True, slots=True)
+class _LookThrough:
+    """What one task does: look through a file that was just decoded."""
+
+    store: FileStore
+    location: str
+
+    def run(self) -> SeenBatches:
+        return look_through(read_batches(self.store, self.location, LOOKED_AT))
+
+
 def _decode_slice(
     place: Workplace, one: Slice, heads: Heads
 ) -> tuple[list[WrittenFile], list[WrittenFile], FoundBatches]:
     """The files of a slice for `ledger` and for `unreadable`, and what was found in it."""
     store = place.lake.store
-    decoded = transform(events_between(place, one.lo, one.hi, "id", "stream", "kind", "body"))
+    decoded = transform(events_between(place, one.lo, one.hi, "id", "stream", "kind", "body", streams=SYSTEM))
     written = write_frame(decoded, store, [file_of("ledger", one)])
-    rows = (piece for file in written for piece in read_batches(store, file.location, LOOKED_AT))
-    found = look_through(rows, heads)
+    found = find_in(place.in_tasks(_LookThrough.run, [_LookThrough(store, file.location) for file in written]), heads)
     if not found.unreadable and not found.repeats:
         return written, [], found
     whole = place.read("ledger", written)

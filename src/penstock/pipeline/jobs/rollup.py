@@ -114,15 +114,17 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
 def _changes(place: Workplace, turn: Turn, intent: Intent) -> Iterator[TableChange]:
     published = accepted(events_between(place, intent.after, intent.upto, "stream", "index", "time", "body"))
     found = [one for one in place.files("ledger") if one.file.overlaps(intent.after, intent.upto)]
+    records = sum(one.rows for one in found)
+    rows = records + intent.upto - intent.after
     if not found:
-        yield merge_into(place, turn, _ROLLUP, add_up(published), intent)
+        yield merge_into(place, turn, _ROLLUP, add_up(published), intent, rows)
         return
     place.lake.check(found)
     inside = (F.col("entry") > intent.after) & (F.col("entry") <= intent.upto)
     ledger = place.read("ledger", found).where(inside)
     entries = _entries_of(place, ledger, intent.upto)
-    yield merge_into(place, turn, _ROLLUP, add_up(published.unionByName(delivered(ledger, entries))), intent)
-    yield merge_into(place, turn, _ACTIVITY, heard_of(ledger), intent)
+    yield merge_into(place, turn, _ROLLUP, add_up(published.unionByName(delivered(ledger, entries))), intent, rows)
+    yield merge_into(place, turn, _ACTIVITY, heard_of(ledger), intent, records)
 
 
 def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
