@@ -1,10 +1,10 @@
-"""A cluster of two workers that share neither network nor folders with the driver, and a copy made on it.
+"""A cluster of two workers that share neither network nor folders with the driver: a copy and a lake made on it.
 
     unshare --net --mount --pid --fork --kill-child --mount-proc python -m tests.spark.cluster_in_namespaces DIR
 
-is the machine of the server, the master and the driver. Each worker has a network and mounts of its own besides: it
-sees neither DIR nor this folder's source, and has Python with pyspark and pyarrow, nothing of ours. Prints what it
-found as JSON.
+is the machine of the server, the master, the driver and the object store of the lake. Each worker has a network and
+mounts of its own besides: it sees neither DIR nor this folder's source, and has Python with pyspark and pyarrow,
+nothing of ours. Prints what it found as JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
+from pyspark.sql import SparkSession
 
 from penstock.cli.pipeline import make_package
 from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.jobs import Workplace, archive, ledger, rollup
 from penstock.pipeline.session import open_session
-from penstock.testing import RunningServer, start_server, wait_until
-from tests.spark.filling import LINES, QUICK_JAVA, QUICK_START, fill
+from penstock.testing import RunningServer, start_s3, start_server, wait_until
+from tests.spark.conftest import make_place
+from tests.spark.filling import LINES, QUICK_JAVA, QUICK_START, archived, differences, fill
+from tests.spark.test_jobs import tail
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(pyspark.__file__).parents[1]
@@ -35,7 +39,7 @@ MINE = Path("/mnt")  # a file system of each machine's own
 PYTHON = MINE / "python"
 ADDRESS = "10.77.0.{}"
 DRIVER = ADDRESS.format(1)
-EVENTS = 30_000
+EVENTS, READ = 30_000, 10
 
 WORKER = f"""
 read _
@@ -126,14 +130,15 @@ def look_around(folder: str, source: str) -> Any:
     return look
 
 
-def copy_through(client: PipelineClient, server: RunningServer, master: str, folder: Path, lost: Any) -> dict[str, Any]:
-    """Read the log on the cluster and write it back as a stream; one worker is lost on the way."""
+def open_cluster(master: str, folder: Path) -> SparkSession:
     package = folder / "penstock-spark.zip"
     make_package(package)
     os.environ["PYSPARK_PYTHON"] = str(PYTHON)
-    spark = open_session(master, settings={**QUICK_START, "spark.submit.pyFiles": str(package)})
-    look = look_around(str(folder), str(ROOT / "src"))
-    seen = sorted({*spark.sparkContext.parallelize(range(8), 8).map(look).collect()})
+    return open_session(master, settings={**QUICK_START, "spark.submit.pyFiles": str(package)})
+
+
+def copy_through(spark: SparkSession, client: PipelineClient, server: RunningServer, folder: Path, lost: Any) -> Any:
+    """Read the log on the cluster and write it back as a stream; one worker is lost on the way."""
     register(spark)
     reading = {"url": client.url, "token": client.token, "streams": "/load/*", "partitions": "4"}
     rows = spark.read.format("penstock").options(**reading, columns="id,kind").load().where("kind = 'data'").count()
@@ -148,9 +153,33 @@ def copy_through(client: PipelineClient, server: RunningServer, master: str, fol
     end(lost)
     server.process.send_signal(signal.SIGCONT)
     query.awaitTermination()
-    host = spark.conf.get("spark.driver.host")
-    spark.stop()
-    return {"seen": seen, "rows": rows, "driver": host, "active": active}
+    return {"rows": rows, "active": active}
+
+
+def archive_through(place: Workplace) -> None:
+    """Archive what is in the log, and what one reader was sent of it, by tasks on both workers."""
+    tail(place, "/load/0", "alice", READ)
+    wait_until(lambda: place.client.call("POST", "/v1/audit/cut")["upto"] > EVENTS)
+    archive.FEW_ROWS = 1_000
+    for job in (archive, ledger, rollup):
+        job.run(place, {})
+
+
+def audit_through(client: PipelineClient, master: str, lake: str) -> dict[str, Any]:
+    """Bring the lake up to date on the worker that is left, by the command, and look at it."""
+    where = ["--master", master, "--url", client.url, "--token", client.token, "--lake", lake]
+    command = [sys.executable, "-m", "penstock", "audit", "--json", *where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **QUICK_JAVA})
+    deliveries = archived(client, lake, "deliveries").to_pylist()
+    sent = {(row["first"], row["last"]) for row in deliveries if row["recipient"] == "alice"}
+    sums = archived(client, lake, "rollup_hourly").to_pylist()
+    return {
+        "audit": done.stdout + done.stderr[-2000:],
+        "passes": done.returncode == 0,
+        "differences": differences(client, lake),
+        "delivered": [len(sent), len(deliveries)],
+        "counted": sum(row["count"] for row in sums if row["state"] == "sent"),
+    }
 
 
 def has_copies(client: PipelineClient) -> bool:
@@ -183,7 +212,16 @@ def main(folder: Path) -> None:
         stack.enter_context(daemon(command, log, DRIVER))
         master = wait_until(lambda: re.search(rf"spark://{re.escape(DRIVER)}:\d+", log.read_text()), within=60)[0]
         workers = [start_worker(stack, folder, number, master) for number in (1, 2)]
-        found = copy_through(client, server, master, folder, workers[0])
+        os.environ.update(stack.enter_context(start_s3(folder / "s3", DRIVER)).environment)
+        spark = open_cluster(master, folder)
+        look = look_around(str(folder), str(ROOT / "src"))
+        seen = sorted({*spark.sparkContext.parallelize(range(8), 8).map(look).collect()})
+        found = {"seen": seen, "driver": spark.conf.get("spark.driver.host")}
+        place = make_place(spark, server, "s3://lake/cluster")
+        archive_through(place)
+        found |= copy_through(spark, client, server, folder, workers[0])
+        spark.stop()
+        found |= audit_through(client, master, place.lake.place)
         source, copy = bodies(client, ""), bodies(client, "/copy")
         found |= {"events": len(source), "copied": len(copy), "same": sorted(source) == sorted(copy)}
         print(json.dumps(found))  # noqa: T201 - what the test reads

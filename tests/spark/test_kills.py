@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from penstock.iceberg.files import WrittenWrong
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import POINTS, Intent, Slice, Turn
+from penstock.pipeline.commit import AFTER_COMMIT, BEFORE_COMMIT, POINTS, Intent, Slice, Turn
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.testing import RunningServer
 from tests.spark.conftest import make_place
@@ -26,6 +26,8 @@ from tests.spark.filling import differences, fill
 ROWS = 20_000
 KILLED = -signal.SIGKILL
 SIX = (*POINTS[:2], IN_TASKS, *POINTS[2:])
+THREE = (IN_TASKS, BEFORE_COMMIT, AFTER_COMMIT)
+"""Where Spark makes a difference. tests/pipeline/test_commit.py ends a turn at every point, without it."""
 
 
 @contextmanager
@@ -55,18 +57,19 @@ def let_work(child: subprocess.Popen[bytes]) -> int:
     return child.returncode
 
 
+@pytest.mark.parametrize("points", [THREE, pytest.param(SIX, marks=pytest.mark.long)], ids=["three", "six"])
 def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
-    spark: SparkSession, server: RunningServer, tmp_path: Path
+    spark: SparkSession, server: RunningServer, tmp_path: Path, points: tuple[str, ...]
 ) -> None:
     client, lake = PipelineClient(server.url, server.admin_token), tmp_path / "lake"
     with ExitStack() as stack:
         # Given drivers, of which one opens its session while the one before it works
         drivers = (
             stack.enter_context(driver(server, lake, point, 17_000 + 2_000 * number))
-            for number, point in enumerate(SIX)
+            for number, point in enumerate(points)
         )
         waiting = next(drivers)
-        for number, point in enumerate(SIX):
+        for number, point in enumerate(points):
             child, waiting = waiting, next(drivers, waiting)
             # and more than each of them gets to, so that every one dies in work of its own
             fill(client, ROWS, seed=number)

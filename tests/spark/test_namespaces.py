@@ -1,4 +1,4 @@
-"""The source and the sink on a cluster whose machines share nothing but a network."""
+"""The source, the sink and the lake on a cluster whose machines share nothing but a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.cluster_in_namespaces import DRIVER, EVENTS
+from tests.spark.cluster_in_namespaces import DRIVER, EVENTS, READ
 
 
 @pytest.mark.limit(280)
-def test_what_is_read_and_written_back_on_a_cluster_is_there_once_though_a_worker_is_lost(tmp_path: Path) -> None:
+def test_what_a_cluster_writes_back_and_archives_is_there_once_though_a_worker_is_lost(tmp_path: Path) -> None:
     machine = ["setpriv", "--pdeathsig", "KILL", "unshare", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     machine += ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*machine, sys.executable, "-m", "tests.spark.cluster_in_namespaces", str(tmp_path)]
@@ -36,3 +36,8 @@ def test_what_is_read_and_written_back_on_a_cluster_is_there_once_though_a_worke
     assert (found["rows"], found["events"]) == (EVENTS, EVENTS)
     assert found["active"], "the copy was at its end before the worker was lost"
     assert (found["copied"], found["same"]) == (EVENTS, True)
+    # The lake is on the object store alone, and equals the log
+    assert found["passes"], found["audit"]
+    assert found["differences"] == []
+    assert found["delivered"][0] == found["delivered"][1] > 0, "one row for each delivery"
+    assert found["counted"] >= READ

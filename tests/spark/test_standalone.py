@@ -69,6 +69,7 @@ def is_whole(path: Path) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_archive_and_audit_survive_the_loss_of_a_worker(
     server: RunningServer, tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[bytes]]]
 ) -> None:

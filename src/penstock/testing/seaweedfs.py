@@ -23,6 +23,7 @@ from penstock.testing.nats import free_ports
 from penstock.testing.waiting import wait_until
 
 BUCKET: Final = "lake"
+LOOPBACK: Final = "127.0.0.1"
 READER: Final = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "only-reads"}
 """Keys that may list and read, and nothing else."""
 _KEYS: Final = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "tested", "AWS_REGION": "us-east-1"}
@@ -38,11 +39,11 @@ class S3Failed(AssertionError):
 class S3Server:
     """One server with the bucket `lake`. It keeps its port and what is stored over all restarts."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, host: str = LOOPBACK) -> None:
+        self._folder, self._host = folder, host
         ports = free_ports(2 * len(_HTTP))
         self.port = ports[_HTTP.index("s3")]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.endpoint = f"http://{host}:{self.port}"
         self.environment = {**_KEYS, "AWS_ENDPOINT_URL": self.endpoint}
         flags = [f"-{name}.port={port}" for name, port in zip(_HTTP, ports, strict=False)]
         flags += [f"-{name}.port.grpc={port}" for name, port in zip(_HTTP, ports[len(_HTTP) :], strict=True)]
@@ -55,7 +56,7 @@ class S3Server:
         )
         config = folder / "identities.json"
         config.write_bytes(msgspec.json.encode({"identities": [_identity(_KEYS, "Admin"), _identity(READER, *_READS)]}))
-        place = ("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder}", f"-bucket={BUCKET}")
+        place = (f"-ip={host}", f"-ip.bind={host}", f"-dir={folder}", f"-bucket={BUCKET}")
         self._flags = [f"-s3.config={config}", *place, *flags, *quiet]
         self.process = self._start()
 
@@ -81,7 +82,7 @@ class S3Server:
 
         try:
             files = fs.S3FileSystem(
-                endpoint_override=f"127.0.0.1:{self.port}", scheme="http", region=_KEYS["AWS_REGION"],
+                endpoint_override=f"{self._host}:{self.port}", scheme="http", region=_KEYS["AWS_REGION"],
                 access_key=_KEYS["AWS_ACCESS_KEY_ID"], secret_key=_KEYS["AWS_SECRET_ACCESS_KEY"],
                 connect_timeout=2, request_timeout=2, retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
             )  # fmt: skip
@@ -118,10 +119,10 @@ def _identity(keys: dict[str, str], *actions: str) -> dict[str, object]:
 
 
 @contextmanager
-def start_s3(folder: Path) -> Iterator[S3Server]:
-    """Run an S3 server until the block ends; ready when it begins. What it stores is in *folder*."""
+def start_s3(folder: Path, host: str = LOOPBACK) -> Iterator[S3Server]:
+    """Run an S3 server at *host* until the block ends; ready when it begins. What it stores is in *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = S3Server(folder)
+    server = S3Server(folder, host)
     try:
         server.wait_until_ready()
         yield server
