@@ -142,7 +142,7 @@ def test_the_bytes_of_what_was_erased_are_nowhere_in_the_store(
 
 def leftover(world: World) -> None:
     """What a compaction that was killed has left: a copy of rows, which nothing names."""
-    task = compact._merge(world.lake.store, "events", make_here(world.client, world.lake).files("events"))
+    task = compact.merge_of(world.lake.store, "events", make_here(world.client, world.lake).files("events"))
     task.run()
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigInvalid
 from penstock.iceberg.files import PlannedFile, write_file
-from penstock.pipeline import merging
+from penstock.pipeline import jobs, merging
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Faults, Intent, Slice, Turn, watermark
 from penstock.pipeline.jobs import Workplace, archive, compact, ledger, rollup
@@ -134,10 +134,24 @@ def planned(*ranges: tuple[int, int, int], day: str = "2026-11-15") -> list[Plan
 def test_a_file_that_outweighs_its_neighbours_waits_until_its_day_is_over() -> None:
     files = planned((0, 10, 100), (10, 20, 30), (20, 30, 30))
 
-    assert list(compact.groups_of(files, "events", "2026-11-15")) == []
+    assert list(compact.groups_of(files, "events", "2026-11-15")) == [files[1:]]
     assert list(compact.groups_of(files, "events", "2026-11-16")) == [files]
     more = [*files, *planned((30, 40, 40))]
     assert list(compact.groups_of(more, "events", "2026-11-15")) == [more]
+
+
+def test_however_many_files_a_day_brings_a_handful_is_left_and_a_row_is_written_again_some_times() -> None:
+    files: list[PlannedFile] = []
+    written = 0
+    for number in range(48):  # half hours, each with 360 files
+        files += planned(*((number * 360 + one, number * 360 + one + 1, 10) for one in range(360)))
+        for group in list(compact.groups_of(files, "events", "2026-11-15")):
+            whole = planned((group[0].file.lo, group[-1].file.hi, sum(one.size for one in group)))
+            files = sorted([one for one in files if one not in group] + whole, key=lambda one: one.file)
+            written += whole[0].size
+        assert len(files) <= 8, number
+    assert sum(one.size for one in files) == 48 * 360 * 10
+    assert written <= 8 * 48 * 360 * 10
 
 
 def test_no_file_is_made_larger_than_the_target_and_none_of_two_days() -> None:
@@ -197,6 +211,23 @@ def test_a_delivery_is_one_row_however_late_its_records_come(
         assert len(found) == len({tuple(row.values()) for row in found}) > 0
     sums = archived(place.client, place.lake.place, "rollup_hourly").to_pylist()
     assert sum(row["count"] for row in sums if row["state"] == "sent") == 6
+
+
+def test_a_fold_has_as_many_tasks_as_its_rows_need(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "TASK_ROWS", 5)
+    row = ("v1", "a", "/a", 0, 0, "", "", 0, "sent", "", None, None, None, None, 1, None, 1)
+    rows = place.spark.createDataFrame([(*row[:3], n, n, *row[5:]) for n in range(40)], SCHEMAS["deliveries"])
+    together = "spark.sql.adaptive.coalescePartitions.enabled"  # Spark puts small tasks together
+    place.spark.conf.set(together, "false")
+    try:
+        usual = ledger.fold_deliveries(rows).rdd.getNumPartitions()
+        with place.shuffling(40):
+            found = ledger.fold_deliveries(rows).rdd.getNumPartitions()
+    finally:
+        place.spark.conf.unset(together)
+
+    assert (usual, found) == (4, 8)
+    assert place.spark.conf.get("spark.sql.shuffle.partitions") == "4"
 
 
 def test_a_late_record_rewrites_the_file_that_it_speaks_of_and_no_other(place: Workplace) -> None:

@@ -1,7 +1,8 @@
 """`compact`: many small files → few, and a sweep.
 
-Neighbours of one day are put together up to `TARGET_BYTES`, each group within a task. A group waits while one file
-makes up more than half of it and its day is not over: so a row is written again some few times, not every half hour.
+Neighbours of one day are put together up to `TARGET_BYTES`, each group within a task. While its day is not over, a
+file that makes up more than half of a group is left as it is, and those before and after it are put together. So a
+row is written again some few times, not every half hour, and however many files a day brings, a handful is left.
 
 All tables of a record change in one commit (`commit.py`). What was replaced goes when no kept snapshot names it, ten
 minutes later at the earliest: readers may be in the middle of a scan. Then files are swept that nothing names: what
@@ -59,13 +60,14 @@ def _compacted(place: Workplace, turn: Turn, table: str, today: str) -> TableCha
     groups = list(groups_of(turn.table(table).files(), table, today))
     for group in groups:
         place.lake.check(group)
-    tasks = [_merge(place.lake.store, table, group) for group in groups]
+    tasks = [merge_of(place.lake.store, table, group) for group in groups]
     return TableChange(
         table, place.in_tasks(MergeFiles.run, tasks), [one.location for group in groups for one in group]
     )
 
 
-def _merge(store: FileStore, table: str, group: Sequence[PlannedFile]) -> MergeFiles:
+def merge_of(store: FileStore, table: str, group: Sequence[PlannedFile]) -> MergeFiles:
+    """What the task of a group does."""
     names = [one.file for one in group]
     whole = LakeFile(min(one.lo for one in names), max(one.hi for one in names), names[0].day, table)
     locations, rows = tuple(one.location for one in group), sum(one.rows for one in group)
@@ -79,9 +81,7 @@ def groups_of(files: Sequence[PlannedFile], table: str, today: str) -> Iterator[
     """Small neighbours of one day that are worth putting together. *today* is the day that is not over, if any."""
     for day, of_day in groupby(sorted(files, key=lambda one: (one.file.day, _kind(one), one.file)), _day_and_kind):
         for group in _neighbours(list(of_day), SORTED_TARGET_BYTES if table in SORTED else TARGET_BYTES):
-            largest, total = max(one.size for one in group), sum(one.size for one in group)
-            if len(group) > 1 and (day[0] != today or 2 * largest <= total):
-                yield group
+            yield from (some for some in (_balanced(group) if day[0] == today else [group]) if len(some) > 1)
 
 
 def _neighbours(files: Sequence[PlannedFile], target: int) -> Iterator[list[PlannedFile]]:
@@ -93,6 +93,16 @@ def _neighbours(files: Sequence[PlannedFile], target: int) -> Iterator[list[Plan
         group.append(one)
     if group:
         yield group
+
+
+def _balanced(group: list[PlannedFile]) -> Iterator[list[PlannedFile]]:
+    """The parts of a group in which no file makes up more than half."""
+    largest = max(range(len(group)), key=lambda number: group[number].size, default=0)
+    if not group or 2 * group[largest].size <= sum(one.size for one in group):
+        yield group
+        return
+    yield from _balanced(group[:largest])
+    yield from _balanced(group[largest + 1 :])
 
 
 def _kind(one: PlannedFile) -> str:
