@@ -1,5 +1,7 @@
 """The pipeline: what an exported event costs, how fast the archive is, how fresh the lake is, and what idling costs.
 
+The lake: what a commit costs after many, whether two tasks do more than one, and what it is to read it by name.
+
 The floor of the archive is Spark writing the very same rows from its memory, with the same settings. With
 `--events 5000000 --only archive` it shows whether the archive stays linear up to there.
 """
@@ -12,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from bench.rig.duckdb_readers import measure_duckdb
+from bench.rig.folding import measure_folding
+from bench.rig.freshness import measure_freshness
+from bench.rig.lake_commits import DAY_TURNS, measure_commits, measure_day
 from bench.rig.machine import CpuMeter, memory_kb, resident_kb
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
@@ -28,14 +34,13 @@ from bench.rig.sink import measure_sink
 from bench.rig.why import measure_why
 from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.session import open_session
+from penstock.pipeline.session import LOCAL, open_session
 from penstock.pipeline.tables import open_lake
-from penstock.testing import RunningServer, wait_until
+from penstock.testing import RunningServer, start_s3, wait_until
 
-PARTS = ("export", "archive", "sink", "why", "freshness", "idle")
+PARTS = ("export", "archive", "s3", "sink", "commits", "day", "fold", "duckdb", "why", "freshness", "idle")
 BODY_BYTES = 200
 LINES = 10_000
 SMALL_EVENTS = 100_000
@@ -61,16 +66,28 @@ def main(argv: list[str]) -> int:
     parser = arguments("pipeline", "The data pipeline on Spark.")
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=int, default=60, help="of publishing, and of idling, in `up`")
-    parser.add_argument("--deliveries", type=int, default=5_000_000, help="that `why` looks through")
+    parser.add_argument(
+        "--deliveries", type=int, default=5_000_000, help="that are folded, counted, and looked through"
+    )
+    parser.add_argument("--commits", type=int, default=10_000, help="of which the next is compared with the tenth")
+    parser.add_argument("--turns", type=int, default=DAY_TURNS, help="of `up` that are simulated, one in five seconds")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part, and no other; may be repeated")
     given = parser.parse_args(argv)
     if given.quick:
-        given.deliveries = 50_000
+        given.deliveries, given.commits, given.turns = 50_000, 20, 40
         given.events, given.rounds, given.seconds = 20_000, 1, 5
     wanted = set(given.only or PARTS)
     with reporting("pipeline", given) as (report, folder):
-        if wanted & {"export", "archive", "sink"}:
+        if wanted & {"export", "archive", "s3", "sink"}:
             _log(report, folder, given, wanted)
+        if "commits" in wanted:
+            measure_commits(report, folder, given.commits)
+        if "day" in wanted:
+            measure_day(report, folder, given.turns)
+        if "fold" in wanted:
+            report.add(measure_folding(folder, given.deliveries, given.rounds, session))
+        if "duckdb" in wanted:
+            report.add(measure_duckdb(folder, given.deliveries))
         if "why" in wanted:
             report.add(measure_why(folder, given.deliveries))
         if wanted & {"freshness", "idle"}:
@@ -85,21 +102,23 @@ def _log(report: Report, folder: Path, given: Any, wanted: set[str]) -> None:
         fill(client, given.events)
         if "export" in wanted:
             report.add(_export(client, server, target.pid, given.rounds))
-        if not wanted & {"archive", "sink"}:
+        if not wanted & {"archive", "s3", "sink"}:
             return
         with session() as spark:
+            place = Workplace(spark, client, open_lake(folder / "lake"))
+            bind(client, place.lake)
             if "archive" in wanted:
-                place = Workplace(spark, client, open_lake(folder / "lake"))
-                bind(client, place.lake)
                 _archive(report, place, target.pid, folder, given)
+            if "s3" in wanted:
+                _archive_to_s3(report, place, target.pid, folder, given)
             if "sink" in wanted:
                 measure_sink(report, spark, client, target.pid, folder / "sink", given.events, given.rounds)
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
+def session(master: str = LOCAL) -> Iterator[SparkSession]:
     """Spark as the driver has it."""
-    spark = open_session()
+    spark = open_session(master)
     try:
         yield spark
     finally:
@@ -166,7 +185,7 @@ def _archive(report: Report, place: Workplace, server: int, folder: Path, given:
         "floor_cpu_us": median([1e6 * run.spark_cpu / run.rows for run in floors]),
     }
     written = "Spark writing the same rows from memory"
-    report.add(Figure("archive", rate, "events/s", floor, written, 200_000, 350_000, higher_is_better=True, detail=cpu))
+    report.add(Figure("archive", rate, "events/s", floor, written, 350_000, 500_000, higher_is_better=True, detail=cpu))
     spent, least = cpu["spark_cpu_us"], cpu["floor_cpu_us"]
     report.add(Figure("Spark's part", spent, "µs of CPU per event", least, written, 1.5, 1.2, judged="ratio"))
     slow = median([1e6 * run.seconds / run.rows for run in small])
@@ -174,10 +193,48 @@ def _archive(report: Report, place: Workplace, server: int, folder: Path, given:
     report.add(Figure(name, 1e6 / rate, "µs", slow, f"of {few:,}", 1.5, 1.1, judged="ratio"))
 
 
+def _archive_to_s3(report: Report, place: Workplace, server: int, folder: Path, given: Any) -> None:
+    """The same archive into a folder and to an object store on this machine, in turn."""
+    rates: dict[str, list[float]] = {"folder": [], "s3": []}
+    with start_s3(folder / "s3") as s3, _environment(s3.environment):
+        far = open_lake("s3://lake/bench")
+        far.epoch = place.lake.epoch
+        places = {"folder": place, "s3": Workplace(place.spark, place.client, far)}
+        for number in range(given.rounds + 1):
+            for name, one in places.items():
+                run = _take(one, server, place.client.newest())
+                rates[name] += [run.rows / run.seconds] if number else []  # the first round is for warming up
+        spent = CpuMeter(s3.process.pid)
+        last = _take(places["s3"], server, place.client.newest())
+        detail = {"s3_server_cpu_us": 1e6 * spent.seconds() / last.rows}
+        _forget(place.client)
+    folder_rate, s3_rate = (median(found) for found in rates.values())
+    report.add(
+        Figure("archive to S3", s3_rate, "events/s", folder_rate, "into a folder", 0.4, 0.7, judged="ratio",
+               higher_is_better=True, detail=detail)
+    )  # fmt: skip
+
+
+@contextmanager
+def _environment(more: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _forget(client: PipelineClient) -> None:
+    """Let the next archive begin with an empty table."""
+    kept = client.get("lake/events")
+    client.put("lake/events", {"fence": kept.value.get("fence", 0), "done": 0}, expect=kept.version)
+
+
 def _take(place: Workplace, server: int, upto: int) -> Run:
     """Archive the log up to an id, from the beginning."""
-    kept = place.client.get("lake/events")
-    place.client.put("lake/events", {"fence": kept.value.get("fence", 0), "done": 0}, expect=kept.version)
+    _forget(place.client)
     began, of_spark, of_server = time.monotonic(), CpuMeter(os.getpid(), without=server), CpuMeter(server)
     rows = archive.run(_UpTo.make(place, upto), {}).data["rows"]
     return Run(rows, time.monotonic() - began, of_spark.seconds(), of_server.seconds())
@@ -230,7 +287,7 @@ def _up(report: Report, folder: Path, seconds: int, wanted: set[str]) -> None:
 def measure_up(report: Report, pid: int, client: PipelineClient, seconds: int, wanted: set[str]) -> None:
     """Measure an `up` that has caught up."""
     if "freshness" in wanted:
-        report.add(_freshness(client, seconds))
+        report.add(measure_freshness(client, seconds))
     if "idle" in wanted:
         _idle(report, pid, client, seconds)
 
@@ -241,9 +298,9 @@ def _idle(report: Report, pid: int, client: PipelineClient, seconds: int) -> Non
     meter, began = CpuMeter(pid), time.monotonic()
     time.sleep(seconds)
     cores = meter.seconds() / (time.monotonic() - began)
-    report.add(Figure("up idle, CPU", cores, "cores", None, "", 0.15, 0.1))
+    report.add(Figure("up idle, CPU", cores, "cores", None, "", 0.15, 0.05))
     resident = {"resident_mb": resident_kb(pid) / 1024}
-    report.add(Figure("up idle, memory", memory_kb(pid) / 1024, "MB", None, "", 1200, detail=resident))
+    report.add(Figure("up idle, memory", memory_kb(pid) / 1024, "MB", None, "", 1200, 1000, detail=resident))
 
 
 @contextmanager
@@ -263,24 +320,3 @@ def _running(data: Path) -> Iterator[tuple[subprocess.Popen[bytes], PipelineClie
 def _caught_up(client: PipelineClient) -> bool:
     tables = client.call("GET", "/v1/pipeline")["tables"]
     return all(name in tables and not tables[name]["lag"] for name in ("events", "ledger"))
-
-
-def _freshness(client: PipelineClient, seconds: int) -> Figure:
-    """From a publish to its row in the lake, one a second."""
-    waiting: dict[int, float] = {}
-    ages: list[float] = []
-    for _ in range(seconds):
-        waiting[client.call("POST", "/v1/publish", {"stream": "/bench"}, b"x")["id"]] = time.monotonic()
-        ages += _arrived(client, waiting)
-        time.sleep(1)
-    while waiting:
-        ages += _arrived(client, waiting)
-        time.sleep(0.1)
-    p95 = sorted(ages)[int(0.95 * (len(ages) - 1))]
-    detail = {"median_s": median(ages), "worst_s": max(ages), "events": len(ages)}
-    return Figure("freshness of the lake, p95", p95, "s", None, "", 15, 8, detail=detail)
-
-
-def _arrived(client: PipelineClient, waiting: dict[int, float]) -> list[float]:
-    done, now = watermark(client, "events"), time.monotonic()
-    return [now - waiting.pop(id) for id in [id for id in waiting if id <= done]]
