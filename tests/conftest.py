@@ -77,9 +77,14 @@ def may_have_tests_of(group: str, file: Path) -> bool:
 
 
 def directory_group(path: Path) -> str | None:
-    """The group whose directory *path* is in, if any."""
-    inside = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
-    return inside[0] if inside and inside[0] in BY_NAME and path != TESTS else None
+    """The group whose directory, or one of whose other places, *path* is in, if any."""
+    if not path.is_relative_to(TESTS) or path == TESTS:
+        return None
+    inside = path.relative_to(TESTS)
+    if inside.parts[0] in BY_NAME:
+        return inside.parts[0]
+    placed = (name for name, group in BY_NAME.items() if any(inside.is_relative_to(place) for place in group.places))
+    return next(placed, None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,7 +27,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from penstock.cli.processes import VARIABLE, end_marked, new_mark, with_mark
 
-LIMIT_SECONDS = 120.0
+LIMIT_SECONDS = 300.0
 """For one test with its fixtures: the slowest takes 40 s on a quiet machine. The marker `limit(seconds)` gives more."""
 
 LONG_SECONDS = 3600.0
