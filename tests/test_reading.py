@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,22 +19,26 @@ NINE_IN_TEN = 330
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def trees(source: Path) -> dict[Path, ast.Module]:
-    return {file.relative_to(source): ast.parse(file.read_text()) for file in sorted(source.rglob("*.py"))}
+@cache
+def definitions(source: Path) -> list[tuple[Path, ast.ClassDef | Function]]:
+    """Every class and function, with its file. It takes seconds, and several tests want it."""
+    return [
+        (file.relative_to(source), node)
+        for file in sorted(source.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef | Function)
+    ]
 
 
 def names_used_twice(source: Path) -> list[str]:
-    found = Counter(
-        node.name for tree in trees(source).values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    )
+    found = Counter(node.name for _, node in definitions(source) if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in found.items() if count > 1)
 
 
 def functions(source: Path) -> Iterator[tuple[str, Function]]:
-    for file, tree in trees(source).items():
-        for node in ast.walk(tree):
-            if isinstance(node, Function):
-                yield f"{file}:{node.lineno} {node.name}", node
+    for file, node in definitions(source):
+        if isinstance(node, Function):
+            yield f"{file}:{node.lineno} {node.name}", node
 
 
 def too_long(source: Path) -> list[str]:

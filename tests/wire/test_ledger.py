@@ -148,7 +148,10 @@ def test_names_of_states_are_given_once_and_in_order_of_rank() -> None:
 def test_no_second_list_of_states_stands_in_the_source() -> None:
     lists = []
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if sum(f'"{state}"' in text for state in RANKS) < 3:
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Tuple | ast.List | ast.Set):
                 names = {one.value if isinstance(one, ast.Constant) else None for one in node.elts}
                 if len(names) > 2 and names <= RANKS.keys():
