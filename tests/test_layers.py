@@ -288,7 +288,7 @@ def test_the_server_starts_where_spark_and_java_are_not_installed(tmp_path: Path
     with output.open("wb") as out, (tmp_path / "server.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=out, stderr=log, env=nowhere)
     try:
-        wait_until(lambda: output.read_text() or server.poll() is not None, within=20)
+        wait_until(lambda: output.read_text() or server.poll() is not None)
         assert output.read_text().startswith("penstock ready on http://127.0.0.1:")
         server.send_signal(signal.SIGTERM)
         assert server.wait(15) == 0

@@ -40,7 +40,7 @@ def ask(
     **params: object,
 ) -> Reply:
     """Send one request on a connection of its own. An empty token is the admin's; None sends none."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     sent = dict(headers or {})
     if token is not None:
         sent["Authorization"] = f"Bearer {token or server.admin_token}"
@@ -61,7 +61,7 @@ class Tail:
     """An open `/v1/tail`, read line by line."""
 
     def __init__(self, server: RunningServer, streams: str, token: str = "", **params: object) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._connection.request(
             "GET",
             "/v1/tail?" + urlencode({"streams": streams, **params}),

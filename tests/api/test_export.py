@@ -284,7 +284,7 @@ async def main():
         export = SqliteExport(engine.path, engine.log, WallClock(), idle_seconds=0)
         pieces = [piece async for piece in export.stream(ExportRange(0, engine.log.followed))]
         process = export._process.process
-        await penstock.testing.wait_until_async(lambda: process.poll() is not None, within=30)
+        await penstock.testing.wait_until_async(lambda: process.poll() is not None)
         await export.close()
         print(len(b"".join(pieces)) > 500, process.returncode, {"pyarrow", "adbc_driver_sqlite"} & set(sys.modules))
 

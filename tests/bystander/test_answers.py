@@ -96,8 +96,8 @@ def push_to_all(server: RunningServer, apps: dict[str, HostileApp]) -> None:
         for number in range(20):
             wanted.append(f"line {number}")
             append(server, "/orders", wanted[-1])
-        wait_until(lambda: all(one.ended for one in apps.values()), within=20)
-        wait_until(lambda: honest.applied.get("/orders", [])[-20:] == wanted, within=20)
+        wait_until(lambda: all(one.ended for one in apps.values()))
+        wait_until(lambda: honest.applied.get("/orders", [])[-20:] == wanted)
     assert {name: one.most for name, one in apps.items() if one.most > MOST_BYTES} == {}
     errors = {name: pusher(server, id)["error"] for name, id in ids.items()}
     assert {name: error for name, error in errors.items() if "answer" not in error} == {}

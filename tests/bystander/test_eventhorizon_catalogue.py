@@ -41,7 +41,7 @@ class Innocent:
         for _ in range(LINES):
             self._sent.append(f"line {next(_numbers)}")
             append(self._server, MINE, self._sent[-1])
-        wait_until(lambda: len(self._model.applied.get(MINE, [])) >= len(self._sent), within=20)
+        wait_until(lambda: len(self._model.applied.get(MINE, [])) >= len(self._sent))
         assert self._model.applied[MINE] == self._sent
 
 
@@ -188,7 +188,7 @@ def of_apps(one: Hostile) -> None:
         pushers = [add_pusher(one.server, apps.enter_context(hostile_app(*how))) for how in answers]
         for number in range(50):
             one.post("/writer/append", Stream=OWN, Lines=[f"{number}"])
-        wait_until(lambda: all(pusher(one.server, id)["error"] for id in pushers), within=20)
+        wait_until(lambda: all(pusher(one.server, id)["error"] for id in pushers))
         for id in pushers:
             assert one.ask("DELETE", f"/v1/pushers/{id}").status == 404  # it is another's
             assert ask(one.server, "DELETE", f"/v1/pushers/{id}").status == 204

@@ -108,10 +108,10 @@ def test_tail_shows_what_was_and_what_comes(environment: dict[str, str], tmp_pat
     penstock(environment, "publish", "/cli/tail", "first")
     command = [sys.executable, "-m", "penstock", "tail", "/cli/tail", "--from-start"]
     with started(command, environment, tmp_path) as (_, output):
-        wait_until(lambda: output.read_text().endswith("first\n"), within=15)
+        wait_until(lambda: output.read_text().endswith("first\n"))
         penstock(environment, "publish", "/cli/tail", "second", "--type", "t")
 
-        wait_until(lambda: output.read_text().endswith("/cli/tail[1] t second\n"), within=15)
+        wait_until(lambda: output.read_text().endswith("/cli/tail[1] t second\n"))
 
 
 def test_a_terminal_gets_control_characters_escaped(environment: dict[str, str]) -> None:
@@ -139,7 +139,7 @@ def test_a_pipe_gets_control_characters_as_they_are(environment: dict[str, str],
     command = [sys.executable, "-m", "penstock", "tail", "/cli/raw", "--from-start"]
 
     with started(command, environment, tmp_path) as (_, output):
-        wait_until(lambda: output.read_bytes().endswith(b" \x1b[2J\n"), within=20)
+        wait_until(lambda: output.read_bytes().endswith(b" \x1b[2J\n"))
 
 
 def test_tail_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
@@ -148,12 +148,12 @@ def test_tail_goes_on_after_the_server_was_away(tmp_path: Path) -> None:
         penstock(environment, "publish", "/a", "before")
         command = [sys.executable, "-m", "penstock", "tail", "/a", "--from-start", "--json"]
         with started(command, environment, tmp_path) as (_, output):
-            wait_until(lambda: "before" in output.read_text(), within=15)
+            wait_until(lambda: "before" in output.read_text())
             server.kill()
             server.restart()
             penstock(environment, "publish", "/a", "after")
 
-            wait_until(lambda: "after" in output.read_text(), within=15)
+            wait_until(lambda: "after" in output.read_text())
             assert [json.loads(line)["index"] for line in output.read_text().splitlines()] == [0, 1]
 
 
@@ -220,15 +220,13 @@ def test_without_options_the_token_in_the_folder_is_used(tmp_path: Path) -> None
 def test_up_prints_two_curl_lines_that_work(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-system", "--no-pipeline"]
     with started(command, dict(os.environ), tmp_path) as (process, output):
-        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None, within=20)
+        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None)
         listen, publish = commands(output.read_text())
 
         with (tmp_path / "heard").open("wb") as out, subprocess.Popen([*listen, "-s"], stdout=out) as listener:
             try:
                 # Publishing again until it is heard: when the listener is connected, only it knows
-                wait_until(
-                    lambda: _publish(publish) and '"data":"hello"' in (tmp_path / "heard").read_text(), within=15
-                )
+                wait_until(lambda: _publish(publish) and '"data":"hello"' in (tmp_path / "heard").read_text())
             finally:
                 listener.kill()
         process.send_signal(signal.SIGTERM)
@@ -250,7 +248,7 @@ def commands(output: str) -> list[list[str]]:
 def test_up_prints_the_address_of_the_console_with_its_token(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-system", "--no-pipeline"]
     with started(command, dict(os.environ), tmp_path) as (process, output):
-        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None, within=20)
+        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None)
         found = re.search(r"^  (http://\S+)/console/#token=(\S+)$", output.read_text(), re.MULTILINE)
         assert found
         with Client(found[1], found[2]) as client:
@@ -283,12 +281,12 @@ def _publish(command: list[str]) -> bool:
 def test_up_does_not_leave_a_server_behind_when_it_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-pipeline"]
     with started(command, dict(os.environ), tmp_path) as (process, output):
-        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None, within=20)
+        wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None)
         found = re.search(r"ready on (\S+)", output.read_text())
         assert found
         process.kill()
 
-        wait_until(lambda: not answers(found[1]), within=15)
+        wait_until(lambda: not answers(found[1]))
 
 
 def answers(url: str) -> bool:
@@ -336,7 +334,7 @@ def test_serve_runs_and_stops_without_a_standard_output(tmp_path: Path) -> None:
     with (tmp_path / "serve.log").open("wb") as log:
         process = subprocess.Popen(["bash", "-c", 'exec "$@" <&- >&-', "bash", *command], stderr=log)
     try:
-        wait_until(lambda: process.poll() is not None or answers(f"http://{listen}"), within=20)
+        wait_until(lambda: process.poll() is not None or answers(f"http://{listen}"))
         process.terminate()
 
         assert process.wait(20) == 0, (tmp_path / "serve.log").read_text()
@@ -348,7 +346,7 @@ def test_serve_says_that_there_are_too_few_files_for_its_connections(tmp_path: P
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     limited = ["bash", "-c", 'ulimit -n 900; exec "$@"', "bash", *command]
     with started(limited, dict(os.environ), tmp_path) as (_, output):
-        wait_until(lambda: "ready on" in output.read_text(), within=20)
+        wait_until(lambda: "ready on" in output.read_text())
 
     said = (tmp_path / "command.log").read_text()
     assert "files.too_few files=900 connections=18000" in said

@@ -38,7 +38,7 @@ class Postgres:
         with (self._folder / "log").open("ab") as log:
             command = [*self._as_owner, *postgres, "-c", "listen_addresses="]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(self.answers, within=30)
+        wait_until(self.answers)
 
     def answers(self) -> bool:
         command = [str(self._programs / "pg_isready"), "-q", "-h", str(self._folder)]

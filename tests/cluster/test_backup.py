@@ -103,7 +103,7 @@ async def test_an_engine_waits_for_servers_that_are_still_electing(
         leader.pause()
         other.pause()
         opening = asyncio.create_task(open_engine(left.url, ManualClock()).__aenter__())
-        await wait_until_async(lambda: asked.count("STREAM.INFO.penstock_log") > 3, within=30)
+        await wait_until_async(lambda: asked.count("STREAM.INFO.penstock_log") > 3)
         assert not opening.done()
         # When they are back, it opens
         leader.resume()

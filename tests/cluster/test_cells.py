@@ -192,7 +192,7 @@ async def test_writes_go_on_under_a_new_leader(nats_own: NatsCluster, how: str) 
                 return False
             return True
 
-        stored = [name for name in ("one", "two") if await wait_until_async(lambda name=name: put(name), within=30)]
+        stored = [name for name in ("one", "two") if await wait_until_async(lambda name=name: put(name))]
         assert stored == ["one", "two"]
         if how == "pause":
             leader.resume()

@@ -44,11 +44,11 @@ class Load:
             for number, node in enumerate(self._nodes):
                 for task in range(3):
                     tasks.create_task(self._write(node, f"w{number}{task}", random.Random(number * 3 + task)))
-            await wait_until_async(lambda: self.written > 50, within=20)
+            await wait_until_async(lambda: self.written > 50)
             try:
                 await during()
                 before = self.written
-                await wait_until_async(lambda: self.written > before + 50, within=30)
+                await wait_until_async(lambda: self.written > before + 50)
             finally:
                 self._stopping.set()
 
@@ -90,7 +90,7 @@ async def run(nats: NatsCluster, fault: Fault, addresses: Sequence[str] = ()) ->
         await Load(opened, history).run(lambda: fault(nats, f"{prefix}_log"))
         last = max(promise.id for promise in history.promises)
         for node in opened:
-            await wait_until_async(lambda node=node: node.log.followed >= last, within=20)
+            await wait_until_async(lambda node=node: node.log.followed >= last)
         found = [
             problem for node in opened for problem in problems(history, await node.log.range(0, node.log.followed))
         ]
@@ -203,7 +203,7 @@ async def test_a_node_that_is_cut_off_from_all_servers_goes_on_when_it_is_not(na
             for cable in cables:
                 cable.drop()
             before = sum(cable.calls for cable in cables)
-            await wait_until_async(lambda: sum(cable.calls for cable in cables) > before, within=20)  # it has noticed
+            await wait_until_async(lambda: sum(cable.calls for cable in cables) > before)  # it has noticed
             for cable in cables:
                 cable.mend()
 
@@ -216,7 +216,7 @@ async def test_a_node_is_not_ready_while_its_servers_store_nothing(nats_own: Nat
         for server in nats_own.servers[1:]:
             server.pause()
         waiting = node.log.append(Batch((Draft("/a", b"x"),)))
-        await wait_until_async(lambda: "does not store" in node.log.trouble, within=20)
+        await wait_until_async(lambda: "does not store" in node.log.trouble)
         for server in nats_own.servers[1:]:
             server.resume()
         with suppress(OperatorError):  # it may have been given up before there was a leader again

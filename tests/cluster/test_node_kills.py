@@ -30,9 +30,9 @@ def test_killed_nodes_lose_and_double_no_publish(nodes: Nodes, count: int) -> No
     for one in publishers:
         assert one.failed == []
         for node in nodes:
-            wait_until(lambda node=node, one=one: bodies(node, one.stream) == one.acknowledged, within=20)
+            wait_until(lambda node=node, one=one: bodies(node, one.stream) == one.acknowledged)
 
 
 def _wait_for_more(publishers: list[Publisher]) -> None:
     before = [len(one.acknowledged) for one in publishers]
-    wait_until(lambda: all(len(p.acknowledged) > b + 5 for p, b in zip(publishers, before, strict=True)), within=30)
+    wait_until(lambda: all(len(p.acknowledged) > b + 5 for p, b in zip(publishers, before, strict=True)))

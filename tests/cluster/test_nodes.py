@@ -95,7 +95,7 @@ def test_any_node_lists_a_pusher_and_tells_the_one_that_runs_it_to_try_again(nod
         id = add_pusher(nodes[0], app.url)
         try:
             for node in nodes:
-                wait_until(lambda node=node: _view(node, id)["state"] == "failing", within=15)
+                wait_until(lambda node=node: _view(node, id)["state"] == "failing")
             assert len([node for node in nodes if _view(node, id)["node"]]) == 2  # the third runs it itself
             assert [_act(node, id, "retry") for node in nodes] == [200, 200, 200]
             assert [_act(nodes[0], name, "retry"), _act(nodes[1], id, "resume")] == [404, 409]
@@ -128,7 +128,7 @@ def test_each_pusher_is_run_by_one_node_and_any_node_answers_for_it(nodes: Nodes
         id = add_pusher(nodes[2], app.url)
         append(nodes[0], f"/{name}", "one", "two")
 
-        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["one", "two"], within=15)
+        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["one", "two"])
         assert _running(nodes) == 1
         for node in nodes:
             wait_until(lambda node=node: pusher(node, id)["state"] == "pushing")
@@ -137,7 +137,7 @@ def test_each_pusher_is_run_by_one_node_and_any_node_answers_for_it(nodes: Nodes
         assert _running(nodes) == 0
         append(nodes[1], f"/{name}", "three")
         assert ask(nodes[1], "POST", f"/v1/pushers/{id}/resume").status == 200
-        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["one", "two", "three"], within=15)
+        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["one", "two", "three"])
         assert ask(nodes[2], "DELETE", f"/v1/pushers/{id}").status == 204
         assert [ask(node, "GET", f"/v1/pushers/{id}").status for node in nodes] == [404, 404, 404]
 
@@ -190,13 +190,13 @@ def test_the_pusher_of_a_killed_node_goes_on_at_another(nodes: Nodes) -> None:
     with scripted(Model(f"/_sub/{name}")) as app:
         id = add_pusher(nodes[0], app.url)
         append(nodes[0], f"/{name}", "before")
-        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before"], within=15)
+        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before"])
         running = _runner(nodes, id)
         living = [node for node in nodes if node is not running]
         running.kill()
         append(living[0], f"/{name}", "after")
 
-        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "after"], within=20)
+        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "after"])
         assert _running(living) == 1
         ask(living[0], "DELETE", f"/v1/pushers/{id}")
     running.restart()
@@ -212,23 +212,23 @@ def test_a_node_that_was_stopped_in_the_middle_pushes_no_more(nodes: Nodes) -> N
     with scripted(Model(f"/_sub/{name}")) as app:
         id = add_pusher(nodes[0], app.url)
         append(nodes[0], f"/{name}", "before")
-        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before"], within=15)
+        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before"])
         stopped = _runner(nodes, id)
         living = [node for node in nodes if node is not stopped]
         stopped.process.send_signal(signal.SIGSTOP)
         try:
             append(living[0], f"/{name}", "meanwhile")
-            wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "meanwhile"], within=20)
+            wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "meanwhile"])
         finally:
             stopped.process.send_signal(signal.SIGCONT)
         if _is_worker(stopped):  # the log process has ended a worker that was silent for so long
             assert stopped.process.wait(20) == -signal.SIGKILL
             stopped.restart()
-        wait_until(lambda: ask(stopped, "GET", "/ready", token=None).status == 200, within=20)
+        wait_until(lambda: ask(stopped, "GET", "/ready", token=None).status == 200)
         append(stopped, f"/{name}", "after")
 
-        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "meanwhile", "after"], within=20)
-        wait_until(lambda: _running(nodes) == 1, within=20)
+        wait_until(lambda: app.decide.applied.get(f"/{name}") == ["before", "meanwhile", "after"])
+        wait_until(lambda: _running(nodes) == 1)
         ask(living[0], "DELETE", f"/v1/pushers/{id}")
 
 
@@ -296,7 +296,6 @@ def test_a_rolling_restart_loses_no_publish(nodes: Nodes) -> None:
         node.restart()
         wait_until(
             lambda before=before: all(len(p.acknowledged) > b for p, b in zip(publishers, before, strict=True)),
-            within=20,
         )
     for one in publishers:
         one.ending.set()

@@ -22,6 +22,6 @@ def test_a_device_of_a_killed_node_confirms_at_another(nodes: list[RunningServer
         first.kill()
     with Wire(second, uid=uid, hid="phone", o=ids[1]).opened() as wire:
         assert wire.line()["id"] == ids[2]
-        wait_until(lambda: verdicts(third, ids, f"{uid}/phone") == ["acked", "acked", "sent"], within=20)
+        wait_until(lambda: verdicts(third, ids, f"{uid}/phone") == ["acked", "acked", "sent"])
         assert verdicts(third, other, f"{uid}/phone") == ["no_record"]
     first.restart()

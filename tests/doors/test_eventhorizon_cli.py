@@ -81,7 +81,7 @@ def test_a_pusher_by_itself_delivers_at_once_and_keeps_the_ledger(server: Runnin
     subscribe(server, "/alone", "/_sub/alone")
     model = Model("/_sub/alone")
     with scripted(model) as app, pusher(server, app.url, tmp_path / "pusher.log"):
-        wait_until(lambda: model.offsets.get("/alone"), within=15)
+        wait_until(lambda: model.offsets.get("/alone"))
         entry = publish(server, "/alone", b"x").json["id"]
         wait_until(lambda: model.applied.get("/alone") == ["x"])
 
@@ -99,11 +99,11 @@ def test_a_pusher_by_itself_outlives_the_server(tmp_path: Path) -> None:
         model = Model("/_sub/out")
         with scripted(model) as app, pusher(server, app.url, tmp_path / "pusher.log"):
             append(server, "/out", "before")
-            wait_until(lambda: model.applied.get("/out") == ["before"], within=15)
+            wait_until(lambda: model.applied.get("/out") == ["before"])
             server.kill()
             server.restart()
             append(server, "/out", "after")
-            wait_until(lambda: model.applied.get("/out") == ["before", "after"], within=15)
+            wait_until(lambda: model.applied.get("/out") == ["before", "after"])
 
 
 def test_a_pusher_by_itself_ends_as_it_is_told(server: RunningServer, tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_a_pusher_by_itself_ends_as_it_is_told(server: RunningServer, tmp_path: 
     model = Model("/_sub/ends")
     with scripted(model) as app:
         with pusher(server, app.url, tmp_path / "a.log") as process:
-            wait_until(lambda: app.requests, within=15)
+            wait_until(lambda: app.requests)
             process.send_signal(signal.SIGTERM)
             assert process.wait(15) == 0
         with pusher(server, app.url, tmp_path / "b.log", "--stop-on-eof") as process:
             count = len(app.requests)
-            wait_until(lambda: len(app.requests) > count, within=15)
+            wait_until(lambda: len(app.requests) > count)
             assert process.stdin
             process.stdin.close()
             process.stdin = None

@@ -173,7 +173,7 @@ def test_a_rotation_in_the_middle_is_followed(server: RunningServer, name: str) 
     model = Model(f"/_sub/{name}")
     with scripted(model) as app:
         add_pusher(server, app.url)
-        wait_until(lambda: model.applied.get(one, [])[-1:] == ["after"], within=20)
+        wait_until(lambda: model.applied.get(one, [])[-1:] == ["after"])
 
         pushes = app.pushes(one)
         [sealing] = [push for push in pushes if push["Lines"][-1]["MetaType"] == "Rotated"]

@@ -84,7 +84,7 @@ def read_eventhorizon_push(server: RunningServer, stream: str, count: int) -> li
     subscribe(server, stream, app.id)
     with scripted(app) as endpoint:
         id = add_pusher(server, endpoint.url)
-        wait_until(lambda: len(app.applied.get(stream, [])) >= count, within=15)
+        wait_until(lambda: len(app.applied.get(stream, [])) >= count)
         ask(server, "DELETE", f"/v1/pushers/{id}")
     return [content.encode() for content in app.applied[stream]]
 
@@ -95,7 +95,7 @@ def read_webpush(server: RunningServer, stream: str, count: int) -> list[bytes]:
         subscription = agent.subscribe(ask(server, "GET", "/v1/webpush/key", token=None).json["public_key"])
     wait_until(lambda: not connected(server))
     id = bind(server, subscription, stream, after=first_id(server, stream) - 1)
-    wait_until(lambda: binding(server, id)["sent"] == count, within=15)
+    wait_until(lambda: binding(server, id)["sent"] == count)
     with UserAgent(server, agent.uaid, agent.browser) as agent:
         found = [agent.read() for _ in range(count)]
     ask(server, "DELETE", f"/v1/webpush/{id}")

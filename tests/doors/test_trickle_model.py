@@ -168,7 +168,7 @@ async def test_a_short_film_for_ten(tmp_path: Path) -> None:
     """As fast as its viewers can follow: what every test run can afford."""
     with start_server(tmp_path / "data") as server:
         film = Film(server.url + "/trickle", server.admin_token, seed=1)
-        await film.run(20, 2_500, 10, viewers=10, pace=lambda: wait_until_async(film.caught_up, within=30))
+        await film.run(20, 2_500, 10, viewers=10, pace=lambda: wait_until_async(film.caught_up))
         film.check(10)
 
 

@@ -83,7 +83,7 @@ def test_bodies_of_any_kind_come_in_order(server: RunningServer, stream: str) ->
         bind(server, browser.subscription(service.endpoint("a")), stream)
         for body in bodies:
             put(server, stream, body)
-        wait_until(lambda: len(service.taken) == len(bodies), within=15)
+        wait_until(lambda: len(service.taken) == len(bodies))
     assert [browser.read(push.body) for push in service.taken] == bodies
 
 
@@ -153,7 +153,7 @@ def test_a_service_that_fails_gets_the_entry_again_until_it_takes_it(server: Run
         id = bind(server, browser.subscription(service.endpoint("a")), stream)
         entry = put(server, stream, b"one")
         put(server, stream, b"two")
-        wait_until(lambda: len(service.taken) == 2, within=15)
+        wait_until(lambda: len(service.taken) == 2)
         wait_until(lambda: binding(server, id)["state"] == "waiting")
     assert [browser.read(push.body) for push in service.pushes] == [b"one"] * 5 + [b"two"]
     states = events(server, entry, id)
@@ -171,7 +171,7 @@ def test_a_service_that_is_down_is_tried_until_it_is_back(server: RunningServer,
     entry = put(server, stream, b"x")
     wait_until(lambda: binding(server, id)["state"] == "failing")
     with push_service(port=port) as service:
-        wait_until(lambda: len(service.taken) == 1, within=15)
+        wait_until(lambda: len(service.taken) == 1)
     assert events(server, entry, id)[-1][0] == "sent"
 
 
@@ -181,10 +181,10 @@ def test_an_entry_that_is_too_old_is_given_up_and_the_next_is_sent(server: Runni
         id = bind(server, browser.subscription(service.endpoint("a")), stream)
         old = put(server, stream, b"old", Expires_In="1")
         wait_until(lambda: len(service.pushes) > 0)
-        wait_until(lambda: binding(server, id)["dropped"] == 1, within=15)
+        wait_until(lambda: binding(server, id)["dropped"] == 1)
         open.set()
         put(server, stream, b"new")
-        wait_until(lambda: len(service.taken) == 1, within=15)
+        wait_until(lambda: len(service.taken) == 1)
     assert browser.read(service.taken[0].body) == b"new"
     assert events(server, old, id)[-1] == ("expired", "last: 401")
 
@@ -195,7 +195,7 @@ def test_a_message_that_lives_for_no_time_is_tried_once(server: RunningServer, s
         id = bind(server, Browser().subscription(service.endpoint("a")), stream, ttl=0)
         entry = put(server, stream, b"x")
         put(server, stream, b"y")
-        wait_until(lambda: len(service.taken) == 1, within=15)
+        wait_until(lambda: len(service.taken) == 1)
         assert events(server, entry, id)[-1] == ("dropped", "503")
     assert [push.headers["ttl"] for push in service.pushes] == ["0", "0"]
 

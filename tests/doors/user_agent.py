@@ -44,7 +44,7 @@ class UserAgent:
     def send(self, message: dict[str, Any]) -> None:
         self._socket.send(json.dumps(message))
 
-    def receive(self, within: float = 10) -> dict[str, Any]:
+    def receive(self, within: float = 60) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(self._socket.recv(timeout=within))
         return message
 
@@ -61,7 +61,7 @@ class UserAgent:
         self.channels.append(channel)
         return self.browser.subscription(answer["pushEndpoint"])
 
-    def notification(self, within: float = 10) -> dict[str, Any]:
+    def notification(self, within: float = 60) -> dict[str, Any]:
         message = self.receive(within)
         assert message["messageType"] == "notification", message
         return message
@@ -70,7 +70,7 @@ class UserAgent:
         update = {"channelID": message["channelID"], "version": message["version"], "code": code}
         self.send({"messageType": "ack", "updates": [update]})
 
-    def read(self, within: float = 10) -> bytes:
+    def read(self, within: float = 60) -> bytes:
         """The next message, decrypted and acknowledged."""
         message = self.notification(within)
         body = self.decrypt(message)

@@ -149,7 +149,7 @@ class Trial:
                 return str(reply.json["Offset"])
             return self._end(stream) if reply.status == 409 else ""
 
-        self.ends[stream] = wait_until(appended, within=20)
+        self.ends[stream] = wait_until(appended)
 
     def _end(self, stream: str) -> str:
         [shown] = ask(self.server, "GET", "/v1/streams", pattern=stream).json["streams"]

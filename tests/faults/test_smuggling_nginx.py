@@ -156,7 +156,7 @@ async def nginx(folder: Path, backend: int, buffering: str) -> AsyncIterator[int
         [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"], stderr=subprocess.DEVNULL
     )
     try:
-        await wait_until_async(lambda: _answers(port), within=10)
+        await wait_until_async(lambda: _answers(port))
         yield port
     finally:
         process.terminate()

@@ -31,11 +31,11 @@ def received_over_kills(folder: Path, kind: type[RunningServer]) -> list[int]:
                 before = len(service.taken)
                 for number in range(COUNT):
                     assert publish(server, "/killed", b"%d" % (part * COUNT + number)).status == 201
-                wait_until(lambda before=before: len(service.taken) > before + COUNT // 4, within=20)
+                wait_until(lambda before=before: len(service.taken) > before + COUNT // 4)
                 server.kill()
                 server.restart()
             last = b"%d" % (KILLS * COUNT - 1)
-            wait_until(lambda: browser.read(service.taken[-1].body) == last, within=30)
+            wait_until(lambda: browser.read(service.taken[-1].body) == last)
             return [int(browser.read(push.body)) for push in service.taken]
     finally:
         server.stop()
@@ -86,5 +86,5 @@ def received_over_restarts(server: RunningServer, answers: tuple[int, ...]) -> l
         with push_service(lambda push: answers[next(counter) % len(answers)], port=port) as service:
             services.append(service)
             wanted = 60 if part == 3 else part * 20 - 15
-            wait_until(lambda wanted=wanted: len(set(received())) >= wanted, within=30)
+            wait_until(lambda wanted=wanted: len(set(received())) >= wanted)
     return received()

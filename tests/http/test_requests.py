@@ -248,7 +248,7 @@ async def test_a_refused_head_gets_one_answer_and_ends_the_connection(raw: bytes
     st.lists(st.binary(max_size=50), min_size=4, max_size=4),
     st.lists(st.integers(0, 1000), max_size=20),
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_how_the_bytes_are_cut_does_not_matter(paths: list[str], bodies: list[bytes], places: list[int]) -> None:
     wire = b"".join(request("POST", path, body=body) for path, body in zip(paths, bodies, strict=False))
 
@@ -274,7 +274,7 @@ def test_how_the_bytes_are_cut_does_not_matter(paths: list[str], bodies: list[by
 
 
 @given(st.binary(min_size=1, max_size=400))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_garbage_gets_an_answer_or_the_door(garbage: bytes) -> None:
     @on_uvloop
     async def run() -> None:
@@ -454,7 +454,7 @@ async def test_what_is_sent_ahead_is_bounded() -> None:
         peer = await place.connect()
         peer.send(request("GET", "/wait"))
         one = request("GET", "/hello")
-        count = 40 * PIPELINED_BYTES // len(one)
+        count = 16 * PIPELINED_BYTES // len(one)
         peer.send(one * count)
         connection = await wait_until_async(lambda: next(iter(place.listener._shared.connections), None))
         await wait_until_async(lambda: connection._paused)

@@ -34,7 +34,7 @@ def main(disk: Path) -> None:
         print(reply.status, reply.code)
         print(ask(server, "GET", "/v1/read", stream="/a", limit=1).status)
         ballast.unlink()
-        wait_until(lambda: publish(server, "/b").status == 201, within=20)
+        wait_until(lambda: publish(server, "/b").status == 201)
         print(publish(server, "/a", body).status)
         page = ask(server, "GET", "/v1/streams", pattern="/a").json
         print("kept" if page["streams"][0]["next_index"] == acknowledged + 1 else f"lost: {page}, {acknowledged}")

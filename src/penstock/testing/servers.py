@@ -56,7 +56,7 @@ class RunningServer:
         self._environment = {**os.environ, "PENSTOCK_AUTH_ADMIN_TOKEN": self.admin_token, **environment}
         self.process = self._start()
 
-    def stop(self, within: float = 15) -> int:
+    def stop(self, within: float = 60) -> int:
         """Ask it to end, and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
