@@ -13,7 +13,7 @@ from tests.api.client import publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 
-BUSY_SECONDS = 0.4
+BUSY_SECONDS = 1.0  # also on a machine that is far slower than usual more than he bears
 
 
 def test_beside_honest_clients_he_notices_nothing(server: RunningServer) -> None:
@@ -46,8 +46,7 @@ def long_work_in_the_loop() -> None:
 
 def test_he_notices_long_work_in_the_loop(tmp_path: Path) -> None:
     with start_sabotaged(tmp_path / "data", long_work_in_the_loop) as server, beside(server) as bystander:
-        for _ in range(3):
-            assert publish(server, "/busy").status == 201
+        assert publish(server, "/busy").status == 201
 
     with pytest.raises(AssertionError):
         bystander.noticed_nothing()
