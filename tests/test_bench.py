@@ -106,7 +106,7 @@ def test_a_run_that_is_ended_from_outside_leaves_nothing_behind(tmp_path: Path) 
 
         bench.terminate()
 
-        assert bench.wait(30) == 128 + signal.SIGTERM
+        assert bench.wait(60) == 128 + signal.SIGTERM
         assert list(tmp_path.iterdir()) == []
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -291,7 +291,7 @@ def test_the_server_starts_where_spark_and_java_are_not_installed(tmp_path: Path
         wait_until(lambda: output.read_text() or server.poll() is not None)
         assert output.read_text().startswith("penstock ready on http://127.0.0.1:")
         server.send_signal(signal.SIGTERM)
-        assert server.wait(15) == 0
+        assert server.wait(60) == 0
     finally:
         server.kill()
         server.wait()

@@ -291,5 +291,5 @@ async def main():
 asyncio.run(main())
 """
     command, environment = [sys.executable, "-c", program, str(tmp_path)], {**os.environ, "PYTHONPATH": SOURCE}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert result.stdout == "True 0 set()\n", result.stderr

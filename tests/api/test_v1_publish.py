@@ -186,7 +186,7 @@ def test_an_event_or_body_that_is_too_large_is_refused(shared_server: RunningSer
 
 @pytest.mark.parametrize("name", ["Idempotency-Key", "Expected-Position", "Producer", "Expires-In", "Event-Type"])
 def test_a_header_that_comes_twice_is_refused(shared_server: RunningServer, stream: str, name: str) -> None:
-    connection = HTTPConnection("127.0.0.1", shared_server.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", shared_server.port, timeout=60)
     connection.putrequest("POST", f"/v1/publish?stream={stream}")
     for header, value in (("Authorization", f"Bearer {shared_server.admin_token}"), (name, "p/1"), (name, "p/2")):
         connection.putheader(header, value if header != "Expires-In" else "9")

@@ -31,7 +31,7 @@ def environment(shared_server: RunningServer) -> dict[str, str]:
 def penstock(environment: dict[str, str], *arguments: str, input: str = "", cwd: Path | None = None) -> str:
     command = [sys.executable, "-m", "penstock", *arguments]
     done = subprocess.run(
-        command, env=environment, input=input, capture_output=True, text=True, cwd=cwd, check=False, timeout=60
+        command, env=environment, input=input, capture_output=True, text=True, cwd=cwd, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -49,7 +49,7 @@ def started(
         yield process, output
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(60)
 
 
 def test_publish_takes_an_argument_or_standard_input(environment: dict[str, str]) -> None:
@@ -230,7 +230,7 @@ def test_up_prints_two_curl_lines_that_work(tmp_path: Path) -> None:
             finally:
                 listener.kill()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     assert (tmp_path / "penstock-data").is_dir()
 
 
@@ -337,7 +337,7 @@ def test_serve_runs_and_stops_without_a_standard_output(tmp_path: Path) -> None:
         wait_until(lambda: process.poll() is not None or answers(f"http://{listen}"))
         process.terminate()
 
-        assert process.wait(20) == 0, (tmp_path / "serve.log").read_text()
+        assert process.wait(60) == 0, (tmp_path / "serve.log").read_text()
     finally:
         process.kill()
 

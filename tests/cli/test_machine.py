@@ -96,4 +96,4 @@ def test_a_data_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
 
 def serve(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(data), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -44,7 +44,7 @@ def url(folder: Path) -> Iterator[str]:
         yield wait_until(lambda: output.read_text().partition("ready on ")[2].partition(" ")[0], within=60)
     finally:
         up.send_signal(signal.SIGTERM)
-        assert up.wait(30) == 0, output.read_text()
+        assert up.wait(60) == 0, output.read_text()
 
 
 @pytest.mark.parametrize("number", range(3))

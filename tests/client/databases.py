@@ -47,7 +47,7 @@ class Postgres:
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """SIGINT ends connections and then itself; SIGQUIT ends everything at once, as a crash does."""
         self.process.send_signal(how)
-        self.process.wait(30)
+        self.process.wait(60)
 
     def connect(self) -> Any:
         import psycopg

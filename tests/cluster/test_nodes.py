@@ -222,7 +222,7 @@ def test_a_node_that_was_stopped_in_the_middle_pushes_no_more(nodes: Nodes) -> N
         finally:
             stopped.process.send_signal(signal.SIGCONT)
         if _is_worker(stopped):  # the log process has ended a worker that was silent for so long
-            assert stopped.process.wait(20) == -signal.SIGKILL
+            assert stopped.process.wait(60) == -signal.SIGKILL
             stopped.restart()
         wait_until(lambda: ask(stopped, "GET", "/ready", token=None).status == 200)
         append(stopped, f"/{name}", "after")

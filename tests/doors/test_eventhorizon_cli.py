@@ -30,7 +30,7 @@ def environment(server: RunningServer) -> dict[str, str]:
 
 def penstock(server: RunningServer, *arguments: str, code: int = 0) -> str:
     command = [sys.executable, "-m", "penstock", *arguments]
-    done = subprocess.run(command, env=environment(server), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment(server), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -46,7 +46,7 @@ def pusher(server: RunningServer, url: str, log: Path, *options: str) -> Iterato
         process.send_signal(signal.SIGTERM)
         if process.stdin:
             process.stdin.close()
-        process.wait(20)
+        process.wait(60)
 
 
 def test_streams_are_made_filled_subscribed_and_read(server: RunningServer, tmp_path: Path) -> None:
@@ -114,18 +114,18 @@ def test_a_pusher_by_itself_ends_as_it_is_told(server: RunningServer, tmp_path: 
         with pusher(server, app.url, tmp_path / "a.log") as process:
             wait_until(lambda: app.requests)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(15) == 0
+            assert process.wait(60) == 0
         with pusher(server, app.url, tmp_path / "b.log", "--stop-on-eof") as process:
             count = len(app.requests)
             wait_until(lambda: len(app.requests) > count)
             assert process.stdin
             process.stdin.close()
             process.stdin = None
-            assert process.wait(15) == 0
+            assert process.wait(60) == 0
 
     def gone(request: dict[str, Any]) -> Answer:
         return 410, b""
 
     with scripted(gone) as app, pusher(server, app.url, tmp_path / "c.log") as process:
-        assert process.wait(15) == 1
+        assert process.wait(60) == 1
         assert "the app answered 410" in (tmp_path / "c.log").read_text()

@@ -39,7 +39,7 @@ def test_curl_publishes_and_reads(server: RunningServer) -> None:
             check=True,
         )
         assert b"Lp-Trickle-Seq: 0" in sent.stdout
-        assert reader.communicate(timeout=20)[0] == GET_BODY
+        assert reader.communicate(timeout=60)[0] == GET_BODY
     finally:
         reader.kill()
         reader.wait()

@@ -144,7 +144,7 @@ def test_the_internal_listener_of_a_server_is_another_port_with_a_token_of_its_o
         path = f"/notif/{'f' * 32}"
 
         def internally(path: str, token: str) -> int:
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
                 connection.request("PUT", path, headers={"Authorization": f"Bearer {token}"})
                 return connection.getresponse().status
 

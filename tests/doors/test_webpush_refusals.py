@@ -53,7 +53,7 @@ def test_a_body_that_is_not_even_read_is_refused_in_the_same_form(shared_server:
 
 def test_so_is_one_that_comes_in_chunks_and_does_not_end(shared_server: RunningServer) -> None:
     chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
-    with socket.create_connection(("127.0.0.1", shared_server.port), timeout=10) as sender:
+    with socket.create_connection(("127.0.0.1", shared_server.port), timeout=60) as sender:
         sender.sendall(b"POST /wpush/v1/garbage HTTP/1.1\r\nHost: a\r\nTTL: 1\r\nTransfer-Encoding: chunked\r\n\r\n")
         sender.sendall(chunk * (1 + PUSH_BODY_READ // 0x10000))
         answer = http.client.HTTPResponse(sender)
@@ -86,7 +86,7 @@ def test_so_is_one_that_comes_in_chunks_and_does_not_end(shared_server: RunningS
     ],
 )
 def test_every_path_of_the_door_answers_in_one_form(shared_server: RunningServer, head: bytes, status: int) -> None:
-    with socket.create_connection(("127.0.0.1", shared_server.port), timeout=10) as sender:
+    with socket.create_connection(("127.0.0.1", shared_server.port), timeout=60) as sender:
         sender.sendall(head + b"\r\nHost: a\r\nConnection: close\r\n\r\n")
         answer = http.client.HTTPResponse(sender)
         answer.begin()

@@ -403,7 +403,7 @@ def test_a_given_key_is_used_and_a_wrong_one_refused(tmp_path: Path) -> None:
         assert len(decode64(pair["public_key"])) == 65
     for setting in ("webpush.vapid_key=AAAA", "webpush.contact=me@example.net"):
         command = [sys.executable, "-m", "penstock", "serve", "--data", str(tmp_path / "d"), "--listen", "127.0.0.1:0"]
-        ended = subprocess.run([*command, "--set", setting], capture_output=True, text=True, check=False, timeout=30)
+        ended = subprocess.run([*command, "--set", setting], capture_output=True, text=True, check=False, timeout=120)
         assert ended.returncode == 2
         assert "config_invalid" in ended.stderr
 

@@ -160,7 +160,7 @@ async def nginx(folder: Path, backend: int, buffering: str) -> AsyncIterator[int
         yield port
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _free_port() -> int:

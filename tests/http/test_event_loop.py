@@ -26,7 +26,7 @@ faulthandler.dump_traceback_later(float(sys.argv[2]), exit=True)
 def test_the_loop_ends_over_an_open_socket_and_says_so(kind: str, limit: int) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", CHILD, kind, str(limit)],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
 
     assert done.stdout == "left open\n"

@@ -26,7 +26,7 @@ def certificate_of(port: int) -> bytes:
     """The certificate that a new connection is shown."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain, context.wrap_socket(plain) as secure:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain, context.wrap_socket(plain) as secure:
         shown = secure.getpeercert(binary_form=True)
         assert shown
         return shown
