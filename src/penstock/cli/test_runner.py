@@ -49,14 +49,19 @@ class TestGroup:
 
 GROUPS = (
     TestGroup("fast", 2, processes=2),
-    TestGroup("doors", 6, processes=2),
+    TestGroup("doors", 6, processes=2, places=("client/test_receiver.py",)),
     TestGroup("bystander", 4),
     TestGroup(
         "lake",
         3,
         processes=2,
         places=(
+            "api/test_erasing.py",
+            "api/test_export.py",
+            "api/test_export_ends.py",
+            "api/test_export_http.py",
             "api/test_iceberg.py",
+            "api/test_retention.py",
             "cli/test_lake.py",
             "engines/test_deliveries.py",
             "engines/test_lake.py",
