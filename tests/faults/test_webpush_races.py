@@ -342,14 +342,14 @@ RACES: dict[str, tuple[Race, type[Agents], type[Endpoint]]] = {
 @pytest.mark.parametrize("over", ["bus", "http"])
 @pytest.mark.parametrize("name", RACES)
 async def test_nothing_is_lost_in_the_race(tmp_path: Path, name: str, over: str) -> None:
-    async with place(tmp_path, nodes=3, over=over, make=Patient, node_timeout=0.5) as made:
+    async with place(tmp_path, nodes=3, over=over, make=Patient, node_timeout=20) as made:
         assert await RACES[name][0](made)
 
 
 @pytest.mark.parametrize("name", RACES)
 async def test_without_its_rule_the_race_is_lost(tmp_path: Path, name: str) -> None:
     race, agents, endpoint = RACES[name]
-    async with place(tmp_path, nodes=3, make=agents, endpoint=endpoint, node_timeout=0.5) as made:
+    async with place(tmp_path, nodes=3, make=agents, endpoint=endpoint, node_timeout=20) as made:
         assert not await race(made)
 
 
