@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", choices=("idle", "fanout", "latency", "storm", "held"), help="one of them alone")
     given = parser.parse_args(argv)
     if given.quick:
-        given.wires, given.held, given.events, given.seconds, given.rounds = 100, 100, 3, 0.3, 1
+        given.wires, given.held, given.events, given.seconds, given.rounds = 500, 200, 3, 0.3, 1
     parts = {"idle": _idle, "fanout": _fanout, "latency": _latency, "storm": _storm, "held": _held}
     with reporting("sps", given) as (report, folder):
         for name, part in parts.items():

@@ -171,14 +171,14 @@ class OpenLoop(Run):
             self._warm.set()
 
     async def meanwhile(self, used: int) -> None:
-        """Measure from one line of input to the next, once as many requests were answered."""
+        """Measure from one line of input to the next, once as many requests were answered; one at least."""
         self._used = used
         await self._warm.wait()
         reply(ready=1)
         await self._loop.run_in_executor(None, sys.stdin.readline)
         self._forgotten, self.seconds = len(self.seconds), []
         await self._loop.run_in_executor(None, sys.stdin.readline)
-        self._total = self._planned
+        self._total = max(self._planned, self._forgotten + 1)  # one is measured, however short it was
         if self._forgotten + len(self.seconds) == self._total:
             self.finish()
 
