@@ -81,18 +81,18 @@ def test_readers_and_publishers_of_trickle_and_apps_of_event_horizon_count_as_co
         # A publisher that has sent nothing yet, one reader of its segment and one of the next
         with closing(trickle_client.Post(server, film, 0)) as publisher:
             first, second = trickle_client.waiting(server, film, 0, 1)
-            wait_until(lambda: connected(server, trickle=3, eventhorizon=1), within=10)
+            wait_until(lambda: connected(server, trickle=3, eventhorizon=1))
             # While it is written the first reader has its answer; when it has ended only the second still waits
             publisher.send(b"frame")
             first.opened()
-            wait_until(lambda: connected(server, trickle=3), within=10)
+            wait_until(lambda: connected(server, trickle=3))
             publisher.end()
             assert first.rest() == b"frame"
-            wait_until(lambda: connected(server, trickle=1), within=10)
+            wait_until(lambda: connected(server, trickle=1))
             for reader in (first, second):
                 reader.close()
         assert ask(server, "DELETE", f"/v1/pushers/{id}").status == 204
-        wait_until(lambda: connected(server, trickle=0, eventhorizon=0), within=10)
+        wait_until(lambda: connected(server, trickle=0, eventhorizon=0))
 
 
 LARGE = "x" * 4_000  # of one second, so that 2,000 of them are more than sockets hold
