@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.auth import open_keys
+from penstock.api.console import FILES
 from penstock.engines.lake.questions import LakeQuestions
 from penstock.iceberg import sql
 from penstock.limits import SQL_AT_ONCE, SQL_ROWS, SQL_SECONDS
@@ -98,6 +100,15 @@ def test_a_question_is_answered_with_names_types_and_rows(shop: RunningServer) -
 
     many = query(shop, f"SELECT a.range FROM range({SQL_ROWS + 1}) a").json
     assert (len(many["rows"]), many["cut"]) == (SQL_ROWS, True)
+
+
+def test_the_consoles_three_examples_have_answers(shop: RunningServer) -> None:
+    examples = re.findall(r"`(SELECT .*?)`", (FILES / "sql.js").read_text(), re.DOTALL)
+    assert len(examples) == 3
+    for example in examples:
+        reply = query(shop, example)
+        assert reply.status == 200, reply.body
+        assert reply.json["rows"], example
 
 
 def test_only_an_administrator_may_ask(shop: RunningServer) -> None:
