@@ -99,6 +99,8 @@ class WorkerLink(Link):
     def __init__(self, server: WorkersHome) -> None:
         super().__init__()
         self._server, self._engine = server, server.engine
+        # Looked up once: to ask whether something keeps to a protocol takes as long as ten appends.
+        self._appends_many = server.engine.log if isinstance(server.engine.log, AppendsMany) else None
         self.node = self.member = ""
         self.everything = False
         self.types: set[str] = set()
@@ -227,14 +229,13 @@ class WorkerLink(Link):
         self.book()
 
     def _append(self, appends: list[tuple[int, Batch]]) -> None:
-        source = self._engine.log
-        if isinstance(source, AppendsMany):
+        if self._appends_many is not None:
             numbers = [number for number, _ in appends]
-            stored = source.append_many([batch for _, batch in appends])
+            stored = self._appends_many.append_many([batch for _, batch in appends])
             stored.add_done_callback(partial(self._many_appended, numbers))
         else:
             for number, batch in appends:
-                source.append(batch).add_done_callback(partial(self._one_appended, number))
+                self._engine.log.append(batch).add_done_callback(partial(self._one_appended, number))
 
     def _many_appended(self, numbers: list[int], done: Pending[list[Appended | Exception]]) -> None:
         try:
