@@ -81,5 +81,5 @@ def _figure(many: list[Load], few: list[Load], existing: int) -> Figure:
     }
     return Figure(
         f"over {existing:,} streams", median([load.rate for load in many]), "events/s",
-        median([load.rate for load in few]), f"the same over {FEW} streams", 0.5, 0.8, "ratio", True, ratio, detail,
+        median([load.rate for load in few]), f"the same over {FEW} streams", 0.6, 0.8, "ratio", True, ratio, detail,
     )  # fmt: skip
