@@ -81,7 +81,10 @@ def take(events: SimpleQueue[Event]) -> list[Event]:
 
 def answer(numbered: list[tuple[Peer, int]]) -> None:
     for peer, id in numbered:
-        peer.answer(id)
+        try:
+            peer.answer(id)
+        except RuntimeError:  # this one has left; the others wait
+            continue
 
 
 async def serve(file: str) -> None:
