@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +31,7 @@ from penstock.pipeline.tables import Lake, LakeHole, open_lake
 from penstock.testing import RunningServer, start_s3, start_server, wait_until
 from penstock.testing.seaweedfs import S3Server
 from tests.api.client import publish
-from tests.pipeline.by_hand import archived, logged, make_here
-
-_numbers = count(1)
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with start_s3(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            environment.delenv(name)
-        for name, value in server.environment.items():
-            environment.setenv(name, value)
-        yield server
-
-
-@pytest.fixture(params=["folder", "s3"])
-def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
-    if request.param == "folder":
-        return open_lake(tmp_path / "lake")
-    request.getfixturevalue("s3")
-    return open_lake(f"s3://lake/commit-{next(_numbers)}")
+from tests.pipeline.by_hand import Crash, CrashAt, archived, equals_the_log, logged, make_here, unnamed
 
 
 @pytest.fixture
@@ -64,33 +42,6 @@ def client(server: RunningServer, lake: Lake) -> PipelineClient:
     for number in range(5):
         publish(server, "/orders", b"%d" % number)
     return known
-
-
-class Crash(BaseException):
-    """As if the process had ended."""
-
-
-class CrashAt(Faults):
-    def __init__(self, point: str) -> None:
-        self._point, self.reached = point, False
-
-    def at(self, point: str) -> None:
-        if point == self._point and not self.reached:
-            self.reached = True
-            raise Crash(point)
-
-
-def equals_the_log(client: PipelineClient, lake: Lake) -> bool:
-    """With a look that has nothing in memory, as another process would have it."""
-    fresh = open_lake(lake.place)
-    return archived(client, fresh) == logged(client)
-
-
-def unnamed(client: PipelineClient, lake: Lake) -> set[str]:
-    """Files that nothing names."""
-    fresh = open_lake(lake.place)
-    named = fresh.table("events", client.get("lake/events").value).named()
-    return {fresh.store.location(one.path) for one in fresh.store.list("events")} - named
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -231,7 +231,7 @@ def test_a_fold_has_as_many_tasks_as_its_rows_need(place: Workplace, monkeypatch
 
 
 def test_a_late_record_rewrites_the_file_that_it_speaks_of_and_no_other(place: Workplace) -> None:
-    table = ledger._DELIVERIES
+    table = ledger.DELIVERIES
     row = ("v1", "a", "/a", 0, 0, "", "", 0, "sent", "", None, None, None, None, 1, None, 1)
     fresh = place.spark.createDataFrame([(*row[:3], 15, 15, *row[5:])], SCHEMAS["deliveries"])
     known = {"month": ("", ""), "recipient": ("a", "a")}

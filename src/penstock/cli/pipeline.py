@@ -38,6 +38,7 @@ PACKAGED: Final = (
     "penstock/core/names.py",
     "penstock/iceberg/__init__.py",
     "penstock/iceberg/files.py",
+    "penstock/iceberg/relocating.py",
     "penstock/iceberg/schemas.py",
     "penstock/iceberg/store.py",
     "penstock/iceberg/tables.py",
@@ -84,7 +85,10 @@ class SparkMissing(OperatorError):
 
 def pipeline(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="archive, ledger, rollup, compact, audit … or package.")],
+    job: Annotated[
+        str,
+        typer.Argument(metavar="JOB", help="archive, ledger, rollup, compact, audit, repair … or package."),
+    ],
     once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
     url: Url = "",
     token: Token = "",
@@ -104,6 +108,11 @@ def pipeline(
     ./penstock pipeline archive --once --lake ./lake
     ./penstock pipeline compact
     ./penstock pipeline archive --master spark://127.0.0.1:7077 --lake s3://bucket/lake
+    What the lake has lost, again from the log and from its other tables (--dry-run: only say what):
+      ./penstock pipeline repair
+      ./penstock pipeline repair --table events --from 1001 --to 2000
+    A lake that was moved:
+      ./penstock pipeline repair --moved-from /srv/lake --lake s3://bucket/lake
     The code for Spark's workers, as a .zip:
       ./penstock pipeline package penstock-spark.zip
     """
@@ -113,10 +122,12 @@ def pipeline(
     from penstock.pipeline.client import PipelineClient
     from penstock.pipeline.jobs import check_options
 
+    client = PipelineClient(server_url(url), find_token(token))
     options = with_whole_paths(job_options(context.args))
     check_options(job, options)
-    client = PipelineClient(server_url(url), find_token(token))
     location = _location(client, lake)
+    if "moved-from" in options:
+        return _print(_adopt_moved(client, location, options), json=json)
     place = SparkPlace(master, spark_settings(conf), own)
     while (outcome := _run(client, job, options, location, place, once)).data.get("more"):
         print(outcome.words, file=sys.stderr)  # it has given way to others, and goes on
@@ -201,6 +212,17 @@ def _run(
             return JobOutcome("ended")
         finally:
             spark.stop()
+
+
+def _adopt_moved(client: PipelineClient, lake: str, options: dict[str, str]) -> JobOutcome:
+    """Needs no Spark: no row is read."""
+    from penstock.pipeline.jobs import say_progress
+    from penstock.pipeline.moved_lake import adopt
+    from penstock.pipeline.tables import open_lake
+
+    if others := options.keys() - {"moved-from", "dry-run"}:
+        raise InputInvalid("--moved-from", f"does not go with --{min(others)}")
+    return adopt(client, open_lake(lake), options["moved-from"], say_progress, dry_run="dry-run" in options)
 
 
 def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> JobOutcome:

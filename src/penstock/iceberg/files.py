@@ -100,9 +100,14 @@ def write_file(store: FileStore, file: LakeFile, batches: Iterable[pa.RecordBatc
             for group in chain((first,), groups):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
         size = stream.tell()
-    footer = io.BytesIO()
-    footers[0].write_metadata_file(footer)
-    return WrittenFile(store.location(path), size, footer.getvalue(), footers[0].num_rows)
+    return WrittenFile(store.location(path), size, _footer(footers[0]), footers[0].num_rows)
+
+
+def describe_file(store: FileStore, path: str) -> WrittenFile:
+    """A data file that is there already, by its footer. `OSError` or `ValueError` if it is not whole."""
+    with store.files.open_input_file(store.place(path)) as stream:
+        size, found = stream.size(), parquet.read_metadata(stream)
+    return WrittenFile(store.location(path), size, _footer(found), found.num_rows)
 
 
 def checked(file: LakeFile, rows: int, written: WrittenFile | None) -> WrittenFile:
@@ -142,6 +147,12 @@ def _may_have(group: parquet.RowGroupMetaData, streams: Sequence[str]) -> bool:
     columns = (group.column(number) for number in range(group.num_columns))
     bounds = next(one.statistics for one in columns if one.path_in_schema == "stream")
     return bounds is None or not bounds.has_min_max or any(bounds.min <= one <= bounds.max for one in streams)
+
+
+def _footer(metadata: parquet.FileMetaData) -> bytes:
+    footer = io.BytesIO()
+    metadata.write_metadata_file(footer)
+    return footer.getvalue()
 
 
 def _writing(table: str) -> dict[str, Any]:

@@ -131,6 +131,20 @@ class FileStore:
                 yield StoredFile(info.path.removeprefix(f"{self.root}/"), info.size, info.mtime_ns / 1e9)
 
 
+def store_url(location: str | Path) -> str:
+    """The address of the store at *location*, as tables name it. Nothing is opened.
+
+    `ConfigInvalid` for a folder of another machine.
+    """
+    text = str(location)
+    place = urlsplit(text)
+    if place.scheme not in ("", "file"):
+        return text.rstrip("/")
+    if place.netloc not in ("", "localhost"):
+        raise ConfigInvalid("lake", f"{text} is a folder of another machine")
+    return f"file://{Path(unquote(place.path) if place.scheme else text).absolute()}"
+
+
 def open_store(location: str | Path, *, seconds: float = TIMEOUT_SECONDS) -> FileStore:
     """The store at *location*; `ConfigInvalid` if it is none that can be opened.
 
@@ -139,10 +153,7 @@ def open_store(location: str | Path, *, seconds: float = TIMEOUT_SECONDS) -> Fil
     text = str(location)
     place = urlsplit(text)
     if place.scheme in ("", "file"):
-        if place.netloc not in ("", "localhost"):
-            raise ConfigInvalid("lake", f"{text} is a folder of another machine")
-        root = Path(unquote(place.path) if place.scheme else text).absolute()
-        return FileStore(fs.LocalFileSystem(), str(root), "file")
+        return FileStore(fs.LocalFileSystem(), store_url(location).removeprefix("file://"), "file")
     try:
         if place.scheme == "s3":
             return FileStore(_s3(seconds), f"{place.netloc}{place.path}", "s3")

@@ -76,7 +76,7 @@ SNAPSHOTS: Final = 10
 GRACE_MS: Final = 10 * 60 * 1000
 """For so long data files that were replaced stay: the snapshot that names them is kept. A scan may take that long."""
 
-_CODEC: Final = "deflate"
+CODEC: Final = "deflate"
 _MAIN: Final = "main"
 _ManifestsOf = Mapping[int, tuple[ManifestFile, ...]]  # by the snapshot's id
 
@@ -365,7 +365,7 @@ class _Change:
         self._manifests += 1
         output = self._files.new_output(self._new(f"{self.id:x}-m{self._manifests}.avro"))
         metadata = self._metadata
-        with write_manifest(2, metadata.spec(), metadata.schema(), output, self.id, _CODEC) as writer:
+        with write_manifest(2, metadata.spec(), metadata.schema(), output, self.id, CODEC) as writer:
             for entry in entries:
                 (writer.add if entry.snapshot_id == self.id else writer.existing)(entry)
         return writer.to_manifest_file()
@@ -414,7 +414,7 @@ class _Change:
     def manifest_list(self, manifests: Sequence[ManifestFile], parent: int | None) -> str:
         location = self._new(f"snap-{self.id:x}.avro")
         output = self._files.new_output(location)
-        with write_manifest_list(2, output, self.id, parent, self.sequence, _CODEC) as writer:
+        with write_manifest_list(2, output, self.id, parent, self.sequence, CODEC) as writer:
             writer.add_manifests(list(manifests))
         return location
 

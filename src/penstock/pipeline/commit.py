@@ -122,6 +122,7 @@ class Turn:
         self._record, self._version, self._lock = _Record.read(kept.value), kept.version, threading.Lock()
         self._store(fence=self._record.fence + 1, holder=own_name(), epoch=lake.epoch)
         self._end_beating = keep_alive(self)
+        self._anew = False
 
     @property
     def fence(self) -> int:
@@ -139,11 +140,23 @@ class Turn:
     @property
     def memory(self) -> Mapping[str, Any]:
         """What a job keeps beside its watermark."""
-        return self._record.memory
+        return {} if self._anew else self._record.memory
+
+    @property
+    def tables(self) -> Mapping[str, str]:
+        """Where the metadata.json of each table is."""
+        return self._record.tables
 
     def table(self, name: str) -> Table:
-        """A table as this turn has found it."""
-        return self._lake.table(name, {"tables": self._record.tables})
+        """A table as this turn has found it; an empty one if it is to be made anew."""
+        return self._lake.table(name, {"tables": {} if self._anew else self.tables})
+
+    def start_anew(self) -> None:
+        """Let the next commit make the tables from nothing: what they had, and the memory, does not count.
+
+        Nobody sees anything of it before the commit. Files that nothing names then are swept by a later turn.
+        """
+        self._anew = True
 
     def intend(self, intent: Intent) -> None:
         """Write down what is going to be done. Must begin where the last one ended."""
@@ -163,6 +176,10 @@ class Turn:
     def replace(self, changes: Iterable[TableChange], memory: Mapping[str, Any] | None = None) -> None:
         """Make the changes visible. `done` and what is intended stay as they are, and the turn goes on."""
         self._commit(list(changes), {}, memory, release=False)
+
+    def point_at(self, prepared: Mapping[str, Prepared]) -> None:
+        """Let tables go on from states that were not made by a change: those of a lake that was moved."""
+        self._show(prepared, {}, ())
 
     def end(self, memory: Mapping[str, Any] | None = None) -> None:
         """Let others have the record."""
@@ -195,24 +212,32 @@ class Turn:
         store = self._lake.store
         try:
             store.sync([store.relative(one.location) for change in changes for one in change.added])
-            prepared = {change.table: self._prepared(change) for change in changes if change}
+            wanted = [change for change in changes if change or self._anew]
+            prepared = {change.table: self._prepared(change) for change in wanted}
         except FileNotFoundError:
             self._refused_if_overtaken(changes)  # whoever has overtaken this turn may have swept its files
             raise
-        self._faults.at(BEFORE_COMMIT)
         if release:
-            self._end_beating()
             moved["holder"] = ""
         if memory is not None:
             moved["memory"] = memory
+        self._show(prepared, moved, changes)
+
+    def _show(self, prepared: Mapping[str, Prepared], moved: Mapping[str, Any], changes: Iterable[TableChange]) -> None:
+        """The compare-and-set, and what comes after it."""
+        self._faults.at(BEFORE_COMMIT)
+        if moved.get("holder") == "":
+            self._end_beating()
         try:
             self._move({name: one.location for name, one in prepared.items()}, moved)
         except RecordChanged:
             self._discard(changes, prepared.values())
             raise self._overtaken() from None
+        self._anew = False
         for name, one in prepared.items():
             self._lake.committed(name, one.table)
         self._faults.at(AFTER_COMMIT)
+        store = self._lake.store
         store.delete(store.relative(location) for one in prepared.values() for location in one.gone)
         self._faults.at(AFTER_UNLINK)
 
@@ -244,7 +269,7 @@ class Turn:
         store.delete(store.relative(location) for location in (*data, *made))
 
     def _store(self, **changed: Any) -> None:
-        """TableChange the record by compare-and-set."""
+        """Change the record by compare-and-set."""
         with self._lock:
             wanted = dataclasses.replace(self._record, **changed)
             try:

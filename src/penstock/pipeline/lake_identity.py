@@ -55,6 +55,32 @@ def bind(client: PipelineClient, lake: Lake) -> None:
     lake.epoch = epoch.epoch
 
 
+def claim(client: PipelineClient, lake: Lake) -> StoredRecord:
+    """Make sure that *lake* is the server's by its mark and its epoch, wherever it lies now; returns `lake/id`."""
+    epoch = ServerEpoch(**client.call("GET", "/v1/pipeline")["epoch"])
+    mark, record = _read_mark(lake), client.get(RECORD)
+    if not mark or mark["id"] != record.value.get("id", ""):
+        raise _another(lake, record)
+    if not epoch.is_own(mark["epoch"]):
+        said = f"{lake.place} has the ids of another history than this server's log, which was restored from a backup"
+        raise LakeMismatch("lake", said, remedy="Start the server on it that it belongs to, or give an empty place.")
+    lake.epoch = epoch.epoch
+    return record
+
+
+def settle(client: PipelineClient, lake: Lake) -> None:
+    """Let the place of *lake* be the one that the server's log is archived in: its tables lie there already."""
+    record = client.get(RECORD)
+    if record.value["path"] != lake.place:
+        client.put(RECORD, {**record.value, "path": lake.place}, expect=record.version)
+    _write_mark(lake, record.value["id"], lake.epoch)
+
+
+def is_here(lake: Lake, table: str, location: str) -> bool:
+    """Whether the metadata.json at *location* is the one of *table* in this very lake."""
+    return location.startswith(f"{lake.store.location(table)}/metadata/")
+
+
 def _may_begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: ServerEpoch) -> bool:
     """Whether an empty place may become the lake."""
     if not record.version:
@@ -82,11 +108,11 @@ def _check_history(
     goes_on = (mark.get("epoch"), record.value.get("epoch")) == (epoch.epoch, epoch.epoch)
     for name, tables in RECORDS.items():
         known = client.get(f"lake/{name}").value
-        for location in known.get("tables", {}).values():
-            if not location.startswith(f"{lake.store.url}/"):
-                raise _moved(lake, record)
+        away = any(not is_here(lake, table, location) for table, location in known.get("tables", {}).items())
         if any(one.path.startswith(f"{table}/day=") for table in tables for one in lake.store.list(table)):
             raise _older(lake)
+        if away:
+            raise _moved(lake, record)
         upto = max(known.get("done", 0), (known.get("intent") or {}).get("upto", 0))
         beyond = max(_reached(lake, table) for table in tables)
         if beyond > upto:
@@ -124,8 +150,10 @@ def _another(lake: Lake, record: StoredRecord) -> LakeMismatch:
 
 
 def _moved(lake: Lake, record: StoredRecord) -> LakeMismatch:
-    said = f"{lake.place} was moved: its tables name their files at {record.value['path']}"
-    return LakeMismatch("lake", said, remedy="Put it back there, by a mount or a link if need be.")
+    before = record.value["path"]
+    said = f"{lake.place} was moved: its tables name their files at {before}"
+    remedy = f"Run './penstock pipeline repair --moved-from {before} --lake {lake.place}', or put it back there."
+    return LakeMismatch("lake", said, remedy=remedy)
 
 
 def _older(lake: Lake) -> LakeMismatch:

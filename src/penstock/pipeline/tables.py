@@ -40,7 +40,7 @@ class LakeHole(OperatorError):
     """Files of the lake are gone. Nothing was done: no file is not the same as no rows."""
 
     code = "lake_hole"
-    remedy = "Put the file back, from a backup of the lake; the job goes on by itself then."
+    remedy = "Put the file back, from a backup of the lake, or let './penstock pipeline repair' make it again."
 
 
 class Lake:

@@ -44,11 +44,34 @@ class CopySlice:
     store: FileStore
     file: LakeFile
     rows: int
+    named: LakeFile | None = None  # what it is called, if it also stands for ids around the slice that have no rows
 
     def run(self) -> WrittenFile:
         """Write the file, complete and with as many rows as planned."""
-        slice = Part(Cut(self.file.lo, self.file.hi))
-        return checked(self.file, self.rows, write_file(self.store, self.file, read_slice(self.client, slice)))
+        rows = read_slice(self.client, Part(Cut(self.file.lo, self.file.hi)))
+        return checked(self.file, self.rows, write_file(self.store, self.named or self.file, rows))
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRows:
+    """What one task does: copy the rows of `events` with the ids in (after, upto] from one file to another."""
+
+    store: FileStore
+    location: str
+    after: int
+    upto: int
+    file: LakeFile
+    rows: int
+
+    def run(self) -> WrittenFile:
+        """Write it, with all of these rows."""
+        batches = (rows_between(batch, self.after, self.upto) for batch in read_batches(self.store, self.location))
+        return checked(self.file, self.rows, write_file(self.store, self.file, batches))
+
+
+def rows_between(rows: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
+    """Those of *rows* whose ids are in (after, upto]."""
+    return rows.filter(pc.and_(pc.greater(rows["id"], after), pc.less_equal(rows["id"], upto)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ TASK_FILES: Final = 16
 
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 
-JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase")
+JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase", "repair")
 
 BEGIN: Final = "pipeline/begin"
 """The record of where the lake begins, if that is not the log's first entry."""
@@ -150,6 +151,11 @@ class JobOutcome:
     data: Mapping[str, Any] = field(default_factory=dict)  # for programs: JSON, at most 200 KB
     exit_code: int = 0
     more: bool = False  # there is more to do right away: a limit was reached
+
+
+def say_progress(line: str) -> None:
+    """Tell whoever watches a long job how far it is: on standard error, which is the driver's log in `up`."""
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class JobModule(Protocol):

@@ -45,7 +45,7 @@ def run(place: Workplace, options: Mapping[str, str], *, transform: Transform | 
     """
     begin(place)
     newest, began, rows = place.client.newest(), -1, 0
-    for turn, intent in place.turns("events", newest, lambda after: _plan(place, after, newest)):
+    for turn, intent in place.turns("events", newest, lambda after: plan_from_log(place, after, newest)):
         began = intent.after if began < 0 else began
         turn.publish([TableChange("events", _write(place, intent, transform))] if intent.slices else [])
         rows += sum(one.rows for one in intent.slices)
@@ -66,7 +66,8 @@ def begin(place: Workplace) -> None:
         client.put("lake/events", {"fence": 0, "done": done, "done_ms": 0, "intent": None}, expect=0)
 
 
-def _plan(place: Workplace, after: int, upto: int) -> Intent:
+def plan_from_log(place: Workplace, after: int, upto: int) -> Intent:
+    """Slices of the log from *after* on, no more than one turn can do."""
     parts = place.spark.sparkContext.defaultParallelism if upto - after > FEW_ROWS else 1
     plan = place.client.plan(after, upto, parts=parts, max_rows=TURN_ROWS, max_bytes=TURN_BYTES)
     slices = tuple(Slice(one["lo"], one["hi"], one["day"], one["rows"]) for one in plan["slices"][:TURN_SLICES])

@@ -186,11 +186,11 @@ def _rank() -> Column:
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
-_DELIVERIES: Final = MergedTable(
+DELIVERIES: Final = MergedTable(
     "deliveries", _WHAT, ("first", "month", "recipient"), fold_deliveries, ("first", "key", "recipient"), by_kind
 )
 
-_POSITIONS: Final = MergedTable("positions", _SAID, ("recipient", "upto"), first_positions, ("recipient", "upto"))
+POSITIONS: Final = MergedTable("positions", _SAID, ("recipient", "upto"), first_positions, ("recipient", "upto"))
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
@@ -199,7 +199,9 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     for turn, intent in place.turns(
         "ledger", archived, lambda after: plan_from_lake(place, after, min(archived, after + TURN_IDS))
     ):
-        files += _perform(place, turn, intent)
+        changes, memory = changes_of(place, turn, intent)
+        turn.publish(changes, memory)
+        files += sum(len(change.added) for change in changes)
     return JobOutcome(f"ledger: {files:,} files up to id {archived:,}", {"files": files, "upto": archived})
 
 
@@ -216,8 +218,8 @@ def events_between(place: Workplace, after: int, upto: int, *columns: str, strea
     return frame.where((F.col("id") > after) & (F.col("id") <= upto)).select(*columns)
 
 
-def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
-    """Decode slice by slice, then fold all of it."""
+def changes_of(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[TableChange], dict[str, Any]]:
+    """Decode slice by slice, then fold all of it: what changes in the tables, and what the record is to remember."""
     heads = heads_from_rows(turn.memory.get("batches", ()))
     records: list[WrittenFile] = []
     others: list[TableChange] = []
@@ -228,12 +230,10 @@ def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
         others.append(TableChange("unreadable", unread))
     if records:
         decoded, rows = place.read("ledger", records), sum(one.rows for one in records)
-        others.append(merge_into(place, turn, _DELIVERIES, fold(decoded), intent, rows))
+        others.append(merge_into(place, turn, DELIVERIES, fold(decoded), intent, rows))
         if said:
-            others.append(merge_into(place, turn, _POSITIONS, positions(decoded), intent, rows))
-    changes = _joined([TableChange("ledger", records), *others])
-    turn.publish(changes, {"batches": heads_to_rows(heads)})
-    return sum(len(change.added) for change in changes)
+            others.append(merge_into(place, turn, POSITIONS, positions(decoded), intent, rows))
+    return _joined([TableChange("ledger", records), *others]), {"batches": heads_to_rows(heads)}
 
 
 def _joined(changes: Iterable[TableChange]) -> list[TableChange]:

@@ -7,7 +7,7 @@ Both have one row for each key. A turn adds its sums to those of the same hours,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
@@ -95,8 +95,8 @@ def merge_activity(rows: DataFrame) -> DataFrame:
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
-_ROLLUP: Final = MergedTable("rollup_hourly", _KEYS, ("hour",), add_up, _KEYS, by_hour)
-_ACTIVITY: Final = MergedTable("activity", _WHO, _WHO, merge_activity, _WHO)
+ROLLUP: Final = MergedTable("rollup_hourly", _KEYS, ("hour",), add_up, _KEYS, by_hour)
+ACTIVITY: Final = MergedTable("activity", _WHO, _WHO, merge_activity, _WHO)
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
@@ -105,26 +105,31 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     for turn, intent in place.turns(
         "rollup", ready, lambda after: plan_from_lake(place, after, min(ready, after + TURN_IDS))
     ):
-        changes = list(_changes(place, turn, intent)) if intent.slices else []
-        turn.publish(changes)
+        changes, memory = changes_of(place, turn, intent)
+        turn.publish(changes, memory)
         files += sum(len(change.added) for change in changes)
     return JobOutcome(f"rollup: {files:,} files up to id {ready:,}", {"files": files, "upto": ready})
 
 
-def _changes(place: Workplace, turn: Turn, intent: Intent) -> Iterator[TableChange]:
+def changes_of(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[TableChange], Mapping[str, Any]]:
+    """What changes in the tables, and what the record is to remember: as before."""
+    return list(_merges(place, turn, intent)) if intent.slices else [], turn.memory
+
+
+def _merges(place: Workplace, turn: Turn, intent: Intent) -> Iterator[TableChange]:
     published = accepted(events_between(place, intent.after, intent.upto, "stream", "index", "time", "body"))
     found = [one for one in place.files("ledger") if one.file.overlaps(intent.after, intent.upto)]
     records = sum(one.rows for one in found)
     rows = records + intent.upto - intent.after
     if not found:
-        yield merge_into(place, turn, _ROLLUP, add_up(published), intent, rows)
+        yield merge_into(place, turn, ROLLUP, add_up(published), intent, rows)
         return
     place.lake.check(found)
     inside = (F.col("entry") > intent.after) & (F.col("entry") <= intent.upto)
     ledger = place.read("ledger", found).where(inside)
     entries = _entries_of(place, ledger, intent.upto)
-    yield merge_into(place, turn, _ROLLUP, add_up(published.unionByName(delivered(ledger, entries))), intent, rows)
-    yield merge_into(place, turn, _ACTIVITY, heard_of(ledger), intent, records)
+    yield merge_into(place, turn, ROLLUP, add_up(published.unionByName(delivered(ledger, entries))), intent, rows)
+    yield merge_into(place, turn, ACTIVITY, heard_of(ledger), intent, records)
 
 
 def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
