@@ -87,7 +87,7 @@ def pipeline(
     context: typer.Context,
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="archive, ledger, rollup, compact, audit, repair … or package."),
+        typer.Argument(metavar="JOB", help="archive, ledger, rollup, compact, audit, repair, migrate … or package."),
     ],
     once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
     url: Url = "",
@@ -111,8 +111,9 @@ def pipeline(
     What the lake has lost, again from the log and from its other tables (--dry-run: only say what):
       ./penstock pipeline repair
       ./penstock pipeline repair --table events --from 1001 --to 2000
-    A lake that was moved:
+    A lake that was moved, and one of the version before Iceberg:
       ./penstock pipeline repair --moved-from /srv/lake --lake s3://bucket/lake
+      ./penstock pipeline migrate /srv/old-lake /srv/lake
     The code for Spark's workers, as a .zip:
       ./penstock pipeline package penstock-spark.zip
     """
@@ -122,6 +123,9 @@ def pipeline(
     from penstock.pipeline.client import PipelineClient
     from penstock.pipeline.jobs import check_options
 
+    if job == "migrate":
+        client = PipelineClient(server_url(url), find_token(token))
+        return _print(_migrate(client, context.args, SparkPlace(master, spark_settings(conf))), json=json)
     client = PipelineClient(server_url(url), find_token(token))
     options = with_whole_paths(job_options(context.args))
     check_options(job, options)
@@ -223,6 +227,29 @@ def _adopt_moved(client: PipelineClient, lake: str, options: dict[str, str]) -> 
     if others := options.keys() - {"moved-from", "dry-run"}:
         raise InputInvalid("--moved-from", f"does not go with --{min(others)}")
     return adopt(client, open_lake(lake), options["moved-from"], say_progress, dry_run="dry-run" in options)
+
+
+def _migrate(client: PipelineClient, arguments: list[str], place: SparkPlace) -> JobOutcome:
+    """Never by a running driver: that one refuses the old lake."""
+    from penstock.pipeline import old_lake
+    from penstock.pipeline.jobs import JobOutcome, Workplace
+    from penstock.pipeline.session import LOCAL, open_session
+    from penstock.pipeline.tables import open_lake
+
+    options = job_options([one for one in arguments if one.startswith("--")])
+    places = [one for one in arguments if not one.startswith("--")]
+    if len(places) != 2 or options.keys() - {"dry-run"}:
+        raise InputInvalid("arguments", "must be OLD and NEW", remedy="./penstock pipeline migrate OLD NEW [--dry-run]")
+    old, new = Path(places[0]).absolute(), open_lake(places[1])
+    if "dry-run" in options:
+        found = old_lake.plan(client, old, new)
+        lines = [f"{table}: {len(files):,} files" for table, files in found.items()]
+        return JobOutcome("\n".join([f"migrate: to {new.place} would be taken over", *lines]), {"dry_run": True})
+    spark = open_session(place.master or LOCAL, name="penstock-migrate", settings=place.settings)
+    try:
+        return old_lake.migrate(Workplace(spark, client, new), old)
+    finally:
+        spark.stop()
 
 
 def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> JobOutcome:

@@ -1,4 +1,4 @@
-"""Tables whose files were moved to another place. Their metadata names them where they were.
+"""Moved tables. Their metadata names files where they were.
 
 Data files stay as they are. Manifests, manifest lists and metadata.json are written again, beside the former ones and
 under new names, with the addresses of today. Snapshots keep their ids, so that time travel goes on.

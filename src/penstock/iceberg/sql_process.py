@@ -1,4 +1,4 @@
-"""The process that answers one question in SQL. It reads it from standard input, and answers in Arrow or JSON.
+"""Answers one question in SQL. It comes on standard input, the answer goes out as Arrow or JSON.
 
 A folder is read by DuckDB itself. Any other store is read by pyarrow, and DuckDB is given the rows: so it needs no
 extension for it, no network, and never sees a key.
@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
@@ -18,6 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion, plain
 from penstock.iceberg.store import FileStore, open_store
+from penstock.wire.lake import parse_location
 
 if TYPE_CHECKING:
     from penstock.iceberg.reading import FieldInfo
@@ -106,13 +108,28 @@ def _asked(duckdb: Any, question: SqlQuestion) -> Any:
 
 
 def _read_parquet(paths: list[str], fields: list[FieldInfo]) -> str:
-    """A SELECT that reads these files by field ids, as Iceberg wants it: columns that a file lacks are null."""
-    files = ", ".join(map(_quoted, paths))
+    """A SELECT that reads these files by field ids, as Iceberg wants it: columns that a file lacks are null.
+
+    Files that were taken over from the version before Iceberg have none, and are read by the names of their columns.
+    """
+    adopted = [path for path in paths if (file := parse_location(path)) and not file.has_field_ids]
     columns = ", ".join(
         f"{field.id}: {{name: {_quoted(field.name)}, type: {_quoted(_sql_type(field))}, default_value: NULL}}"
         for field in fields
     )
-    return f"SELECT * FROM read_parquet([{files}], hive_partitioning = false, schema = MAP {{{columns}}})"  # noqa: S608
+    taken = set(adopted)
+    own = _files(path for path in paths if path not in taken)
+    select = f"SELECT * FROM read_parquet({own}, hive_partitioning = false, schema = MAP {{{columns}}})"  # noqa: S608
+    if not adopted:
+        return select
+    if len(adopted) == len(paths):
+        select = "SELECT " + ", ".join(f'NULL::{_sql_type(one)} AS "{one.name}"' for one in fields) + " WHERE false"
+    by_name = f"SELECT * FROM read_parquet({_files(adopted)}, hive_partitioning = false, union_by_name = true)"  # noqa: S608
+    return f"{select} UNION ALL BY NAME {by_name}"
+
+
+def _files(paths: Iterable[str]) -> str:
+    return f"[{', '.join(map(_quoted, paths))}]"
 
 
 def _dataset(store: FileStore, paths: list[str], fields: list[FieldInfo]) -> Any:

@@ -110,7 +110,7 @@ def _check_history(
         known = client.get(f"lake/{name}").value
         away = any(not is_here(lake, table, location) for table, location in known.get("tables", {}).items())
         if any(one.path.startswith(f"{table}/day=") for table in tables for one in lake.store.list(table)):
-            raise _older(lake)
+            raise _older(lake, record, taken_over=away)
         if away:
             raise _moved(lake, record)
         upto = max(known.get("done", 0), (known.get("intent") or {}).get("upto", 0))
@@ -156,9 +156,12 @@ def _moved(lake: Lake, record: StoredRecord) -> LakeMismatch:
     return LakeMismatch("lake", said, remedy=remedy)
 
 
-def _older(lake: Lake) -> LakeMismatch:
+def _older(lake: Lake, record: StoredRecord, *, taken_over: bool) -> LakeMismatch:
     said = f"{lake.place} is a lake of an earlier version, whose files no table names"
-    return LakeMismatch("lake", said, remedy="Give an empty place, and keep the old lake: it has what was trimmed.")
+    if taken_over and record.value["path"] != lake.place:
+        return LakeMismatch("lake", said, remedy=f"It was taken over: give {record.value['path']}.")
+    remedy = f"Run './penstock pipeline migrate {lake.place} NEW': it is taken over to a new place, and stays as it is."
+    return LakeMismatch("lake", said, remedy=remedy)
 
 
 def _newer(lake: Lake, name: str, beyond: int, upto: int, epoch: ServerEpoch) -> LakeMismatch:

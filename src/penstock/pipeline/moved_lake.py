@@ -1,4 +1,4 @@
-"""Adopts a lake that was moved: its tables name their files by whole addresses, at the place where they were.
+"""Adopts a moved lake. Its tables name their files by whole addresses, at the place where they were.
 
 Of each record, the metadata of its tables is written again with the addresses of today, beside what is there; then one
 compare-and-set points at it. Cut off anywhere, it is run again: tables that are named rightly are left as they are, and

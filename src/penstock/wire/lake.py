@@ -1,8 +1,9 @@
 """The lake's tables, and names of data files: `<table>/data/day=2026-11-15/e-<lo>-<hi>-<unique>.parquet`.
 
 A file holds what came out of the log's ids in (lo, hi]: a name alone tells whether a file can matter, also where it has
-no rows of some of those ids. `<unique>` makes that no name is ever used twice. Which of the files that are there belong
-to a table is told by its metadata alone. Days are UTC.
+no rows of some of those ids. `<unique>` makes that no name is ever used twice; it begins with `old` in files of the
+version before Iceberg, which have no field ids: they are read by the names of their columns. Which of the files that
+are there belong to a table is told by its metadata alone. Days are UTC.
 
 This module knows names, nothing else: the server, the pipeline and Spark's workers all use it.
 """
@@ -32,6 +33,9 @@ RECORDS: Final = {
 }
 """The server's records `lake/<name>`, and the tables whose pointers and watermark each holds."""
 
+ADOPTED: Final = "old"
+"""How the unique part of the name of a file begins that has no field ids. Those of all others are hexadecimal."""
+
 _LOCATION = re.compile(
     r"(?:.*/)?([a-z_]+)/data/day=([0-9]{4}-[0-9]{2}-[0-9]{2})/"
     r"([a-z])-([0-9]{1,19})-([0-9]{1,19})-([0-9a-z]{1,64})\.parquet",
@@ -58,6 +62,11 @@ class LakeFile:
     def path(self) -> str:
         """Its path within the lake."""
         return f"{self.table}/data/day={self.day}/{self.name}"
+
+    @property
+    def has_field_ids(self) -> bool:
+        """Whether its columns are told apart by field ids, and not by their names alone."""
+        return not self.unique.startswith(ADOPTED)
 
     def overlaps(self, after: int, upto: int) -> bool:
         """Whether it may hold something of the ids in (after, upto]."""

@@ -1,0 +1,131 @@
+"""A lake of the version before Iceberg is taken over byte by byte, or not at all. No JVM is needed for `events`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InputInvalid
+from penstock.iceberg.files import WrittenWrong
+from penstock.iceberg.sql import ask as ask_sql
+from penstock.pipeline import old_lake
+from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.commit import AFTER_COMMIT, watermark
+from penstock.pipeline.lake_identity import LakeMismatch, bind
+from penstock.pipeline.old_lake import AdoptFile, migrate, plan
+from penstock.pipeline.tables import open_lake
+from penstock.testing import start_server
+from tests.pipeline.by_hand import Crash, CrashAt, archived, make_here, run_pipeline
+from tests.pipeline.earlier import hashes, old_rows, unpack
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return unpack(tmp_path)
+
+
+@pytest.fixture
+def client(old: Path, tmp_path: Path) -> Iterator[PipelineClient]:
+    with start_server(tmp_path / "data") as server:
+        yield PipelineClient(server.url, server.admin_token)
+
+
+def take_events(client: PipelineClient, old: Path, new: Path) -> None:
+    """Take over `events`, and end there: the tables that are folded need Spark."""
+    with pytest.raises(Crash):
+        migrate(make_here(client, open_lake(new), CrashAt(AFTER_COMMIT)), old)
+
+
+def equals_the_old(client: PipelineClient, old: Path, new: Path) -> bool:
+    return archived(client, open_lake(new)) == sorted((row["id"], row["body"]) for row in old_rows(old, "events"))
+
+
+def from_another_file(task: AdoptFile, path: str) -> None:
+    """A copy with other bytes, which is a whole file all the same."""
+    others = sorted(one for one in task.old.path.parent.iterdir() if one != task.old.path)
+    task.store.make_folder(path.rpartition("/")[0])
+    shutil.copyfile(others[0], task.store.place(path))
+
+
+def test_events_are_taken_over_as_they_are_and_the_old_lake_stays(
+    client: PipelineClient, old: Path, tmp_path: Path
+) -> None:
+    before, new, done = hashes(old), tmp_path / "new", watermark(client, "events")
+    with pytest.raises(LakeMismatch, match="a lake of an earlier version") as refused:
+        bind(client, open_lake(old))
+    assert f"pipeline migrate {old} NEW" in refused.value.remedy
+    told = run_pipeline(client, "migrate", str(old), str(new), "--dry-run")
+    assert (told.returncode, new.exists()) == (0, False)
+    assert f"events: {len(list(old.glob('events/day=*/*.parquet')))} files" in told.stdout
+
+    take_events(client, old, new)
+
+    assert equals_the_old(client, old, new)
+    pointers = client.get("lake/events").value["tables"]
+    assert ask_sql(str(new), pointers, "SELECT id, body FROM events ORDER BY id").rows() == [
+        {"id": id, "body": body} for id, body in archived(client, open_lake(new))
+    ]
+    assert watermark(client, "events") == done
+    assert hashes(old) == before
+    with pytest.raises(LakeMismatch):  # nobody works on it before all of it is there
+        bind(client, open_lake(new))
+
+
+def test_a_copy_with_other_bytes_is_not_committed(
+    client: PipelineClient, old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdoptFile, "_take", from_another_file)
+
+    with pytest.raises(WrittenWrong, match="is not what"):
+        migrate(make_here(client, open_lake(tmp_path / "new")), old)
+
+    assert not client.get("lake/events").value.get("tables")
+
+
+def test_sabotage_without_comparing_hashes_wrong_rows_are_committed(
+    client: PipelineClient, old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AdoptFile, "_take", from_another_file)
+    monkeypatch.setattr(AdoptFile, "_stored_digest", lambda task, path: stored(task, path) and old_digest(task))
+    take_events(client, old, tmp_path / "new")
+
+    assert not equals_the_old(client, old, tmp_path / "new")
+
+
+def stored(task: AdoptFile, path: str) -> bool:
+    return not task.store.missing([path])
+
+
+def old_digest(task: AdoptFile) -> str:
+    with task.old.path.open("rb") as stream:
+        return old_lake._digest(stream)
+
+
+def test_what_cannot_be_taken_over_is_refused_and_nothing_changes(
+    client: PipelineClient, old: Path, tmp_path: Path
+) -> None:
+    records, full = client.list("lake/"), tmp_path / "full"
+    full.mkdir()
+    (full / "file").write_text("of somebody else")
+    for place, refusal, said in (
+        (full, LakeMismatch, "is not empty"),
+        (old / "new", InputInvalid, "are not apart"),
+        (tmp_path, InputInvalid, "are not apart"),
+    ):
+        with pytest.raises(refusal, match=said):
+            plan(client, old, open_lake(place))
+    with pytest.raises(InputInvalid, match="is no folder"):
+        plan(client, tmp_path / "nowhere", open_lake(tmp_path / "new"))
+    first = min(old.glob("events/day=*/*.parquet"))
+    shutil.copy(first, first.with_name("-".join(first.stem.split("-")[:3]) + "-7.parquet"))
+    with pytest.raises(LakeMismatch, match="have the same ids"):
+        plan(client, old, open_lake(tmp_path / "new"))
+    for file in old.glob("events/day=*/e-000000000000-*"):
+        file.unlink()
+    with pytest.raises(LakeMismatch, match="no file of the old lake's events has the ids 1 to"):
+        plan(client, old, open_lake(tmp_path / "new"))
+
+    assert client.list("lake/") == records

@@ -1,0 +1,160 @@
+"""A lake that the version before Iceberg has made is taken over, row by row, and everybody reads it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.iceberg.sql import ask as ask_sql
+from penstock.pipeline import old_lake
+from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.commit import AFTER_COMMIT, BEFORE_COMMIT, Faults
+from penstock.pipeline.jobs import Workplace, archive, audit, compact, ledger, rollup
+from penstock.pipeline.lake_identity import bind
+from penstock.pipeline.old_lake import FOLDED, migrate
+from penstock.pipeline.tables import open_lake
+from penstock.testing import RunningServer, start_s3, start_server
+from penstock.wire.lake import RECORDS
+from penstock.wire.ledger import RANKS
+from tests.api.client import ask
+from tests.pipeline.by_hand import Crash
+from tests.pipeline.earlier import hashes, old_rows, unpack
+from tests.pipeline.test_catalog import READERS, read_by_all
+from tests.spark.filling import archived
+
+WHAT = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
+Rows = list[dict[str, Any]]
+
+
+class CrashAtEach(Faults):
+    """Ends the process, as it were, at a point of the turn that comes after some others."""
+
+    def __init__(self, point: str, passed: int) -> None:
+        self._point, self._passed = point, passed
+
+    def at(self, point: str) -> None:
+        self._passed -= point == self._point
+        if self._passed < 0:
+            raise Crash(point)
+
+
+@pytest.fixture
+def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[RunningServer, Path, str]]:
+    """A server of today on the old data, the old lake, and where the new one is to be."""
+    old = unpack(tmp_path)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+        new = str(tmp_path / "new")
+        if request.param == "s3":
+            s3 = request.getfixturevalue("s3_server")
+            for name, value in s3.environment.items():
+                environment.setenv(name, value)
+            new = "s3://lake/migrated"
+        with start_server(tmp_path / "data", lake_url=new) as server:
+            yield server, old, new
+
+
+@pytest.fixture
+def s3_server(tmp_path: Path) -> Iterator[Any]:
+    with start_s3(tmp_path / "s3") as s3:
+        yield s3
+
+
+def place_of(spark: SparkSession, server: RunningServer, new: str, faults: Faults | None = None) -> Workplace:
+    client = PipelineClient(server.url, server.admin_token)
+    return Workplace(spark, client, open_lake(new), faults or Faults())
+
+
+def in_no_order(rows: Rows) -> list[str]:
+    return sorted(str(sorted(row.items())) for row in rows)
+
+
+def folded_states(rows: Rows) -> dict[tuple[Any, ...], tuple[str, int]]:
+    """What became of each delivery, and how often it was sent, in plain Python."""
+    found: dict[tuple[Any, ...], tuple[str, int]] = {}
+    for row in sorted(rows, key=lambda one: (RANKS[one["state"]], -one["last_time"].timestamp())):
+        key = tuple(row[name] for name in WHAT)
+        state, attempts = found.get(key, (row["state"], 0))
+        found[key] = state, attempts + row["attempts"]
+    return found
+
+
+def summed(rows: Rows, keys: tuple[str, ...], value: str) -> Counter[tuple[Any, ...]]:
+    sums: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        sums[tuple(row[name] for name in keys)] += row[value]
+    return sums
+
+
+def differences(client: PipelineClient, old: Path, new: str) -> list[str]:
+    """The tables of the new lake that are not what the old lake's rows come to."""
+    now = {table: archived(client, new, table).to_pylist() for tables in RECORDS.values() for table in tables}
+    was = {table: old_rows(old, table) for table in now}
+    wrong = [
+        table for table in ("events", "ledger", "unreadable") if in_no_order(now[table]) != in_no_order(was[table])
+    ]
+    states = folded_states(now["deliveries"])
+    if states != folded_states(was["deliveries"]) or len(states) != len(now["deliveries"]):
+        wrong.append("deliveries")
+    for table, value in (("rollup_hourly", "count"), ("rollup_hourly", "bytes"), ("activity", "records")):
+        keys = FOLDED[table].keys
+        sums = summed(now[table], keys, value)
+        if sums != summed(was[table], keys, value) or len(sums) != len(now[table]):
+            wrong.append(f"{table}.{value}")
+    return wrong
+
+
+@pytest.mark.parametrize("served", ["folder", "s3"], indirect=True)
+def test_an_old_lake_is_taken_over_wherever_it_was_cut_off_and_goes_on(
+    spark: SparkSession, served: tuple[RunningServer, Path, str], tmp_path: Path
+) -> None:
+    server, old, new = served
+    client, before = PipelineClient(server.url, server.admin_token), hashes(old)
+    assert len(old_rows(old, "deliveries")) > len(folded_states(old_rows(old, "deliveries"))) > 0
+    # Given runs that are cut off: before `events` is moved, and after `ledger` is
+    for point, passed in ((BEFORE_COMMIT, 0), (AFTER_COMMIT, 2)):
+        with pytest.raises(Crash):
+            migrate(place_of(spark, server, new, CrashAtEach(point, passed)), old)
+
+    migrate(place_of(spark, server, new), old)
+
+    # Then every row is there, and the old lake is as it was
+    assert differences(client, old, new) == []
+    assert hashes(old) == before
+    # and all readers have it: what was trimmed from the log comes from the files of before
+    expected = sorted((row["id"], row["body"]) for row in old_rows(old, "events"))
+    if new.startswith("/"):
+        assert read_by_all(server, tmp_path) == dict.fromkeys(READERS, expected)
+    orders = ask(server, "GET", "/v1/read", stream="/orders", **{"from": 0}).json["entries"]
+    assert [one["index"] for one in orders] == [1, 2, 3, 4, 5]  # the first one was erased
+    # and the jobs go on
+    place = place_of(spark, server, new)
+    bind(client, place.lake)
+    for job in (archive, ledger, rollup):
+        job.run(place, {})
+    ids = archived(client, new)["id"].to_pylist()
+    assert len(ids) > len(expected)
+    answer = ask_sql(new, client.get("lake/events").value["tables"], "SELECT id FROM events ORDER BY id")
+    assert [row["id"] for row in answer.rows()] == ids  # by field ids and by names, in one table
+    compact.run(place, {"all": ""})
+    assert archived(client, new)["id"].to_pylist() == ids
+    findings = audit.run(place, {}).data["findings"]
+    assert [one for one in findings if one["check"] in ("files", "events", "heads", "ledger")] == []
+
+
+@pytest.mark.parametrize("served", ["folder"], indirect=True)
+def test_sabotage_rows_that_are_not_folded_are_there_twice(
+    spark: SparkSession, served: tuple[RunningServer, Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, old, new = served
+    loose = {name: replace(table, merge=lambda rows: rows) for name, table in FOLDED.items()}
+    monkeypatch.setattr(old_lake, "FOLDED", loose)
+    migrate(place_of(spark, server, new), old)
+
+    assert "deliveries" in differences(PipelineClient(server.url, server.admin_token), old, new)
