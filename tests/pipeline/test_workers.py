@@ -7,7 +7,17 @@ import sys
 
 import pytest
 
-IN_TASKS = ("writing", "erasing", "merging", "jobs.ledger", "jobs.rollup", "jobs.campaign", "source", "sink")
+IN_TASKS = (
+    "typed_rows",
+    "writing",
+    "erasing",
+    "merging",
+    "jobs.ledger",
+    "jobs.rollup",
+    "jobs.campaign",
+    "source",
+    "sink",
+)
 
 
 @pytest.mark.parametrize("module", [*IN_TASKS, pytest.param("../iceberg.tables", id="sabotage: a commit")])

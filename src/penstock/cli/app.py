@@ -22,6 +22,7 @@ from penstock.cli import (
     serve,
     streams,
     tokens,
+    typed_tables,
     webpush,
 )
 from penstock.cli.demo.command import demo
@@ -60,6 +61,7 @@ app.command(context_settings=PASS_ON)(pipeline.pipeline)
 app.command()(msgstream.session)
 app.command()(msgstream.emit)
 app.add_typer(eventhorizon.stream, name="stream")
+typed_tables.add_to(lake.lake)
 app.add_typer(lake.lake, name="lake")
 app.add_typer(webpush.webpush, name="webpush")
 app.add_typer(cluster.cluster, name="cluster")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.client import PipelineClient
     from penstock.pipeline.jobs import JobOutcome, Workplace
 
-LOOPING: Final = ("archive", "ledger", "rollup")
+LOOPING: Final = ("archive", "ledger", "typed", "rollup")
 """Jobs that go on until they are ended, unless --once is given."""
 
 SOURCE: Final = Path(__file__).parents[2]
@@ -47,6 +47,7 @@ PACKAGED: Final = (
     "penstock/wire/lake.py",
     "penstock/wire/ledger.py",
     "penstock/wire/retrying.py",
+    "penstock/wire/typed_tables.py",
     "penstock/pipeline/**/*.py",
 )
 """What Spark's workers need."""
@@ -87,7 +88,9 @@ def pipeline(
     context: typer.Context,
     job: Annotated[
         str,
-        typer.Argument(metavar="JOB", help="archive, ledger, rollup, compact, audit, repair, migrate … or package."),
+        typer.Argument(
+            metavar="JOB", help="archive, ledger, typed, rollup, compact, audit, repair, migrate … or package."
+        ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
     url: Url = "",
@@ -101,8 +104,8 @@ def pipeline(
     """Run a job of the data pipeline on Spark.
 
     Where './penstock up' runs, its warm driver does the job. Elsewhere, and with --master or --conf, a session of
-    its own does; spark-defaults.conf and PYSPARK_SUBMIT_ARGS count for it. archive, ledger and rollup go on until
-    they are ended, unless --once is given. Further options belong to the job: docs/pipeline.md lists them.
+    its own does; spark-defaults.conf and PYSPARK_SUBMIT_ARGS count for it. archive, ledger, typed and rollup go on
+    until they are ended, unless --once is given. Further options belong to the job: docs/pipeline.md lists them.
 
     \b
     ./penstock pipeline archive --once --lake ./lake

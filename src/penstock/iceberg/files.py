@@ -19,7 +19,7 @@ import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
 from penstock.errors import OperatorError
 from penstock.iceberg.store import FileStore
-from penstock.wire.columns import BYTES, INT32, INT64, TABLES, TEXT, TIME
+from penstock.wire.columns import BOOL, BYTES, DATE, DOUBLE, INT32, INT64, TABLES, TEXT, TIME, Column, decimal_size
 from penstock.wire.lake import LakeFile, parse_location
 
 COMPRESSION: Final = "zstd"
@@ -35,6 +35,9 @@ _TYPES: Final = {
     TEXT: pa.utf8(),
     TIME: pa.timestamp("us", tz="UTC"),
     BYTES: pa.binary(),
+    BOOL: pa.bool_(),
+    DOUBLE: pa.float64(),
+    DATE: pa.date32(),
 }
 
 
@@ -75,20 +78,32 @@ class WrittenWrong(OperatorError):
     remedy = "This is a defect: report it, with the driver's log."
 
 
-def arrow_schema(table: str) -> pa.Schema:
-    """The schema of a table's files. Without its field ids some readers would see nulls."""
+def arrow_schema(table: str, columns: Sequence[Column] = ()) -> pa.Schema:
+    """The schema of a table's files; *columns* are those of a typed one. Without field ids some readers see nulls."""
     return pa.schema(
-        pa.field(column.name, _TYPES[column.type], metadata={"PARQUET:field_id": str(number)})
-        for number, column in enumerate(TABLES[table], 1)
+        pa.field(column.name, arrow_type(column.type), metadata={"PARQUET:field_id": str(number)})
+        for number, column in enumerate(columns or TABLES[table], 1)
     )
 
 
-def write_file(store: FileStore, file: LakeFile, batches: Iterable[pa.RecordBatch | pa.Table]) -> WrittenFile | None:
+def arrow_type(type: str) -> pa.DataType:
+    """The type of a column."""
+    size = decimal_size(type)
+    return pa.decimal128(*size) if size else _TYPES[type]
+
+
+def write_file(
+    store: FileStore,
+    file: LakeFile,
+    batches: Iterable[pa.RecordBatch | pa.Table],
+    columns: Sequence[Column] = (),
+) -> WrittenFile | None:
     """Write *batches* as a new data file that is named like *file*; None, and no file, if there are no rows.
 
-    Not durable on a folder before `FileStore.sync`.
+    *columns* are those of a typed table. Not durable on a folder before `FileStore.sync`.
     """
-    groups = _row_groups(file.table, iter(batches))
+    columns = columns or TABLES[file.table]
+    groups = _row_groups(arrow_schema(file.table, columns), iter(batches))
     first = next(groups, None)
     if first is None:
         return None
@@ -96,7 +111,7 @@ def write_file(store: FileStore, file: LakeFile, batches: Iterable[pa.RecordBatc
     store.make_folder(path.rpartition("/")[0])
     footers: list[Any] = []
     with store.files.open_output_stream(store.place(path)) as stream:
-        with parquet.ParquetWriter(stream, first.schema, metadata_collector=footers, **_writing(file.table)) as writer:
+        with parquet.ParquetWriter(stream, first.schema, metadata_collector=footers, **_writing(columns)) as writer:
             for group in chain((first,), groups):
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
         size = stream.tell()
@@ -119,17 +134,24 @@ def checked(file: LakeFile, rows: int, written: WrittenFile | None) -> WrittenFi
 
 
 def read_batches(
-    store: FileStore, location: str, columns: Sequence[str] = (), streams: Sequence[str] = ()
+    store: FileStore,
+    location: str,
+    names: Sequence[str] = (),
+    streams: Sequence[str] = (),
+    *,
+    columns: Sequence[Column] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a data file, a row group at a time; *columns* or all. A column that it does not have is null.
+    """The rows of a data file, a row group at a time; the columns *names* or all. One that it does not have is null.
 
-    With *streams*, those rows only whose column `stream`, which must be wanted, is one of them.
+    With *streams*, those rows only whose column `stream`, which must be wanted, is one of them. *columns* are those of
+    a typed table, in the types that they have now.
     """
     file = parse_location(location)
-    schema = arrow_schema(file.table) if file else None
+    table = file.table if file else ""
+    schema = arrow_schema(table, columns) if columns or table in TABLES else None
     with store.files.open_input_file(store.place(store.relative(location))) as stream:
         opened = parquet.ParquetFile(stream)
-        wanted = columns or (schema.names if schema else opened.schema_arrow.names)
+        wanted = names or (schema.names if schema else opened.schema_arrow.names)
         for number in range(opened.num_row_groups):
             if streams and not _may_have(opened.metadata.row_group(number), streams):
                 continue
@@ -139,7 +161,8 @@ def read_batches(
             for name in wanted:
                 if schema and name not in rows.schema.names:
                     rows = rows.append_column(schema.field(name), pa.nulls(rows.num_rows, schema.field(name).type))
-            yield from rows.select(list(wanted)).to_batches()
+            rows = rows.select(list(wanted))
+            yield from (rows.cast(pa.schema(map(schema.field, wanted))) if columns and schema else rows).to_batches()
 
 
 def _may_have(group: parquet.RowGroupMetaData, streams: Sequence[str]) -> bool:
@@ -155,20 +178,20 @@ def _footer(metadata: parquet.FileMetaData) -> bytes:
     return footer.getvalue()
 
 
-def _writing(table: str) -> dict[str, Any]:
+def _writing(columns: Sequence[Column]) -> dict[str, Any]:
     return {
         "compression": COMPRESSION,
         # Values that hardly ever come twice fill a dictionary for nothing, and bodies make long statistics.
-        "use_dictionary": [column.name for column in TABLES[table] if column.repeats],
-        "write_statistics": [column.name for column in TABLES[table] if column.name not in UNMEASURED],
+        "use_dictionary": [column.name for column in columns if column.repeats],
+        "write_statistics": [column.name for column in columns if column.name not in UNMEASURED],
         # A file must not tell by whom it was written: pyarrow would read its own types back instead of Parquet's.
         "store_schema": False,
+        "store_decimal_as_integer": True,  # as Iceberg wants decimals of up to 18 digits
     }
 
 
-def _row_groups(table: str, batches: Iterator[pa.RecordBatch | pa.Table]) -> Iterator[pa.Table]:
+def _row_groups(schema: pa.Schema, batches: Iterator[pa.RecordBatch | pa.Table]) -> Iterator[pa.Table]:
     """Batches joined to row groups of `GROUP_BYTES`. What is in memory is one of them."""
-    schema = arrow_schema(table)
     held: list[pa.Table] = []
     size = 0
     for batch in batches:

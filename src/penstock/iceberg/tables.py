@@ -59,6 +59,7 @@ from pyiceberg.types import PrimitiveType
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.iceberg.schemas import partitions_of, properties_of, schema_of
 from penstock.iceberg.store import FileStore
+from penstock.wire.columns import TABLES, Column
 from penstock.wire.lake import parse_location
 
 MERGE: Final = 16
@@ -119,6 +120,7 @@ class Table:
     ) -> None:
         """*location* is that of its metadata.json. What the state *before* has read is not read again."""
         self._files, self.metadata, self.location = files, metadata, location
+        self.is_written = bool(location)  # its metadata.json is there, and has all of its columns
         known: _ManifestsOf = before._manifests if before else {}
         self._manifests: dict[int, tuple[ManifestFile, ...]] = {
             one.snapshot_id: known.get(one.snapshot_id) or _read(files, one) for one in metadata.snapshots
@@ -134,21 +136,30 @@ class Table:
         self._ids = parquet_path_to_id_mapping(schema)
 
     @classmethod
-    def create(cls, store: FileStore, name: str) -> Table:
-        """The lake's table *name*, empty. Nothing is written yet."""
+    def create(cls, store: FileStore, name: str, columns: Sequence[Column] = ()) -> Table:
+        """The lake's table *name*, empty. Nothing is written yet. *columns* are those of a typed table."""
+        made = columns or TABLES[name]
         described = new_table_metadata(
-            schema_of(name), partitions_of(name), UNSORTED_SORT_ORDER, store.location(name), properties_of(name)
+            schema_of(made), partitions_of(name, made), UNSORTED_SORT_ORDER, store.location(name), properties_of(made)
         )
         return cls(StoreIO(store), TableMetadataV2.model_validate(described.model_dump()))
 
     @classmethod
-    def open(cls, store: FileStore, location: str) -> Table:
+    def open(cls, store: FileStore, location: str, columns: Sequence[Column] = ()) -> Table:
         """The table as the metadata.json at *location* has it; `FileNotFoundError` if that is gone.
 
-        Columns that were declared since are part of it: the next commit writes them down.
+        Columns that were declared since are part of it: the next commit writes them down. *columns* are those of a
+        typed table; without them it is as it was written.
         """
         metadata = TableMetadataV2.model_validate_json(store.read(store.relative(location)))
-        return cls(StoreIO(store), _with_new_columns(metadata), location)
+        found = _with_new_columns(metadata, columns)
+        table = cls(StoreIO(store), found, location)
+        table.is_written = found is metadata
+        return table
+
+    def has(self, columns: Sequence[Column]) -> bool:
+        """Whether these are its columns."""
+        return self.metadata.schema().as_struct() == schema_of(columns).as_struct()
 
     @property
     def manifests(self) -> tuple[ManifestFile, ...]:
@@ -293,11 +304,11 @@ def _read(files: StoreIO, snapshot: Snapshot) -> tuple[ManifestFile, ...]:
     return tuple(read_manifest_list(files.new_input(snapshot.manifest_list)))
 
 
-def _with_new_columns(metadata: TableMetadataV2) -> TableMetadataV2:
+def _with_new_columns(metadata: TableMetadataV2, columns: Sequence[Column]) -> TableMetadataV2:
     """The metadata with the columns that were declared since it was written."""
-    name = metadata.location.rpartition("/")[2]
-    declared = schema_of(name)
-    if metadata.schema().as_struct() == declared.as_struct():
+    columns = columns or TABLES.get(metadata.location.rpartition("/")[2], ())
+    declared = schema_of(columns)
+    if not columns or metadata.schema().as_struct() == declared.as_struct():
         return metadata
     number = 1 + max(one.schema_id for one in metadata.schemas)
     return metadata.model_copy(
@@ -305,7 +316,7 @@ def _with_new_columns(metadata: TableMetadataV2) -> TableMetadataV2:
             "schemas": [*metadata.schemas, Schema(*declared.fields, schema_id=number)],
             "current_schema_id": number,
             "last_column_id": max(metadata.last_column_id, declared.highest_field_id),
-            "properties": {**metadata.properties, **properties_of(name)},
+            "properties": {**metadata.properties, **properties_of(columns)},
         }
     )
 

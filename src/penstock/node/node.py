@@ -31,6 +31,7 @@ from penstock.api.v1.retention import RetentionApi
 from penstock.api.v1.routes import v1_routes
 from penstock.api.v1.stats import StatsApi
 from penstock.api.v1.trouble import TroubleApi
+from penstock.api.v1.typed_tables import TypedTablesApi
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
 from penstock.core.epoch import open_epoch
@@ -223,6 +224,7 @@ class Node:
             *LakeSqlApi(context, LakeQuestions(lake) if lake else None).routes(),
             *RetentionApi(context, engine.log, trimming, self._settings.log.keep).routes(),
             *ErasureApi(context).routes(),
+            *TypedTablesApi(context, actions).routes(),
             *RecipientsApi(context, kinds, actions).routes(),
             *TroubleApi(context, kinds, actions).routes(),
             *IcebergCatalog(context, lake, self._settings.lake).routes(),

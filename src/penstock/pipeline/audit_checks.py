@@ -5,13 +5,17 @@ Checks over the whole log look at the sums over its files (`file_sums.py`), not 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline.ledger_batches import BATCH
+from penstock.pipeline.typed_rows import RowMaker
 from penstock.wire.ledger import FINAL
+from penstock.wire.typed_tables import TypedTable
 
 HEADS: Final = "stream STRING, next_index BIGINT, chunk BIGINT, offset BIGINT, last_id BIGINT"
 MAILBOXES: Final = "recipient STRING, month STRING, next BIGINT, pending ARRAY<BIGINT>, expired BIGINT"
@@ -192,3 +196,14 @@ def positions(ledger: DataFrame, events: DataFrame) -> DataFrame:
     )
     counted = reached.join(waiting, ["recipient", "stream"], "left")
     return counted.select("recipient", "stream", "position", F.coalesce("count", F.lit(0)).alias("pending"))
+
+
+def of_typed_table(events: DataFrame, table: TypedTable) -> DataFrame:
+    """The ids of the entries (id, stream, kind) that a typed table has a row for, or names as unreadable."""
+
+    def ids(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        maker = RowMaker(table)
+        for piece in pieces:
+            yield piece.filter(maker.is_wanted(piece)).select(["id"])
+
+    return events.mapInArrow(ids, "id BIGINT")

@@ -6,7 +6,7 @@ import http.client
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from penstock.client.http import ApiError, HttpClient, ServerUnreachable, Values
 from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
 from penstock.wire.retrying import RetryPolicy
+from penstock.wire.typed_tables import TypedTable
 
 T = TypeVar("T")
 
@@ -118,6 +119,12 @@ class PipelineClient:
             if len(page) < PAGE_ENTRIES:
                 return found
             after = {"after": page[-1]["key"]}
+
+    def typed_tables(self) -> Sequence[TypedTable]:
+        """The typed tables that are declared."""
+        tables = self.call("GET", "/v1/lake/tables")["tables"]
+        columns = [[{"name": name, **column} for name, column in one["columns"].items()] for one in tables]
+        return [TypedTable.read({**one, "columns": found}) for one, found in zip(tables, columns, strict=True)]
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────
 

@@ -30,7 +30,7 @@ from penstock.iceberg.files import WrittenFile
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
 from penstock.pipeline.tables import Lake
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake import tables_of
 
 if TYPE_CHECKING:  # Spark's workers import this module, and have no pyiceberg
     from penstock.iceberg.tables import Prepared, Table
@@ -78,9 +78,10 @@ class TableChange:
     added: Sequence[WrittenFile]
     removed: Sequence[str] = ()  # locations
     forget: bool = False  # keep no snapshot from before it
+    reshaped: bool = False  # commit it also without files: readers are to see the table, or its new columns
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.removed)
+        return bool(self.added or self.removed or self.reshaped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class Turn:
 
     def table(self, name: str) -> Table:
         """A table as this turn has found it; an empty one if it is to be made anew."""
-        return self._lake.table(name, {"tables": {} if self._anew else self.tables})
+        return self._lake.table(name, {"tables": {} if self._anew else self.tables, "memory": self._record.memory})
 
     def start_anew(self) -> None:
         """Let the next commit make the tables from nothing: what they had, and the memory, does not count.
@@ -158,11 +159,11 @@ class Turn:
         """
         self._anew = True
 
-    def intend(self, intent: Intent) -> None:
+    def intend(self, intent: Intent, memory: Mapping[str, Any] | None = None) -> None:
         """Write down what is going to be done. Must begin where the last one ended."""
         if self.intent is not None or intent.after != self.done or intent.upto <= intent.after:
             raise ValueError(f"{intent.after}–{intent.upto} does not follow {self.done}, intent {self.intent}")
-        self._store(intent=intent)
+        self._store(intent=intent, memory=self.memory if memory is None else memory)
         self._faults.at(AFTER_INTENT)
 
     def publish(self, changes: Iterable[TableChange] = (), memory: Mapping[str, Any] | None = None) -> None:
@@ -191,9 +192,9 @@ class Turn:
         What an overtaken driver has written is among them: it cannot become visible any more. That this turn was not
         overtaken itself is looked up between the listing and the deleting, so no newer file is ever deleted.
         """
-        named = {location for name in RECORDS[self.name] for location in self.table(name).named()}
+        named = {location for name in tables_of(self.name) for location in self.table(name).named()}
         store = self._lake.store
-        folders = [f"{name}/{kind}" for name in RECORDS[self.name] for kind in ("data", "metadata")]
+        folders = [f"{name}/{kind}" for name in tables_of(self.name) for kind in ("data", "metadata")]
         listed = [one.path for folder in folders for one in store.list(folder)]
         self._store()
         return store.delete(path for path in listed if store.location(path) not in named)

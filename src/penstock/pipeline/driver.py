@@ -29,6 +29,7 @@ log = logging.getLogger("penstock.pipeline")
 EVERYTHING: Final = {
     "archive": PERIOD_SECONDS,
     "ledger": PERIOD_SECONDS,
+    "typed": PERIOD_SECONDS,
     "rollup": 60.0,
     "erase": 60.0,
     "compact": 1800.0,

@@ -58,11 +58,15 @@ class Gone:
 
     def within(self, rows: pa.RecordBatch) -> Any:
         """Which of *rows* (id, stream, kind) still have what must go, as a mask."""
+        return pc.fill_null(pc.and_(self.named(rows), pc.is_in(rows["kind"], _LIVE)), False)
+
+    def named(self, rows: pa.RecordBatch) -> Any:
+        """Which of *rows* (id, stream) must go, as a mask."""
         found = pc.is_in(rows["id"], pa.array(self.ids, pa.int64()))
         for stream, upto in self.streams.items():
             of_stream = pc.and_(pc.equal(rows["stream"], stream), pc.less_equal(rows["id"], upto))
             found = pc.or_(found, of_stream)
-        return pc.fill_null(pc.and_(found, pc.is_in(rows["kind"], _LIVE)), False)
+        return found
 
 
 def gone(requests: Iterable[bytes]) -> Gone:

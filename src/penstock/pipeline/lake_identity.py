@@ -18,7 +18,7 @@ from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.jobs import BEGIN
 from penstock.pipeline.tables import Lake, LakeHole
 from penstock.wire.columns import TABLES
-from penstock.wire.lake import RECORDS, is_own_epoch, parse_location
+from penstock.wire.lake import RECORDS, TYPED, is_own_epoch, parse_location, tables_of
 
 MARK: Final = "lake.json"
 RECORD: Final = "lake/id"
@@ -86,7 +86,7 @@ def _may_begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: 
     if not record.version:
         return True
     if not epoch.is_own(record.value.get("epoch", "")):
-        return not any(_reached(lake, table) for table in TABLES)
+        return not any(_reached(lake, table) for table in (*TABLES, TYPED))
     # The first start was cut off between the record and the mark.
     return bool(record.value["path"] == lake.place and not client.get("lake/events").value.get("done", 0))
 
@@ -94,7 +94,7 @@ def _may_begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: 
 def _begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: ServerEpoch) -> None:
     id = record.value.get("id") if epoch.is_own(record.value.get("epoch", "")) else None
     if record.version and id is None:  # a lake of another history: its watermarks say nothing of this one
-        for key in (*(f"lake/{name}" for name in RECORDS), BEGIN):
+        for key in (*(f"lake/{name}" for name in RECORDS), *client.list(f"lake/{TYPED}"), BEGIN):
             client.delete(key)
     value = {"id": id or uuid.uuid4().hex, "path": lake.place, "epoch": epoch.epoch}
     client.put(RECORD, value, expect=record.version)
@@ -106,8 +106,9 @@ def _check_history(
 ) -> None:
     """Refuse a lake with ids that this log has not given, or has given to other entries."""
     goes_on = (mark.get("epoch"), record.value.get("epoch")) == (epoch.epoch, epoch.epoch)
-    for name, tables in RECORDS.items():
-        known = client.get(f"lake/{name}").value
+    typed = [key.removeprefix("lake/") for key in client.list(f"lake/{TYPED}")]
+    for name in (*RECORDS, *typed):
+        tables, known = tables_of(name), client.get(f"lake/{name}").value
         away = any(not is_here(lake, table, location) for table, location in known.get("tables", {}).items())
         if any(one.path.startswith(f"{table}/day=") for table in tables for one in lake.store.list(table)):
             raise _older(lake, record, taken_over=away)
@@ -126,7 +127,8 @@ def _check_history(
 
 def _reached(lake: Lake, table: str) -> int:
     """The highest id that the name of a file of *table* speaks of, whether anything points at that file or not."""
-    files = (parse_location(one.path) for one in lake.store.list(f"{table}/data"))
+    folder = f"{table}/data" if table != TYPED else TYPED.rstrip("/")  # the latter has all typed tables
+    files = (parse_location(one.path) for one in lake.store.list(folder))
     return max((file.hi for file in files if file), default=0)
 
 

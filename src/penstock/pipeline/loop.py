@@ -122,7 +122,10 @@ class JobLoop:
             timing.failed(self._clock(), error)
             log.warning("job %s failed: %s", timing.name, str(error)[:2000])
             return
+        before = timing.seen
         timing.succeeded(self._clock(), newest, outcome.words, self._clock() - began)
+        if outcome.more:  # it has given way to the others, and goes on in the next round
+            timing.seen, timing.due = before, self._clock()
 
 
 def perform(place: Workplace, name: str, options: Mapping[str, str]) -> JobOutcome:

@@ -6,22 +6,24 @@
     positions      how far recipients say that they have come
     rollup_hourly  sums per hour
     activity       when each recipient was last heard of
-    unreadable     entries of the system that cannot be read, and why
+    unreadable     entries that cannot be read, or do not fit a typed table, and why
+    typed/…        columns of JSON bodies, as somebody has declared them
 
 `wire/columns.py` has their columns, `wire/lake.py` the names of files, `commit.py` how they change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OperatorError
 from penstock.iceberg.files import PlannedFile
 from penstock.iceberg.store import FileStore, open_store
-from penstock.wire.columns import TABLES, ddl
+from penstock.wire.columns import TABLES, Column, ddl
 from penstock.wire.lake import RECORDS, first_hole
+from penstock.wire.typed_tables import OWN, TypedTable
 
 if TYPE_CHECKING:
     from penstock.iceberg.tables import Table
@@ -33,7 +35,7 @@ EVENTS, LEDGER, DELIVERIES = SCHEMAS["events"], SCHEMAS["ledger"], SCHEMAS["deli
 POSITIONS, ACTIVITY = SCHEMAS["positions"], SCHEMAS["activity"]
 
 RECORD_OF: Final = {table: name for name, tables in RECORDS.items() for table in tables}
-"""The record that points at a table."""
+"""The record that points at a table; that of a typed table is called like it."""
 
 
 class LakeHole(OperatorError):
@@ -58,10 +60,10 @@ class Lake:
 
     def table(self, name: str, record: Mapping[str, Any]) -> Table:
         """The state of a table that a record points at; an empty one if it points at none."""
-        location = record.get("tables", {}).get(name, "")
+        location, columns = record.get("tables", {}).get(name, ""), columns_in(name, record)
         known = self._opened.get(name)
-        if known is None or known.location != location:
-            known = self._opened[name] = self._open(name, location)
+        if known is None or known.location != location or not (name in TABLES or known.has(columns)):
+            known = self._opened[name] = self._open(name, location, columns)
         return known
 
     def committed(self, name: str, table: Table) -> None:
@@ -77,15 +79,26 @@ class Lake:
         for one in self.store.missing([self.store.relative(one.location) for one in files]):
             raise LakeHole(f"{self.store.location(one)} is gone")
 
-    def _open(self, name: str, location: str) -> Table:
+    def _open(self, name: str, location: str, columns: Sequence[Column]) -> Table:
         from penstock.iceberg.tables import Table  # not above: Spark's workers have no pyiceberg
 
         if not location:
-            return Table.create(self.store, name)
+            return Table.create(self.store, name, columns)
         try:
-            return Table.open(self.store, location)
+            return Table.open(self.store, location, columns)
         except FileNotFoundError:
             raise LakeHole(f"{location}, the present state of {name}, is gone") from None
+
+
+def columns_in(table: str, record: Mapping[str, Any]) -> Sequence[Column]:
+    """The columns of a table; of a typed one as its record has them."""
+    known = record.get("memory", {}).get("table")  # not there before the first turn of a typed table
+    return TABLES.get(table) or (TypedTable.read(known).all_columns if known else OWN)
+
+
+def record_of(table: str) -> str:
+    """The record that points at a table."""
+    return RECORD_OF.get(table, table)
 
 
 def open_lake(location: str | Path) -> Lake:

@@ -25,6 +25,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Slice
 from penstock.pipeline.offsets import Cut
 from penstock.pipeline.source import Part, read_slice
+from penstock.wire.columns import Column
 from penstock.wire.lake import LakeFile
 
 _WRITTEN: Final = "location STRING, size BIGINT, footer BINARY, rows BIGINT"
@@ -83,14 +84,15 @@ class MergeFiles:
     locations: tuple[str, ...]
     rows: int
     order: tuple[str, ...]  # to sort by; empty: the files follow each other
+    columns: tuple[Column, ...] = ()  # of a typed table
 
     def run(self) -> WrittenFile:
         """Write it, with all rows."""
-        batches = (batch for one in self.locations for batch in read_batches(self.store, one))
+        batches = (batch for one in self.locations for batch in read_batches(self.store, one, columns=self.columns))
         rows: Iterable[pa.RecordBatch | pa.Table] = batches
         if self.order:
             rows = [pa.Table.from_batches(batches).sort_by([(column, "ascending") for column in self.order])]
-        return checked(self.file, self.rows, write_file(self.store, self.file, rows))
+        return checked(self.file, self.rows, write_file(self.store, self.file, rows, self.columns))
 
 
 def file_of(table: str, one: Slice) -> LakeFile:
@@ -155,14 +157,15 @@ class ReadFiles:
     """Reads data files in tasks, where Spark itself cannot open the store: rows of (location) → their rows."""
 
     store: FileStore
-    columns: tuple[str, ...]
+    names: tuple[str, ...]  # of columns
     name_as: str  # a column for the file's name; empty for none
     streams: tuple[str, ...] = ()  # rows of these only; empty: all
+    columns: tuple[Column, ...] = ()  # of a typed table
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for location in batch.column(0).to_pylist():
-                for rows in read_batches(self.store, location, self.columns, self.streams):
+                for rows in read_batches(self.store, location, self.names, self.streams, columns=self.columns):
                     yield self._named(rows, location.rpartition("/")[2])
 
     def _named(self, rows: pa.RecordBatch, name: str) -> pa.RecordBatch:

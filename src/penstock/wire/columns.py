@@ -7,11 +7,14 @@ table in docs/export.md follow from this.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 INT64, INT32, TEXT, TIME, BYTES = "int64", "int32", "utf8", "timestamp[us, UTC]", "binary"
+BOOL, DOUBLE, DATE = "bool", "double", "date32"
+_DECIMAL: Final = re.compile(r"decimal\(([0-9]{1,2}),([0-9]{1,2})\)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +125,11 @@ ACTIVITY: Final = (
 
 UNREADABLE: Final = (
     _column("entry", INT64, "its id; what it holds all the same is in `events`"),
-    _column("stream", TEXT, "of the system", repeats=True),
+    _column("stream", TEXT, "its name", repeats=True),
     _column("reason", TEXT, "why it cannot be read", repeats=True),
     _column("bytes", INT64, "of its body"),
+    _column("typed_table", TEXT, "the typed table that it does not fit; null for entries of the system", repeats=True),
+    _column("path", TEXT, "where in the body; empty for all of it, null for entries of the system", repeats=True),
 )
 
 TABLES: Final = {
@@ -141,9 +146,18 @@ TABLES: Final = {
 NAMES: Final = tuple(column.name for column in EVENT)
 SCHEMA_VERSION: Final = 1
 
-_DDL: Final = {INT64: "BIGINT", INT32: "INT", TEXT: "STRING", TIME: "TIMESTAMP", BYTES: "BINARY"}
+_DDL: Final = {
+    INT64: "BIGINT", INT32: "INT", TEXT: "STRING", TIME: "TIMESTAMP", BYTES: "BINARY", BOOL: "BOOLEAN",
+    DOUBLE: "DOUBLE", DATE: "DATE",
+}  # fmt: skip
+
+
+def decimal_size(type: str) -> tuple[int, int] | None:
+    """The digits of a column's type, and those of them after the point: `decimal(10,2)`. None for any other type."""
+    found = _DECIMAL.fullmatch(type)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def ddl(columns: Iterable[Column] = EVENT) -> str:
     """The columns as Spark's DDL."""
-    return ", ".join(f"{column.name} {_DDL[column.type]}" for column in columns)
+    return ", ".join(f"`{column.name}` {_DDL.get(column.type) or column.type}" for column in columns)

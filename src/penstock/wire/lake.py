@@ -36,8 +36,11 @@ RECORDS: Final = {
 ADOPTED: Final = "old"
 """How the unique part of the name of a file begins that has no field ids. Those of all others are hexadecimal."""
 
+TYPED: Final = "typed/"
+"""How typed tables are called here, and where they lie: `typed/orders-1f2e3d4c`. Their files begin with `t`."""
+
 _LOCATION = re.compile(
-    r"(?:.*/)?([a-z_]+)/data/day=([0-9]{4}-[0-9]{2}-[0-9]{2})/"
+    r"(?:.*/)?([a-z][a-z0-9_-]*)/data/day=([0-9]{4}-[0-9]{2}-[0-9]{2})/"
     r"([a-z])-([0-9]{1,19})-([0-9]{1,19})-([0-9a-z]{1,64})\.parquet",
     re.ASCII,
 )
@@ -56,7 +59,7 @@ class LakeFile:
     @property
     def name(self) -> str:
         """Its name within the day's folder. Ids are padded, so that names sort like ids."""
-        return f"{LETTERS[self.table]}-{self.lo:012d}-{self.hi:012d}-{self.unique}.parquet"
+        return f"{LETTERS.get(self.table, 't')}-{self.lo:012d}-{self.hi:012d}-{self.unique}.parquet"
 
     @property
     def path(self) -> str:
@@ -76,9 +79,20 @@ class LakeFile:
 def parse_location(location: str) -> LakeFile | None:
     """The data file at *location*, a whole address or a path within the lake; None for one that is none of ours."""
     found = _LOCATION.fullmatch(location)
-    if not found or found[3] != LETTERS.get(found[1]):
+    if not found or found[3] != LETTERS.get(found[1], "t"):
         return None
-    return LakeFile(int(found[4]), int(found[5]), found[2], found[1], found[6])
+    table = found[1] if found[1] in LETTERS else TYPED + found[1]
+    return LakeFile(int(found[4]), int(found[5]), found[2], table, found[6])
+
+
+def tables_of(record: str) -> tuple[str, ...]:
+    """The tables of a record. A typed table has one of its own."""
+    return RECORDS.get(record) or (record,)
+
+
+def shown_name(table: str) -> str:
+    """What readers call a table."""
+    return table.removeprefix(TYPED).rpartition("-")[0] if table.startswith(TYPED) else table
 
 
 def is_own_epoch(log: str, restored: bool, other: str) -> bool:

@@ -45,6 +45,7 @@ from penstock.http.responses import Held, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import LEVEL_BYTES, NEWS_SECONDS, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.values import Record
+from penstock.wire.lake import shown_name
 
 DRIVER_SECONDS: Final = 30
 """A driver that was silent for so long counts as gone; it says something every five."""
@@ -265,7 +266,7 @@ class PipelineApi:
             "newest": newest,
             "trimmed": self._log.trimmed_upto,
             "epoch": await self._epoch(),
-            "tables": {one.key.removeprefix("lake/"): _table(one, newest) for one in records if one.key != "lake/id"},
+            "tables": {_job(one.key): _table(one, newest) for one in records if one.key != "lake/id"},
             "lake": (await self._record("lake/id")).get("path", ""),
             "driver": {**driver, "alive": alive} if driver else None,
             "supervisor": await self._record("pipeline/supervisor") or None,
@@ -309,6 +310,11 @@ class PipelineApi:
     async def _record(self, key: str) -> dict[str, Any]:
         record = await self._registry.get(key)
         return {} if record is None else msgspec.json.decode(record.value, type=dict[str, Any])
+
+
+def _job(key: str) -> str:
+    """What is shown of a record's key: a typed table by its name."""
+    return shown_name(key.removeprefix("lake/"))
 
 
 def _table(record: Record, newest: int) -> dict[str, Any]:

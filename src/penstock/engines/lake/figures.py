@@ -49,7 +49,8 @@ class Figures:
         return await self._lake.ask("rollup", lambda: add_up(self._rows(since_ms)))
 
     async def tables(self) -> list[TableSize]:
-        return [await self._size(table) for table in TABLES]
+        typed = [name for name in await self._lake.tables() if name not in TABLES]
+        return [await self._size(table) for table in (*TABLES, *typed)]
 
     async def _size(self, table: str) -> TableSize:
         found = await self._lake.table(table)

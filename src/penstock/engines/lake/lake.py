@@ -27,11 +27,13 @@ import msgspec
 
 from penstock.core.export import Block, ExportRange
 from penstock.core.registry import Registry
+from penstock.core.typed_tables import declared_tables
 from penstock.engines.lake.files import ChunkLine, TableFiles
 from penstock.engines.pages import Look
 from penstock.errors import Busy, ConfigInvalid, OperatorError, Trimmed
 from penstock.limits import LAKE_READS, LAKE_SECONDS
 from penstock.values import Entry
+from penstock.wire.lake import TYPED, shown_name
 
 if TYPE_CHECKING:
     from penstock.engines.lake.export_rows import ExportRows, FoundRows
@@ -187,8 +189,12 @@ class LakeReader:
     async def tables(self) -> dict[str, str]:
         """Every table by its name, with the location of its metadata.json."""
         records = await self._registry.list("lake/")
-        found = (msgspec.json.decode(record.value, type=TablePointers).tables for record in records)
-        return {name: location for tables in found for name, location in sorted(tables.items())}
+        found = [msgspec.json.decode(record.value, type=TablePointers).tables for record in records]
+        tables = {name: location for tables in found for name, location in sorted(tables.items())}
+        if any(name.startswith(TYPED) for name in tables):  # those that were deleted are removed later, by the pipeline
+            declared = {table.key for table in (await declared_tables(self._registry)).values()}
+            tables = {name: one for name, one in tables.items() if not name.startswith(TYPED) or name in declared}
+        return {shown_name(name): location for name, location in tables.items()}
 
     async def table(self, name: str) -> tuple[str, bytes] | None:
         """The location of a table's metadata.json, and that file; None if there is no table of that name."""

@@ -18,9 +18,10 @@ from penstock.errors import InputInvalid, NotFound
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn
-from penstock.pipeline.tables import RECORD_OF, Lake, covering
+from penstock.pipeline.tables import Lake, columns_in, covering, record_of
 from penstock.pipeline.writing import ReadFiles
-from penstock.wire.columns import TABLES, ddl
+from penstock.wire.columns import TABLES, Column, ddl
+from penstock.wire.lake import RECORDS, TYPED
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +34,9 @@ TASK_FILES: Final = 16
 
 _SHUFFLE: Final = "spark.sql.shuffle.partitions"
 
-JOBS: Final = ("archive", "ledger", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase", "repair")
+JOBS: Final = (
+    "archive", "ledger", "typed", "rollup", "compact", "audit", "retention", "replay", "campaign", "erase", "repair",
+)  # fmt: skip
 
 BEGIN: Final = "pipeline/begin"
 """The record of where the lake begins, if that is not the log's first entry."""
@@ -56,7 +59,16 @@ class Workplace:
 
     def files(self, table: str) -> list[PlannedFile]:
         """The files of *table* as it is now, in order of the ids that they cover."""
-        return self.lake.files(table, self.client.get(f"lake/{RECORD_OF[table]}").value)
+        return self.lake.files(table, self.client.get(f"lake/{record_of(table)}").value)
+
+    def columns(self, table: str) -> tuple[Column, ...]:
+        """The columns of *table*."""
+        return TABLES.get(table) or tuple(columns_in(table, self.client.get(f"lake/{table}").value))
+
+    def records(self) -> list[str]:
+        """The names of all records that point at tables, those of typed tables last."""
+        there = [name for name in RECORDS if self.client.get(f"lake/{name}").version]
+        return there + [key.removeprefix("lake/") for key in self.client.list(f"lake/{TYPED}")]
 
     def events_in(self, after: int, upto: int) -> list[PlannedFile]:
         """The files of `events` with the ids in (after, upto]; `LakeHole` if some of those are in none."""
@@ -77,17 +89,23 @@ class Workplace:
         Spark itself reads a folder. It cannot open other stores; there the tasks read by pyarrow, all *columns* of all
         rows, or of those of *streams*: say what is needed.
         """
-        names = columns or tuple(column.name for column in TABLES[table])
-        schema = ddl([column for name in names for column in TABLES[table] if column.name == name])
+        known = self.columns(table)
+        names = columns or tuple(column.name for column in known)
+        schema = ddl([column for name in names for column in known if column.name == name])
         schema += f", {name_as} STRING" if name_as else ""
         paths = [self.lake.store.relative(one.location) for one in files]
-        return self.read_stored(paths, schema, name_as, streams)
+        return self.read_stored(paths, schema, name_as, streams, () if table in TABLES else known)
 
     def read_stored(
-        self, paths: Sequence[str], schema: str, name_as: str = "", streams: Sequence[str] = ()
+        self,
+        paths: Sequence[str],
+        schema: str,
+        name_as: str = "",
+        streams: Sequence[str] = (),
+        columns: tuple[Column, ...] = (),
     ) -> DataFrame:
         """The rows of Parquet files of the store. The last column is the file's name if *name_as* says so."""
-        store, names = self.lake.store, [one.split()[0] for one in schema.split(", ")]
+        store, names = self.lake.store, [one.split()[0].strip("`") for one in schema.split(", ")]
         if not paths:  # Spark refuses to read nothing
             return self.spark.createDataFrame([], schema)
         if store.is_local:
@@ -98,7 +116,8 @@ class Workplace:
         usual = 4 * self.spark.sparkContext.defaultParallelism
         tasks = min(len(paths), max(usual, -(-len(paths) // TASK_FILES)))
         rows = self.spark.sparkContext.parallelize([(store.location(path),) for path in paths], tasks)
-        reading = ReadFiles(store, tuple(name for name in names if name != name_as), name_as, tuple(streams))
+        wanted = tuple(name for name in names if name != name_as)
+        reading = ReadFiles(store, wanted, name_as, tuple(streams), columns)
         return self.spark.createDataFrame(rows, "location STRING").mapInArrow(reading, schema)
 
     @contextmanager
@@ -128,10 +147,17 @@ class Workplace:
         """A turn on the record *name*."""
         return Turn(self.client, self.lake, name, self.faults)
 
-    def turns(self, name: str, upto: int, plan: Callable[[int], Intent]) -> Iterator[tuple[Turn, Intent]]:
+    def turns(
+        self,
+        name: str,
+        upto: int,
+        plan: Callable[[int], Intent],
+        memory: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ) -> Iterator[tuple[Turn, Intent]]:
         """Turns on the record *name* until it is done up to *upto*, each with its intent written down.
 
-        *plan* says what comes after an id. A turn that was cut off before is redone, whatever *plan* would say.
+        *plan* says what comes after an id, *memory* what is kept beside the intent. A turn that was cut off before is
+        redone, whatever they would say.
         """
         while True:
             record = self.client.get(f"lake/{name}").value  # looked at first: mostly there is nothing to do
@@ -139,7 +165,7 @@ class Workplace:
                 return
             turn = self.turn(name)
             if turn.intent is None:
-                turn.intend(plan(turn.done))
+                turn.intend(plan(turn.done), memory(turn.memory))
             yield turn, cast("Intent", turn.intent)
 
 

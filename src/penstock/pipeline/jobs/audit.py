@@ -7,6 +7,7 @@
                  3 items of mailboxes: pending, or closed
                  4 the ledger's own batches without a gap
                  5 apps of pushers and devices of sps: no entry skipped between two that they got
+                 6 typed tables: every entry of their streams is a row, or in `unreadable`, once
 
 Verdicts: pass, pending, unknown(…), missing, double. Only the last two make an audit fail. A crash may lose the record
 of a sending; the audit then says how much it cannot know.
@@ -51,7 +52,7 @@ class AuditFinding:
     """One thing that an audit has to say."""
 
     verdict: str  # missing, double, unknown(…), pending
-    check: str  # files, events, heads, ledger, mailboxes, pushers, devices
+    check: str  # files, events, heads, ledger, mailboxes, pushers, devices, typed
     words: str
 
 
@@ -129,6 +130,7 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
     report.findings += _check_mailboxes(place, cut, records, events, _last_crash(epochs))
     report.findings += _check_pushers(cut, events, records)
     report.findings += _check_readers(events, present, records)
+    report.findings += _check_typed(place, begin)
     told.unpersist()
     bad.unpersist()
     summary.unpersist()
@@ -238,7 +240,7 @@ def _heads_of(client: PipelineClient, streams: list[str], upto: int) -> list[lis
 
 
 def _check_unreadable(bad: DataFrame) -> Iterator[AuditFinding]:
-    for row, more in _named(bad.orderBy("entry")):
+    for row, more in _named(bad.where("typed_table IS NULL").orderBy("entry")):
         words = f"entry {row.entry} of {row.stream}, {row.bytes:,} bytes, cannot be read: {row.reason}{more}"
         yield AuditFinding("unknown(unreadable)", "ledger" if row.stream == ledger.STREAM else "erased", words)
 
@@ -293,6 +295,23 @@ def _check_pushers(cut: AuditCut, events: DataFrame, records: DataFrame) -> Iter
     for pusher in cut.pushers:
         if pusher["state"] != "running":
             yield AuditFinding("pending", "pushers", f"pusher {pusher['id']} is {pusher['state']}")
+
+
+def _check_typed(place: Workplace, begin: int) -> Iterator[AuditFinding]:
+    for table in place.client.typed_tables():
+        done = watermark(place.client, table.key)  # first: what is committed meanwhile does no harm then
+        told = place.read("unreadable", place.files("unreadable")).where(F.col("typed_table") == table.name)
+        rows = place.read(table.key, place.files(table.key), "id")
+        found = rows.union(told.select(F.col("entry").alias("id")))
+        events = place.read("events", place.events_in(begin, done), "id", "stream", "kind")
+        wanted = audit_checks.of_typed_table(events.where((F.col("id") > begin) & (F.col("id") <= done)), table)
+        for row, more in _named(wanted.join(found, "id", "left_anti").orderBy("id")):
+            yield AuditFinding("missing", "typed", f"entry {row.id} of table {table.name}{more}")
+        for row, more in _named(found.groupBy("id").count().where("count > 1").orderBy("id")):
+            yield AuditFinding("double", "typed", f"entry {row.id} of table {table.name}, {row['count']} times{more}")
+        if misfits := told.count():
+            words = f"{misfits:,} entries do not fit table {table.name}: `unreadable` says why"
+            yield AuditFinding("unknown(unreadable)", "typed", words)
 
 
 def _check_readers(events: DataFrame, present: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:

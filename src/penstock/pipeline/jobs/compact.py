@@ -20,8 +20,10 @@ from penstock.iceberg.files import PlannedFile
 from penstock.iceberg.store import FileStore
 from penstock.pipeline.commit import TableChange, Turn
 from penstock.pipeline.jobs import JobOutcome, Workplace
+from penstock.pipeline.tables import columns_in
 from penstock.pipeline.writing import MergeFiles
-from penstock.wire.lake import RECORDS, LakeFile
+from penstock.wire.columns import TABLES, Column
+from penstock.wire.lake import TYPED, LakeFile, tables_of
 
 OPTIONS: Mapping[str, str] = {"all": "whatever there are two of, also of the day that is not over yet"}
 
@@ -42,16 +44,15 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Put together what can be, in every table."""
     today = "" if "all" in options else time.strftime("%Y-%m-%d", time.gmtime())
     before = after = swept = 0
-    for name in RECORDS:
-        if not place.client.get(f"lake/{name}").version:
-            continue
+    for name in place.records():
         turn = place.turn(name)
-        changes = [_compacted(place, turn, table, today) for table in RECORDS[name]]
+        changes = [_compacted(place, turn, table, today) for table in tables_of(name)]
         turn.replace(changes)
         swept += turn.sweep()
         turn.end()
         before += sum(len(change.removed) for change in changes)
         after += sum(len(change.added) for change in changes)
+    swept += _sweep_removed(place)
     words = f"compact: {before:,} files into {after:,}; {swept:,} swept that nothing names"
     return JobOutcome(words, {"before": before, "after": after, "swept": swept})
 
@@ -60,18 +61,30 @@ def _compacted(place: Workplace, turn: Turn, table: str, today: str) -> TableCha
     groups = list(groups_of(turn.table(table).files(), table, today))
     for group in groups:
         place.lake.check(group)
-    tasks = [merge_of(place.lake.store, table, group) for group in groups]
+    columns = () if table in TABLES else columns_in(table, {"memory": turn.memory})
+    tasks = [merge_of(place.lake.store, table, group, columns) for group in groups]
     return TableChange(
         table, place.in_tasks(MergeFiles.run, tasks), [one.location for group in groups for one in group]
     )
 
 
-def merge_of(store: FileStore, table: str, group: Sequence[PlannedFile]) -> MergeFiles:
+def _sweep_removed(place: Workplace) -> int:
+    """Delete what an overtaken driver has written of a typed table that was deleted meanwhile: no turn sweeps there.
+
+    A turn takes its record before it writes. So what is listed first, and has no record then, has none any more.
+    """
+    store = place.lake.store
+    listed = [one.path for one in store.list(TYPED.rstrip("/"))]
+    known = place.records()
+    return store.delete(path for path in listed if "/".join(path.split("/")[:2]) not in known)
+
+
+def merge_of(store: FileStore, table: str, group: Sequence[PlannedFile], columns: Sequence[Column] = ()) -> MergeFiles:
     """What the task of a group does."""
     names = [one.file for one in group]
     whole = LakeFile(min(one.lo for one in names), max(one.hi for one in names), names[0].day, table)
     locations, rows = tuple(one.location for one in group), sum(one.rows for one in group)
-    return MergeFiles(store, whole, locations, rows, SORTED.get(table, ()))
+    return MergeFiles(store, whole, locations, rows, SORTED.get(table, ()), tuple(columns))
 
 
 # ── choosing ───────────────────────────────────────────────────────────────────────────────────

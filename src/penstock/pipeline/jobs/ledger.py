@@ -106,8 +106,9 @@ def _printable(reason: str) -> str:
 
 def unreadable(decoded: DataFrame) -> DataFrame:
     """What could not be read, as rows of the table `unreadable`."""
+    nothing = F.lit(None).cast("string")
     return decoded.where(F.col("state") == UNREADABLE).select(
-        "entry", "stream", "reason", F.col("number").alias("bytes")
+        "entry", "stream", "reason", F.col("number").alias("bytes"), nothing.alias("typed_table"), nothing.alias("path")
     )
 
 
@@ -233,7 +234,10 @@ def changes_of(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[Table
         others.append(merge_into(place, turn, DELIVERIES, fold(decoded), intent, rows))
         if said:
             others.append(merge_into(place, turn, POSITIONS, positions(decoded), intent, rows))
-    return _joined([TableChange("ledger", records), *others]), {"batches": heads_to_rows(heads)}
+    return _joined([TableChange("ledger", records), *others]), {
+        **turn.memory,
+        "batches": heads_to_rows(heads),
+    }
 
 
 def _joined(changes: Iterable[TableChange]) -> list[TableChange]:

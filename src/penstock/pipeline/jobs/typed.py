@@ -1,0 +1,153 @@
+"""`typed`: JSON bodies in `events` → the typed tables that are declared (`PUT /v1/lake/tables/NAME`).
+
+Each table has a record and a watermark of its own. One that is declared late begins at the first entry that the lake
+has, and comes up to the others turn by turn: a run does one turn of each table, so that the archive never waits long.
+
+The record keeps the declaration that a turn began with. A turn that was cut off is redone with it, whatever was
+declared since, and makes the same rows.
+
+What does not fit becomes a row of `unreadable`, which is a table of the record `lake/ledger`. So such a turn makes two
+commits: first those rows, with a mark in that record how far the table has told of them; then its own rows. Cut off in
+between, it finds the mark, and tells nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from penstock.iceberg.files import PlannedFile, WrittenFile
+from penstock.pipeline.commit import Intent, TableChange, Turn, watermark
+from penstock.pipeline.jobs import JobOutcome, Workplace
+from penstock.pipeline.jobs.erase import erased_upto, rows_removed
+from penstock.pipeline.jobs.ledger import plan_from_lake
+from penstock.pipeline.typed_rows import DecodeFile, RemoveRows, may_be_in
+from penstock.wire.columns import TABLES
+from penstock.wire.lake import TYPED, LakeFile, shown_name
+from penstock.wire.typed_tables import TypedTable
+
+OPTIONS: Mapping[str, str] = {}
+
+TURN_IDS: Final = 1_000_000
+"""Ids of one turn: some ten seconds of work, which a crash repeats at most, and for which the archive waits."""
+
+MARKS: Final = "typed"
+"""In the memory of the record `lake/ledger`: up to which id each typed table has told what does not fit it."""
+
+
+def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
+    """Do one turn of each table that is behind, and remove what belongs to tables that were deleted."""
+    declared = place.client.typed_tables()
+    kept = {table.key for table in declared}
+    removed = [name for name in _records(place) if name not in kept]
+    for name in removed:
+        _remove(place, name)
+    ready = min(watermark(place.client, "events"), watermark(place.client, "ledger"))
+    done = {table.name: _advance(place, table, ready) for table in declared}
+    more = any(one.upto < ready for one in done.values())
+    said = [f"{name} {one.rows:,} rows up to id {one.upto:,} of {ready:,}" for name, one in done.items()]
+    said += [f"{shown_name(name)} removed" for name in removed]
+    rows = {name: one.rows for name, one in done.items()}
+    return JobOutcome(f"typed: {'; '.join(said) or 'no tables'}", {"rows": rows, "more": more}, more=more)
+
+
+def _records(place: Workplace) -> list[str]:
+    return [key.removeprefix("lake/") for key in place.client.list(f"lake/{TYPED}")]
+
+
+# ── a turn ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class _Advance:
+    """What one turn of a table has done."""
+
+    rows: int
+    upto: int
+
+
+def _advance(place: Workplace, table: TypedTable, ready: int) -> _Advance:
+    def remember(memory: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Rows come from files of `events` that have nothing any more of what was erased up to here.
+        return {"erased": erased_upto(place.client), **memory, "table": table.shown()}
+
+    def plan(after: int) -> Intent:
+        return plan_from_lake(place, after, min(ready, after + TURN_IDS))
+
+    for turn, intent in place.turns(table.key, ready, plan, remember):
+        return _Advance(_perform(place, turn, intent), intent.upto)
+    return _Advance(0, ready)
+
+
+def _perform(place: Workplace, turn: Turn, intent: Intent) -> int:
+    """Make the rows, say what does not fit, commit."""
+    table = TypedTable.read(turn.memory["table"])
+    sources = [one for one in place.events_in(intent.after, intent.upto) if may_be_in(table.streams, one)]
+    made = place.in_tasks(DecodeFile.run, [_task(place, table, one, intent) for one in sources])
+    if misfits := [one.unreadable for one in made if one.unreadable]:
+        _tell_misfits(place, turn, table, intent.upto, misfits)
+    rows = [one.rows for one in made if one.rows]
+    reshaped = not turn.table(table.key).is_written
+    turn.publish([TableChange(table.key, rows, reshaped=reshaped)])
+    return sum(one.rows for one in rows)
+
+
+def _task(place: Workplace, table: TypedTable, source: PlannedFile, intent: Intent) -> DecodeFile:
+    lo, hi = max(source.file.lo, intent.after), min(source.file.hi, intent.upto)
+    return DecodeFile(place.lake.store, source.location, table, LakeFile(lo, hi, source.file.day, table.key))
+
+
+# ── what does not fit ──────────────────────────────────────────────────────────────────────────
+
+
+def _tell_misfits(place: Workplace, turn: Turn, table: TypedTable, upto: int, misfits: Sequence[WrittenFile]) -> None:
+    """Add rows to `unreadable`, unless that was done before the turn was cut off."""
+    store, beside = place.lake.store, place.turn("ledger")
+    try:
+        marks = beside.memory.get(MARKS, {})
+        if marks.get(table.key, 0) >= upto:
+            store.delete(store.relative(one.location) for one in misfits)
+            return
+        # Whoever removes the table takes its record first and this one then: its rows do not come back after that.
+        turn.beat()
+        former = [key for key in marks if shown_name(key) == table.name and key != table.key]
+        change = _without(place, beside, table.name) if former else TableChange("unreadable", ())
+        left = {key: value for key, value in marks.items() if key not in former}
+        beside.replace(
+            [TableChange("unreadable", [*change.added, *misfits], change.removed)],
+            {**beside.memory, MARKS: {**left, table.key: upto}},
+        )
+    finally:
+        beside.end()
+
+
+def _without(place: Workplace, beside: Turn, name: str) -> TableChange:
+    """`unreadable` without what a table of this name has told."""
+
+    def told(rows: pa.RecordBatch) -> Any:
+        return pc.fill_null(pc.equal(rows["typed_table"], name), False)
+
+    files = beside.table("unreadable").files()
+    tasks = [RemoveRows(place.lake.store, one, TABLES["unreadable"], told) for one in files]
+    return rows_removed(place, "unreadable", tasks)[0]
+
+
+# ── a table that was deleted ───────────────────────────────────────────────────────────────────
+
+
+def _remove(place: Workplace, name: str) -> None:
+    """Remove rows, files and record of a table that is not declared any more. Cut off, it is done again."""
+    turn = place.turn(name)  # whoever worked on it can finish nothing any more
+    beside = place.turn("ledger")
+    marks = beside.memory.get(MARKS, {})
+    if name in marks:
+        left = {key: value for key, value in marks.items() if key != name}
+        beside.replace([_without(place, beside, shown_name(name))], {**beside.memory, MARKS: left})
+    beside.end()
+    place.lake.store.delete([one.path for one in place.lake.store.list(name)])
+    turn.end()
+    place.client.delete(f"lake/{name}")
