@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import re
+from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.cli.lake import print_table
 from penstock.iceberg.files import arrow_schema
+from penstock.iceberg.sql import SqlAnswer
 from penstock.wire.columns import TABLES
 from penstock.wire.lake import LakeFile
 from tests.engines.lake_files import WrittenLake
+
+PAGE = Path(__file__).parents[1] / "docs/lake.md"
+QUESTIONS = re.findall(
+    r"### ([^\n]+)\n(?:(?!###).)*?```sql\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(), re.DOTALL
+)
+"""The questions of the page: title, SQL, and the answer that it shows."""
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 DAY = "2026-11-15"
@@ -88,3 +100,10 @@ def fill_shop(written: WrittenLake) -> None:
         rows = pa.Table.from_pylist(ROWS.get(table, []), arrow_schema(table))
         files = [written.write(LakeFile(0, 99, DAY, table), rows)] if rows.num_rows else []
         written.prepare(table, files)
+
+
+def shown(table: pa.Table) -> str:
+    """An answer as `lake sql` prints it."""
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(SqlAnswer(table, cut=False))
+    return out.getvalue()

@@ -10,27 +10,22 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from penstock.api.auth import open_keys
-from penstock.cli.lake import print_table
 from penstock.cli.lake_readers import READERS
 from penstock.iceberg import sql_process
-from penstock.iceberg.sql import SqlAnswer, SqlLimits, SqlRefused, SqlTooLarge, ask
+from penstock.iceberg.sql import SqlLimits, SqlRefused, SqlTooLarge, ask
 from penstock.testing import RunningServer, start_s3, start_server
 from penstock.wire.columns import TABLES
 from penstock.wire.lake import RECORDS
 from tests.api.lake_rig import publish_record, record, server_with_lake
 from tests.engines.lake_files import WrittenLake
 from tests.lake_readers import DuckDb, start_duckdb
-from tests.lake_shop import DELIVERIES, EVENTS, fill_shop
+from tests.lake_shop import DELIVERIES, EVENTS, QUESTIONS, fill_shop, shown
 from tests.test_layers import venv_without
-
-DOCS = Path(__file__).parents[2] / "docs/lake.md"
-QUESTIONS = re.findall(r"### (.+?)\n.*?```sql\n(.*?)```\n\n```text\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 
 class Shop:
@@ -134,13 +129,7 @@ def test_the_documented_questions_have_the_documented_answers(
     shop: Shop, duckdb: DuckDb, tmp_path: Path, title: str, sql: str, expected: str
 ) -> None:
     assert shop.answer("sql", sql) == expected, title
-    assert shown(SqlAnswer(duckdb.table(sql, tmp_path), cut=False)) == expected, f"{title}, by the catalog"
-
-
-def shown(answer: SqlAnswer) -> str:
-    with redirect_stdout(io.StringIO()) as out:
-        print_table(answer)
-    return out.getvalue()
+    assert shown(duckdb.table(sql, tmp_path)) == expected, f"{title}, by the catalog"
 
 
 def test_answers_for_programs(shop: Shop) -> None:

@@ -13,8 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.jobs import archive
 from penstock.testing import RunningServer
 from tests.api.lake_rig import server_with_lake
+from tests.spark.conftest import make_place
 from tests.spark.filling import publish
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -33,6 +35,7 @@ def test_the_pieces_of_the_page_run(
     server = beside_lake
     client = PipelineClient(server.url, server.admin_token)
     publish(client, "/orders/one", BODIES)
+    archive.run(make_place(spark, server, tmp_path / "lake"), {})
     names: dict[str, Any] = {"spark": spark, "url": server.url, "token": server.admin_token, "folder": str(tmp_path)}
     pieces = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
@@ -44,6 +47,7 @@ def test_the_pieces_of_the_page_run(
     assert re.search(r'"lag": ?0', shown)
     assert "|/orders/one|desk|250.00|" in shown
     assert "wood: STRING" in shown
+    assert "|/orders/one|data|      3|" in shown
     assert parquet.read_table(tmp_path / "orders").num_rows == 3
     entries = client.call("GET", "/v1/read", {"stream": "/alerts/large"})["entries"]
     assert [json.loads(entry["data"]) for entry in entries] == [{"item": "desk", "price": 250}]

@@ -1,0 +1,38 @@
+"""The lake's tables as views of a Spark session, without any jar: `SELECT … FROM deliveries` then works in it.
+
+    from penstock.pipeline.lake_views import register_lake
+
+    register_lake(spark, "http://127.0.0.1:8800", token)
+    spark.sql("SELECT door, state, count(*) FROM deliveries GROUP BY ALL").show()
+
+The driver asks the server for the present state of each table, and reads the metadata; Spark reads the data files. A
+view is the state of that moment: call it again for a later one.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import NotFound
+from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.jobs import Workplace
+from penstock.pipeline.tables import open_lake
+from penstock.wire.lake import TYPED, shown_name, tables_of
+
+
+def register_lake(spark: SparkSession, url: str, token: str, lake: str = "") -> list[str]:
+    """Make each table a temporary view, those included that are still empty; returns their names.
+
+    *token* needs the grant `export`. *lake* is where it lies, if not where the server says.
+    """
+    client = PipelineClient(url, token)
+    found = lake or str(client.call("GET", "/v1/pipeline")["lake"])
+    if not found:
+        raise NotFound("lake", url, remedy="It is there from the pipeline's first archive on: ./penstock up.")
+    place = Workplace(spark, client, open_lake(found))
+    declared = {table.key for table in client.typed_tables()}
+    names = [name for name in place.records() if not name.startswith(TYPED) or name in declared]
+    tables = [table for name in names for table in tables_of(name)]
+    for table in tables:
+        place.read(table, place.files(table)).createOrReplaceTempView(shown_name(table))
+    return [shown_name(table) for table in tables]

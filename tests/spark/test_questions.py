@@ -1,0 +1,51 @@
+"""The ten questions of docs/lake.md, asked of Spark: it gives the answers of the page, as DuckDB does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.api.auth import open_keys
+from penstock.errors import NotFound
+from penstock.pipeline.lake_views import register_lake
+from penstock.testing import RunningServer
+from penstock.wire.columns import TABLES
+from penstock.wire.lake import RECORDS
+from tests.api.lake_rig import publish_record, record, server_with_lake
+from tests.engines.lake_files import WrittenLake
+from tests.lake_shop import QUESTIONS, fill_shop, shown
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session that knows the tables of the shop's lake."""
+    folder = tmp_path_factory.mktemp("questions")
+    with server_with_lake(folder) as server:
+        written = WrittenLake(folder / "lake")
+        fill_shop(written)
+        record(server, "lake/id", {"id": "made-by-hand", "path": str(folder / "lake")})
+        for job in RECORDS:
+            publish_record(server, written, job)
+        token = open_keys(server.data).issue("analyst", grants=("export",))
+        assert sorted(register_lake(spark, server.url, token)) == sorted(TABLES)
+        yield spark
+    for name in TABLES:
+        spark.catalog.dropTempView(name)
+
+
+@pytest.mark.parametrize(("title", "sql", "expected"), QUESTIONS, ids=[title for title, *_ in QUESTIONS])
+def test_spark_gives_the_documented_answers(session: SparkSession, title: str, sql: str, expected: str) -> None:
+    assert shown(session.sql(sql).toArrow()) == expected, title
+
+
+def test_a_server_without_a_lake_says_so(spark: SparkSession, server: RunningServer) -> None:
+    with pytest.raises(NotFound, match="no lake"):
+        register_lake(spark, server.url, server.admin_token)
+
+
+def test_a_session_reads_the_tables_as_they_were_when_it_asked(session: SparkSession, tmp_path: Path) -> None:
+    assert session.table("ledger").count() == 0
+    assert session.sql("SELECT count(*) AS n FROM events WHERE stream = '/orders'").first()["n"] == 6
