@@ -61,13 +61,16 @@ class ColumnRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A column whose value is elsewhere than in the field of its name."""
 
     type: Annotated[str, shown_as(pattern=_TYPE)]
-    path: Annotated[str, shown_as(maxLength=TYPED_PATH_BYTES)] = ""
+    path: Annotated[str, shown_as(pattern=r"^[^.]+(?:\.[^.]+)*$|^$", maxLength=TYPED_PATH_BYTES)] = ""
 
 
 class TypedTableRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a declaration."""
 
-    streams: Annotated[str, PATTERN_FIELD] | Annotated[list[Annotated[str, PATTERN_FIELD]], shown_as(maxItems=PATTERNS)]
+    streams: (
+        Annotated[str, PATTERN_FIELD]
+        | Annotated[list[Annotated[str, PATTERN_FIELD]], shown_as(minItems=1, maxItems=PATTERNS)]
+    )
     columns: Annotated[
         dict[Annotated[str, shown_as(pattern=_COLUMN)], Annotated[str, shown_as(pattern=_TYPE)] | ColumnRequest],
         shown_as(minProperties=1, maxProperties=TYPED_COLUMNS),
