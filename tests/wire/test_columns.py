@@ -24,7 +24,7 @@ def test_a_column_that_is_added_is_in_what_follows_from_the_declaration() -> Non
     added = (*EVENT, Column("region", TEXT, True, "type", "type", "for this test"))
     entry = Entry(1, "/a", 0, 0, 0, 2, arrow.Kind.DATA, "north", 5, None, "", b"x")
 
-    assert ddl(added) == EVENTS + ", region STRING"
+    assert ddl(added) == EVENTS + ", `region` STRING"
     assert arrow._ARROW[added[-1].type] == "string"
     assert arrow._value_of(added[-1])(entry) == "north"
 

@@ -148,9 +148,7 @@ class BodyReader:
 def value_reader(declared: str) -> Callable[[Any], Any]:
     """What makes a value of JSON one of a column; it raises `ValueError` with the reason if it does not fit."""
     size = decimal_size(declared)
-    if size is None:
-        return _READERS[declared]
-    return lambda value: _decimal(value, *size)
+    return _decimal_reader(*size) if size else _READERS[declared]
 
 
 def _refuse(word: str) -> None:
@@ -208,19 +206,23 @@ def _double(value: Any) -> float:
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
 
 
-def _decimal(value: Any, digits: int, scale: int) -> Decimal:
+def _decimal_reader(digits: int, scale: int) -> Callable[[Any], Decimal]:
     """A number of JSON, or a string with one, exactly: nothing is rounded."""
-    if type(value) is str and _NUMBER.fullmatch(value):
-        value = Decimal(value)
-    elif _kind(value) != "a number":
-        raise ValueError("is a string that is no number") if type(value) is str else _not(value, "a number")
-    exactly = Context(prec=digits, traps=[InvalidOperation, Inexact])
-    try:
-        return Decimal(value).quantize(Decimal(1).scaleb(-scale), context=exactly)
-    except Inexact:
-        raise ValueError(f"has more than {scale} digits after the point") from None
-    except InvalidOperation:
-        raise ValueError(f"has more than {digits - scale} digits before the point") from None
+    exactly, unit = Context(prec=digits, traps=[InvalidOperation, Inexact]), Decimal(1).scaleb(-scale)
+
+    def read(value: Any) -> Decimal:
+        if type(value) is str and _NUMBER.fullmatch(value):
+            value = Decimal(value)
+        elif _kind(value) != "a number":
+            raise ValueError("is a string that is no number") if type(value) is str else _not(value, "a number")
+        try:
+            return Decimal(value).quantize(unit, context=exactly)
+        except Inexact:
+            raise ValueError(f"has more than {scale} digits after the point") from None
+        except InvalidOperation:
+            raise ValueError(f"has more than {digits - scale} digits before the point") from None
+
+    return read
 
 
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
