@@ -52,7 +52,7 @@ def rooms_list() -> str:
         shown = " ".join(f"`{file.name}` {phrase(file)}." for file in files)
         whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), shown)
         parts += [f"### `{room or 'penstock'}/`: {title}", ""]
-        parts += [*textwrap.wrap(whole, 118, break_long_words=False, break_on_hyphens=False), ""]
+        parts += [*textwrap.wrap(whole, 120, break_long_words=False, break_on_hyphens=False), ""]
     return "\n".join(parts).replace("\0", " ")
 
 

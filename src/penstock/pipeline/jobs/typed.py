@@ -1,4 +1,4 @@
-"""`typed`: JSON bodies in `events` → the typed tables that are declared (`PUT /v1/lake/tables/NAME`).
+"""`typed`: JSON bodies in `events` → the typed tables that are declared, by `PUT /v1/lake/tables/NAME`.
 
 Each table has a record and a watermark of its own. One that is declared late begins at the first entry that the lake
 has, and comes up to the others turn by turn: a run does one turn of each table, so that the archive never waits long.
