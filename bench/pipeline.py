@@ -189,7 +189,7 @@ def _archive(report: Report, place: Workplace, server: int, folder: Path, given:
     spent, least = cpu["spark_cpu_us"], cpu["floor_cpu_us"]
     report.add(Figure("Spark's part", spent, "µs of CPU per event", least, written, 1.5, 1.2, judged="ratio"))
     slow = median([1e6 * run.seconds / run.rows for run in small])
-    name = f"time per event, of {whole[0].rows:,}"
+    name = f"time per event, of {given.events:,}"
     report.add(Figure(name, 1e6 / rate, "µs", slow, f"of {few:,}", 1.5, 1.1, judged="ratio"))
 
 

@@ -38,6 +38,7 @@ def test_the_session_is_set_as_the_lake_needs_it(spark: SparkSession) -> None:
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.compression.codec": "zstd",
         "spark.sql.shuffle.partitions": "4",
+        "spark.sql.adaptive.advisoryPartitionSizeInBytes": "8m",
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",
     }

@@ -28,6 +28,9 @@ _ALWAYS: Final = {
     "spark.sql.parquet.compression.codec": COMPRESSION,
     "spark.hadoop.parquet.block.size": str(GROUP_BYTES),
     "spark.sql.shuffle.partitions": "4",
+    # Spark puts small tasks of a shuffle together up to this. The usual 64 MB are millions of records, as they are
+    # alike and compress well, and a task holds its rows in memory.
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "8m",
     # Off by default; with it less is exported than is read.
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.ui.enabled": "false",
