@@ -31,6 +31,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.file_sums import SUMS, SumUpFile
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
+from penstock.wire.columns import NAMES
 from penstock.wire.lake import LakeFile
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
@@ -43,7 +44,8 @@ NAMED: Final = 100
 
 FAILING: Final = ("missing", "double")
 
-_LOOKED_AT: Final = ("id", "stream", "index", "kind", "time", "expires_at", "attributes")
+_PASSED_OVER: Final = ("chunk", "offset", "size", "type", "body", "schema_version")
+_LOOKED_AT: Final = tuple(name for name in NAMES if name not in _PASSED_OVER)
 """The columns of `events` that checks look at. Bodies are read of one stream only."""
 
 
