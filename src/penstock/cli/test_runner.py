@@ -63,6 +63,7 @@ GROUPS = (
             "api/test_iceberg.py",
             "api/test_retention.py",
             "cli/test_lake.py",
+            "cli/test_typed_tables.py",
             "engines/test_deliveries.py",
             "engines/test_lake.py",
             "engines/test_lake_on_s3.py",
