@@ -35,9 +35,9 @@ from bench.rig.why import measure_why
 from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace, archive
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import LOCAL, open_session
-from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer, start_s3, wait_until
 
 PARTS = ("export", "archive", "s3", "sink", "commits", "day", "fold", "duckdb", "why", "freshness", "idle")

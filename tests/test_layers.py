@@ -225,7 +225,7 @@ PLANTED = [
     ("doors/sps.py", "from penstock.http.listener import Listener"),
     ("doors/sps.py", "from penstock.http import connection"),
     ("doors/sps.py", "from penstock.api.v1.entries import EntryEncoder"),
-    ("doors/sps.py", "from penstock.node import months"),
+    ("doors/sps.py", "from penstock.node import mailbox_months"),
     ("doors/sps.py", "from penstock.engines.sqlite import open_sqlite"),
     ("node/node.py", "from penstock.pipeline.jobs import archive"),
     ("node/node.py", "from pyspark.sql import SparkSession"),

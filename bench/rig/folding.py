@@ -20,8 +20,8 @@ from penstock.iceberg.store import FileStore
 from penstock.iceberg.tables import Table
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace, ledger
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.tables import open_lake
 from penstock.testing import start_server
 from penstock.wire.lake import LakeFile
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.api.auth import open_keys
 from penstock.core.clock import ManualClock
-from penstock.core.trimming import Bound
+from penstock.core.trim_limit import Bound
 from penstock.engines.memory import MemoryEngine
 from penstock.node.housekeeping import Housekeeping
 from penstock.testing import RunningServer

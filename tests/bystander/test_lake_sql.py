@@ -14,8 +14,7 @@ import pytest
 
 from penstock.api.auth import open_keys
 from penstock.api.console import FILES
-from penstock.engines.lake.questions import LakeQuestions
-from penstock.iceberg import sql
+from penstock.engines.lake.sql import LakeQuestions
 from penstock.limits import SQL_AT_ONCE, SQL_ROWS, SQL_SECONDS
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.columns import TABLES
@@ -237,9 +236,9 @@ def let_questions_go_on() -> None:
 
         return await asyncio.shield(asyncio.ensure_future(honest(*arguments)))
 
-    from penstock.engines.lake import questions
+    from penstock.engines.lake import sql as lake_sql
 
-    honest, questions.ask_json = sql.ask_json, ask_and_forget
+    honest, lake_sql.ask_json = lake_sql.ask_json, ask_and_forget
 
 
 def test_a_process_that_goes_on_is_noticed(tmp_path: Path) -> None:

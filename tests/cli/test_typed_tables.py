@@ -12,8 +12,8 @@ import pytest
 
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import typed
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer, start_server
 from tests.pipeline.by_hand import archive_turn, make_here
 from tests.shown_sessions import run_session, sessions_in, without_values

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from penstock.cli.machine import Child
+from penstock.cli.workers import Child
 from penstock.core.promise import Promise
 from penstock.engines.local.log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog

@@ -14,8 +14,8 @@ from penstock.iceberg.files import read_batches
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn
 from penstock.pipeline.jobs import Workplace, archive
+from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.tables import Lake, open_lake
 from penstock.testing import RunningServer
 from tests.api.client import publish
 

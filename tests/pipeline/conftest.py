@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.tables import Lake, open_lake
+from penstock.pipeline.lake import Lake, open_lake
 from penstock.testing import start_s3
 from penstock.testing.seaweedfs import S3Server
 

@@ -11,8 +11,8 @@ import pytest
 from penstock.iceberg.sql import ask as ask_sql
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import compact, erase
+from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.tables import Lake, open_lake
 from penstock.testing import RunningServer, S3Server, start_s3, start_server
 from penstock.testing.seaweedfs import READER
 from tests.api.client import ask, publish

@@ -25,9 +25,9 @@ from penstock.pipeline.commit import (
     watermark,
 )
 from penstock.pipeline.jobs import archive, compact
+from penstock.pipeline.lake import Lake, LakeHole, open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import LakeUnreachable, perform
-from penstock.pipeline.tables import Lake, LakeHole, open_lake
 from penstock.testing import RunningServer, start_s3, start_server, wait_until
 from penstock.testing.seaweedfs import S3Server
 from tests.api.client import publish

@@ -18,8 +18,8 @@ from penstock.iceberg.files import read_batches
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import AFTER_COMMIT, AFTER_FILES, BEFORE_COMMIT, Faults, TableChange, Turn
 from penstock.pipeline.jobs import compact, erase
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer
 from tests.api.client import ask, publish
 from tests.api.lake_rig import export, server_with_lake, trim

@@ -16,8 +16,8 @@ from penstock.pipeline import lake_identity
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import compact
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
-from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer, start_server
 from tests.api.client import publish
 from tests.api.lake_rig import trim

@@ -12,9 +12,9 @@ from penstock.iceberg import relocating
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_COMMIT, AFTER_UNLINK, BEFORE_COMMIT
 from penstock.pipeline.jobs import compact
+from penstock.pipeline.lake import Lake, LakeHole, open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.moved_lake import adopt
-from penstock.pipeline.tables import Lake, LakeHole, open_lake
 from penstock.testing import RunningServer
 from tests.pipeline.by_hand import (
     Crash,

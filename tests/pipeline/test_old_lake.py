@@ -14,9 +14,9 @@ from penstock.iceberg.sql import ask as ask_sql
 from penstock.pipeline import old_lake
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_COMMIT, watermark
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.old_lake import AdoptFile, migrate, plan
-from penstock.pipeline.tables import open_lake
 from penstock.testing import start_server
 from tests.pipeline.by_hand import Crash, CrashAt, archived, make_here, run_pipeline
 from tests.pipeline.earlier import hashes, old_rows, unpack

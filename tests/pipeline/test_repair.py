@@ -16,7 +16,7 @@ from penstock.iceberg.files import read_batches, write_file
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_COMMIT, POINTS, Faults, TableChange, Turn
 from penstock.pipeline.jobs import BEGIN, compact, repair
-from penstock.pipeline.tables import Lake, open_lake
+from penstock.pipeline.lake import Lake, open_lake
 from penstock.testing import RunningServer, start_server
 from tests.api.client import ask
 from tests.api.lake_rig import trim

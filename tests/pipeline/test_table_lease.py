@@ -11,8 +11,8 @@ import pytest
 from penstock.pipeline import table_lease
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Intent, Turn
+from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.table_lease import LEASE_SECONDS, Patience, is_gone, own_name
-from penstock.pipeline.tables import Lake, open_lake
 from penstock.testing import RunningServer
 
 OTHER = "elsewhere/7/7"

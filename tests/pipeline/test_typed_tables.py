@@ -19,8 +19,8 @@ from penstock.iceberg.sql import ask as ask_sql
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Faults, TableChange, Turn
 from penstock.pipeline.jobs import Workplace, compact, erase, typed
+from penstock.pipeline.lake import open_lake, record_of
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.tables import open_lake, record_of
 from penstock.pipeline.typed_rows import may_be_in
 from penstock.testing import RunningServer
 from penstock.wire.lake import LakeFile

@@ -13,9 +13,9 @@ from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import Workplace
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
-from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer, S3Server, start_s3
 from tests.spark.filling import QUICK_START
 

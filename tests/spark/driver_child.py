@@ -21,9 +21,9 @@ from typing import Any
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import Workplace, archive
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
-from penstock.pipeline.tables import open_lake
 from tests.spark.filling import QUICK_START
 
 IN_TASKS = "in the tasks"

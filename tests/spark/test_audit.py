@@ -17,7 +17,7 @@ from penstock.pipeline import audit_checks
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
-from penstock.pipeline.tables import LEDGER
+from penstock.pipeline.lake import LEDGER
 from penstock.testing import RunningServer, wait_until
 from penstock.wire.lake import LakeFile
 from tests.api.client import Tail

@@ -16,8 +16,8 @@ from penstock.pipeline import jobs, merging
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Faults, Intent, Slice, Turn, watermark
 from penstock.pipeline.jobs import Workplace, archive, compact, ledger, rollup
+from penstock.pipeline.lake import SCHEMAS, open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
-from penstock.pipeline.tables import SCHEMAS, open_lake
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.lake import LakeFile
 from tests.spark.conftest import make_place

@@ -16,9 +16,9 @@ from penstock.pipeline import old_lake
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_COMMIT, BEFORE_COMMIT, Faults
 from penstock.pipeline.jobs import Workplace, archive, audit, compact, ledger, rollup
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.old_lake import FOLDED, migrate
-from penstock.pipeline.tables import open_lake
 from penstock.testing import RunningServer, start_s3, start_server
 from penstock.wire.lake import RECORDS
 from penstock.wire.ledger import RANKS

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from penstock.core.ledger import Recipient
 from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
-from penstock.pipeline.tables import EVENTS, POSITIONS
+from penstock.pipeline.lake import EVENTS, POSITIONS
 from penstock.values import Batch, Draft
 from tests.engines.test_deliveries import World
 from tests.spark.test_transforms import batch, events, rows_of

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline.commit import AFTER_FILES, BEFORE_COMMIT, Turn
 from penstock.pipeline.jobs import Workplace, archive, compact, ledger, repair, rollup
-from penstock.pipeline.tables import LakeHole, open_lake
+from penstock.pipeline.lake import LakeHole, open_lake
 from penstock.testing import start_server, wait_until
 from penstock.wire.lake import RECORDS
 from tests.pipeline.by_hand import Crash, CrashAt

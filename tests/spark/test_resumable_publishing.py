@@ -18,9 +18,9 @@ from penstock.errors import InputInvalid
 from penstock.pipeline import jobs, resumable_publishing
 from penstock.pipeline.commit import Faults
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, campaign, ledger, replay, retention
+from penstock.pipeline.lake import ACTIVITY
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import JobRecord, OtherOptions, Throttle
-from penstock.pipeline.tables import ACTIVITY
 from penstock.testing import RunningServer, start_server
 from tests.api.client import Tail, ask
 from tests.spark.conftest import make_place

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row, decode
 from penstock.pipeline.jobs import ledger, replay, rollup
 from penstock.pipeline.jobs.archive import transform as archive
-from penstock.pipeline.tables import ACTIVITY, DELIVERIES, EVENTS, LEDGER
+from penstock.pipeline.lake import ACTIVITY, DELIVERIES, EVENTS, LEDGER
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, erase, ledger, rollup
-from penstock.pipeline.tables import Lake, LakeHole, covering, open_lake
+from penstock.pipeline.lake import Lake, LakeHole, covering, open_lake
 from penstock.testing import RunningServer
 from penstock.wire.lake import LakeFile
 from tests.api.client import Tail, ask, publish

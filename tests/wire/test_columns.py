@@ -11,7 +11,7 @@ import penstock
 from penstock.core import arrow
 from penstock.engines.lake import rows
 from penstock.engines.sqlite.schema import migrate
-from penstock.pipeline.tables import EVENTS
+from penstock.pipeline.lake import EVENTS
 from penstock.values import Entry
 from penstock.wire.columns import EVENT, NAMES, TEXT, Column, ddl
 

@@ -198,10 +198,10 @@ def _run(
     if place.may_be_handed_over and handed_jobs.warm_driver(client, lake):
         return handed_jobs.hand_over(client, job, options)
     from penstock.pipeline.jobs import JobOutcome, Workplace
+    from penstock.pipeline.lake import open_lake
     from penstock.pipeline.lake_identity import bind
     from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop
     from penstock.pipeline.session import LOCAL, given_settings, open_session
-    from penstock.pipeline.tables import open_lake
 
     opened = open_lake(lake)
     bind(client, opened)
@@ -224,8 +224,8 @@ def _run(
 def _adopt_moved(client: PipelineClient, lake: str, options: dict[str, str]) -> JobOutcome:
     """Needs no Spark: no row is read."""
     from penstock.pipeline.jobs import say_progress
+    from penstock.pipeline.lake import open_lake
     from penstock.pipeline.moved_lake import adopt
-    from penstock.pipeline.tables import open_lake
 
     if others := options.keys() - {"moved-from", "dry-run"}:
         raise InputInvalid("--moved-from", f"does not go with --{min(others)}")
@@ -236,8 +236,8 @@ def _migrate(client: PipelineClient, arguments: list[str], place: SparkPlace) ->
     """Never by a running driver: that one refuses the old lake."""
     from penstock.pipeline import old_lake
     from penstock.pipeline.jobs import JobOutcome, Workplace
+    from penstock.pipeline.lake import open_lake
     from penstock.pipeline.session import LOCAL, open_session
-    from penstock.pipeline.tables import open_lake
 
     options = job_options([one for one in arguments if one.startswith("--")])
     places = [one for one in arguments if not one.startswith("--")]

@@ -16,8 +16,8 @@ import typer
 
 from penstock import logs
 from penstock.cli.options import DATA, Config, Data, Set, settings_from
+from penstock.cli.pipeline_supervisor import Supervisor
 from penstock.cli.processes import end_with_parent
-from penstock.cli.supervisor import Supervisor
 from penstock.units import parse_workers
 
 log = logging.getLogger("penstock")
@@ -64,7 +64,7 @@ def serve(
     logs.set_up(settings.logs.format, settings.logs.level)
     _allow_open_files(settings.server.connections)
     if parse_workers(settings.server.workers) > 1:
-        from penstock.cli.machine import run_machine
+        from penstock.cli.workers import run_machine
 
         return run_machine(settings, data)
     from penstock.node.process import run

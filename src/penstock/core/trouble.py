@@ -2,7 +2,8 @@
 
 Nothing is followed while nobody asks. Who asks first has the batches of the last day read, at most so many bytes of
 them; who asks again has those read that came since. A delivery that goes well after all is in trouble no more: a record
-that it was sent, or acked, takes it out.
+that it was sent, or acked, takes it out. A recipient that is merely slow or silent is in no trouble here: its door
+shows it (`doors/*/recipients.py`).
 """
 
 from __future__ import annotations

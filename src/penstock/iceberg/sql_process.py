@@ -1,7 +1,8 @@
 """Answers one question in SQL. It comes on standard input, the answer goes out as Arrow or JSON.
 
 A folder is read by DuckDB itself. Any other store is read by pyarrow, and DuckDB is given the rows: so it needs no
-extension for it, no network, and never sees a key.
+extension for it, no network, and never sees a key. The process bounds its own memory and CPU time; `sql.py` bounds the
+waiting, and `limits.py` has the numbers that hold for questions over HTTP.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m penstock.node.children        what comes in is one `Role` as JSON
 
-`cli/machine.py` starts them: one that keeps the log, and workers. Each says in one line on its standard output that it
+`cli/workers.py` starts them: one that keeps the log, and workers. Each says in one line on its standard output that it
 is ready.
 """
 

@@ -15,7 +15,7 @@ from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
 from penstock.core.months import months_in_use
 from penstock.core.registry import Registry
-from penstock.core.trimming import Bound
+from penstock.core.trim_limit import Bound
 
 log = logging.getLogger("penstock.housekeeping")
 

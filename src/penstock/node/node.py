@@ -62,10 +62,10 @@ from penstock.limits import ADMIN_TOKEN_CHARACTERS
 from penstock.node.doors import open_doors, open_internally
 from penstock.node.engine import Distant, KnowsMembers, check_server_name, log_socket, open_engine
 from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
+from penstock.node.mailbox_months import MailboxMonths
 from penstock.node.metrics import Metrics, samples
-from penstock.node.months import MailboxMonths
 from penstock.node.sampling import STEP_SECONDS, Sampler
-from penstock.node.trimming import Trimming
+from penstock.node.trim_limit import Trimming
 from penstock.settings import AuthSettings, Settings
 from penstock.units import parse_keep
 from penstock.wire.trickle import EXPOSED_HEADERS

@@ -19,7 +19,7 @@ from penstock.core.ledger import Ledger
 from penstock.core.metering import quantile
 from penstock.core.throughput import Throughput
 from penstock.core.traffic import StreamTraffic
-from penstock.core.trimming import TrimLimit
+from penstock.core.trim_limit import TrimLimit
 from penstock.http.listener import Listener
 from penstock.node.engine import Engine
 from penstock.wire.ledger import STATES

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.client.http import ApiError, ServerUnreachable
 from penstock.iceberg.files import WrittenFile
 from penstock.pipeline.client import PipelineClient, RecordChanged
+from penstock.pipeline.lake import Lake
 from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
-from penstock.pipeline.tables import Lake
 from penstock.wire.lake import tables_of
 
 if TYPE_CHECKING:  # Spark's workers import this module, and have no pyiceberg

@@ -19,10 +19,10 @@ from typing import Final
 from penstock.errors import PenstockError
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome, Workplace
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop, perform
 from penstock.pipeline.session import LOCAL, open_session
-from penstock.pipeline.tables import open_lake
 
 log = logging.getLogger("penstock.pipeline")
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from penstock.errors import ConfigInvalid
 from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.jobs import BEGIN
-from penstock.pipeline.tables import Lake, LakeHole
+from penstock.pipeline.lake import Lake, LakeHole
 from penstock.wire.columns import TABLES
 from penstock.wire.lake import RECORDS, TYPED, is_own_epoch, parse_location, tables_of
 

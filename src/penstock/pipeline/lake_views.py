@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import NotFound
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace
-from penstock.pipeline.tables import open_lake
+from penstock.pipeline.lake import open_lake
 from penstock.wire.lake import TYPED, shown_name, tables_of
 
 

@@ -14,8 +14,8 @@ from penstock.iceberg.store import store_url
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Turn
 from penstock.pipeline.jobs import JobOutcome
+from penstock.pipeline.lake import Lake, LakeHole
 from penstock.pipeline.lake_identity import LakeMismatch, bind, claim, is_here, settle
-from penstock.pipeline.tables import Lake, LakeHole
 from penstock.wire.lake import RECORDS
 
 if TYPE_CHECKING:  # Spark's workers have this module, and no pyiceberg

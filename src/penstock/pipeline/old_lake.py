@@ -32,10 +32,10 @@ from penstock.iceberg.store import FileStore
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import TableChange
 from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, ledger, rollup, say_progress
+from penstock.pipeline.lake import SCHEMAS, Lake, open_lake
 from penstock.pipeline.lake_identity import MARK, LakeMismatch, claim, is_here, settle
 from penstock.pipeline.ledger_batches import LOOKED_AT, find_in, heads_to_rows, look_through
 from penstock.pipeline.merging import MergedTable
-from penstock.pipeline.tables import SCHEMAS, Lake, open_lake
 from penstock.pipeline.writing import write_frame
 from penstock.wire.lake import ADOPTED, LETTERS, RECORDS, LakeFile, first_hole
 

@@ -1,7 +1,7 @@
 """The columns of an event and of the lake's tables, declared once.
 
 The Arrow schema of the export (`core/arrow.py`), its SQL (`engines/sqlite/export_pages.py`), the lake's tables
-(`iceberg/schemas.py`), Spark's DDL (`pipeline/tables.py`), the rows that are read back (`engines/lake/rows.py`) and the
+(`iceberg/schemas.py`), Spark's DDL (`pipeline/lake.py`), the rows that are read back (`engines/lake/rows.py`) and the
 table in docs/export.md follow from this.
 """
 

@@ -8,7 +8,7 @@ A stream is a row of chunks; a chunk is a text file of lines, each ended by one 
 A cursor `stream:chunk:offset[:server]` is an exact byte position in one chunk. The log gives every
 entry such a position whatever door it came through, so these sizes are part of the log's contract.
 
-What a pusher and an app say to each other is at the end; `wire/pusher.py` says when they say it.
+What a pusher and an app say to each other is at the end; `wire/eventhorizon_pusher.py` says when they say it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from penstock.api.describing import limit as limit_parameter
 from penstock.core.aging import aged_upto
 from penstock.core.log import Log
 from penstock.core.names import SYSTEM_STREAMS, check_name
-from penstock.core.trimming import TrimLimit
+from penstock.core.trim_limit import TrimLimit
 from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Response

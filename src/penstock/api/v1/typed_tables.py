@@ -24,7 +24,7 @@ from penstock.api.describing import PATTERN_FIELD, a_list, an_object, operation,
 from penstock.api.v1.actions import ActionLog
 from penstock.core.names import check_pattern
 from penstock.core.registry import change
-from penstock.core.trimming import Watermark
+from penstock.core.trim_limit import Watermark
 from penstock.core.typed_tables import PREFIX, declared_tables, decode_table
 from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request

@@ -28,7 +28,7 @@ from penstock.wire.eventhorizon import (
     parse_cursor,
     push_request,
 )
-from penstock.wire.pusher import (
+from penstock.wire.eventhorizon_pusher import (
     AnswerInvalid,
     Conversation,
     Flow,

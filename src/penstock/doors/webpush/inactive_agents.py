@@ -1,4 +1,7 @@
-"""User agents that were not seen for 30 to 60 days are dropped with their month, as the seed says."""
+"""User agents that were not seen for 30 to 60 days are dropped with their month.
+
+Which month is due is decided in `core/months.py` (`oldest_kept`); `node/mailbox_months.py` calls this.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ from penstock.doors.webpush_sender.service_queue import ServiceQueue
 from penstock.errors import Forbidden, NotRecorded, PenstockError
 from penstock.http.timers import Timed
 from penstock.values import Entry, Kind
-from penstock.wire.pushing import (
+from penstock.wire.retrying import RetryPolicy
+from penstock.wire.webpush_sending import (
     PushOutcome,
     PushReceiver,
     PushSubscription,
@@ -42,7 +43,6 @@ from penstock.wire.pushing import (
     check_subscription,
     deadline_ms,
 )
-from penstock.wire.retrying import RetryPolicy
 
 log = logging.getLogger("penstock.webpush")
 

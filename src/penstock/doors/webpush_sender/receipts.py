@@ -31,8 +31,8 @@ from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry
-from penstock.wire.pushing import Verdict
 from penstock.wire.vapid import origin_of
+from penstock.wire.webpush_sending import Verdict
 from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 
 log = logging.getLogger("penstock.webpush")

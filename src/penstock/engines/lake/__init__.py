@@ -5,7 +5,7 @@ from penstock.engines.lake.deliveries import Deliveries
 from penstock.engines.lake.export import HistoryExport
 from penstock.engines.lake.figures import Figures
 from penstock.engines.lake.lake import LakeReader, LakeUnreadable, open_lake
-from penstock.engines.lake.questions import LakeQuestions
+from penstock.engines.lake.sql import LakeQuestions
 
 __all__ = [
     "ColdLog",

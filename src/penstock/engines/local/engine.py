@@ -24,10 +24,10 @@ from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.mailbox import Mailbox
 from penstock.core.metering import Sample
 from penstock.core.registry import Registry
-from penstock.engines.local.calling import GONE, LogLink, Remote, connect
 from penstock.engines.local.frames import LogFrame, Welcome
 from penstock.engines.local.link import BEAT_SECONDS, SocketPath
 from penstock.engines.local.log import WorkerLog
+from penstock.engines.local.log_link import GONE, LogLink, Remote, connect
 from penstock.errors import PenstockError
 from penstock.settings import LogSettings
 

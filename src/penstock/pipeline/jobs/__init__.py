@@ -18,7 +18,7 @@ from penstock.errors import InputInvalid, NotFound
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn
-from penstock.pipeline.tables import Lake, columns_in, covering, record_of
+from penstock.pipeline.lake import Lake, columns_in, covering, record_of
 from penstock.pipeline.writing import ReadFiles
 from penstock.wire.columns import TABLES, Column, ddl
 from penstock.wire.lake import RECORDS, TYPED

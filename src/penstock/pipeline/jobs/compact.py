@@ -20,7 +20,7 @@ from penstock.iceberg.files import PlannedFile
 from penstock.iceberg.store import FileStore
 from penstock.pipeline.commit import TableChange, Turn
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.tables import columns_in
+from penstock.pipeline.lake import columns_in
 from penstock.pipeline.writing import MergeFiles
 from penstock.wire.columns import TABLES, Column
 from penstock.wire.lake import TYPED, LakeFile, tables_of

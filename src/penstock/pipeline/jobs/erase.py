@@ -22,7 +22,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import TableChange, Turn, watermark
 from penstock.pipeline.erasing import STREAM, EraseFrom, FindRequests, Gone, gone
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive
-from penstock.pipeline.tables import columns_in, covering
+from penstock.pipeline.lake import columns_in, covering
 from penstock.pipeline.typed_rows import RemoveRows
 from penstock.wire.lake import TYPED
 

@@ -28,6 +28,7 @@ from penstock.pipeline.commit import Intent, Slice, TableChange, Turn, watermark
 from penstock.pipeline.erasing import STREAM as ERASED
 from penstock.pipeline.erasing import read_request
 from penstock.pipeline.jobs import JobOutcome, Workplace
+from penstock.pipeline.lake import LEDGER, SCHEMAS, days_between
 from penstock.pipeline.ledger_batches import (
     BATCH,
     LOOKED_AT,
@@ -41,7 +42,6 @@ from penstock.pipeline.ledger_batches import (
     look_through,
 )
 from penstock.pipeline.merging import MergedTable, merge_into
-from penstock.pipeline.tables import LEDGER, SCHEMAS, days_between
 from penstock.pipeline.writing import by_kind, file_of, write_frame
 from penstock.wire.ledger import CONFIRMED, RANKS, UNKNOWN_RANK, decode_batch
 

@@ -23,7 +23,7 @@ from penstock.iceberg.files import PlannedFile, WrittenFile, describe_file, read
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Slice, TableChange, watermark
 from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, archive, ledger, rollup, say_progress
-from penstock.pipeline.tables import RECORD_OF, Lake, LakeHole
+from penstock.pipeline.lake import RECORD_OF, Lake, LakeHole
 from penstock.pipeline.writing import CopyRows, CopySlice, file_of, rows_between
 from penstock.wire.lake import RECORDS, LakeFile, first_hole, parse_location
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.eventhorizon import Cursor, PushAnswer, parse_cursor
-from penstock.wire.pusher import (
+from penstock.wire.eventhorizon_pusher import (
     AnswerInvalid,
     Conversation,
     Flow,

@@ -9,7 +9,8 @@
     unreadable     entries that cannot be read, or do not fit a typed table, and why
     typed/…        columns of JSON bodies, as somebody has declared them
 
-`wire/columns.py` has their columns, `wire/lake.py` the names of files, `commit.py` how they change.
+`wire/columns.py` has their columns, `iceberg/schemas.py` their partitions, `wire/lake.py` the names of files,
+`commit.py` how they change.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from penstock.api.context import Context
 from penstock.cli.app import run
 from penstock.core.months import month_of, shifted
 from penstock.http.timers import Wheel
-from penstock.node.months import MailboxMonths, MonthsPlan
+from penstock.node.mailbox_months import MailboxMonths, MonthsPlan
 from penstock.testing import RunningServer, wait_until_async
 from penstock.values import NewItem
 from tests.api.client import ask

@@ -15,7 +15,7 @@ from penstock.core.epoch import KEY as EPOCH
 from penstock.core.epoch import LogEpoch
 from penstock.core.log import Log
 from penstock.core.registry import Registry
-from penstock.core.trimming import Bound, TrimLimit, Watermark
+from penstock.core.trim_limit import Bound, TrimLimit, Watermark
 from penstock.engines.lake import LakeReader
 
 TABLES: Final = ("events", "ledger")

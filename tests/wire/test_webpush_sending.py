@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputInvalid
 from penstock.values import Entry, Kind
-from penstock.wire.pushing import (
+from penstock.wire.webcrypto import encode64, load_private, point_of
+from penstock.wire.webpush_sending import (
     PushKeys,
     PushOutcome,
     PushSubscription,
@@ -19,7 +20,6 @@ from penstock.wire.pushing import (
     judge,
     push_headers,
 )
-from penstock.wire.webcrypto import encode64, load_private, point_of
 
 POINT = point_of(load_private(b"\x01" * 32))
 KEYS = PushKeys(encode64(POINT), encode64(bytes(16)))

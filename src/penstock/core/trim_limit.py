@@ -1,4 +1,4 @@
-"""How far the log may be trimmed: the question and its answer. `node/trimming.py` knows it."""
+"""How far the log may be trimmed: the question and its answer. `node/trim_limit.py` knows it."""
 
 from __future__ import annotations
 
