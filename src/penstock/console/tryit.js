@@ -4,7 +4,7 @@ import { DOORS, isOpen } from "./doors.js";
 import { address, ask, copyButton, cut, h, isRead, linesOf, notice, timeOfDay, token } from "./kit.js";
 import { PLAYS } from "./plays.js";
 import { bePushed } from "./push.js";
-import { socket } from "./traffic.js";
+import { socket } from "./sample_traffic.js";
 
 export async function mount(root, { path, signal }) {
   const door = DOORS.find((one) => one.id === path[0]) ?? DOORS[0];

@@ -1,4 +1,7 @@
-"""What a node does now and then by itself: expiry, months, `log.keep`, an eye on the disk."""
+"""What a node does now and then by itself: expiry, months, `log.keep`, an eye on the disk.
+
+That eye only measures. New events are refused when a write fails: `engines/sqlite/connection.py` (`translated`).
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ and the push service's answer a `Verdict`:
 
     ACCEPTED  it will try to deliver        GONE   nobody is there, ever
     REFUSED   never this message            LATER  try again, until the message is too old
+
+What is done about each: `doors/webpush_sender/binding.py` (`_send`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""One end of the socket between the log process and a worker: frames in, one frame out for each turn of the loop."""
+"""One end of the socket between the log process and a worker: frames in, one frame out for each turn of the loop.
+
+Both ends are made of it: `worker_link.py` in the log process, which cuts a worker that is too slow, and `log_link.py`
+in a worker.
+"""
 
 from __future__ import annotations
 

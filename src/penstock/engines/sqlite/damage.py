@@ -1,7 +1,7 @@
 """What SQLite finds wrong with a file while it is in use, whoever meets it first: a reader, the writer or the check.
 
 From then on nothing is stored (`stop_writing`), and the server is not ready. What is refused at the start already is in
-`engine.py` and `connection.py`.
+`schema.py` (`check_file`) and `connection.py`.
 """
 
 from __future__ import annotations

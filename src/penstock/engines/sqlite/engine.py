@@ -13,13 +13,13 @@ from penstock.core.bus import LocalBus
 from penstock.core.clock import Clock, WallClock
 from penstock.core.lookout import Changes
 from penstock.engines.sqlite import schema
+from penstock.engines.sqlite.background_check import FileCheck
 from penstock.engines.sqlite.backup import Manifest, backup
 from penstock.engines.sqlite.checkpoint import Checkpointer
 from penstock.engines.sqlite.connection import CHECKPOINT_PAGES, open_writer, translated
 from penstock.engines.sqlite.damage import Damage, stop_writing
 from penstock.engines.sqlite.export import SqliteExport
 from penstock.engines.sqlite.faults import SqliteFaults
-from penstock.engines.sqlite.file_check import FileCheck
 from penstock.engines.sqlite.known import KNOWN_STREAMS, KnownStream, KnownStreams, load_by_number
 from penstock.engines.sqlite.lock import DirectoryLock
 from penstock.engines.sqlite.log import SqliteLog
