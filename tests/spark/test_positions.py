@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 from penstock.core.ledger import Recipient
 from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
-from penstock.pipeline.lake import EVENTS, POSITIONS
+from penstock.pipeline.lake import EVENTS
 from penstock.values import Batch, Draft
+from penstock.wire.columns import TABLES
 from tests.engines.test_deliveries import World
 from tests.spark.test_transforms import batch, events, rows_of
 
@@ -29,7 +30,7 @@ def test_positions_are_a_table_of_their_own(spark: SparkSession) -> None:
 
     assert rows_of(ledger.fold(whole), "recipient", "stream", "first", "last", "state") == [("a", "/a", 1, 1, "sent")]
     said = ledger.positions(whole)
-    assert [column.split()[0] for column in POSITIONS.split(", ")] == said.columns
+    assert [one.name for one in TABLES["positions"]] == said.columns
     found = [(row.recipient, row.stream, row.upto, row.time.microsecond // 1000) for row in said.collect()]
     assert sorted(found[:2]) == [("a", "", 4, 0), ("a", "/b", 4, 1)]
     assert found[2:] == [("a", "", 6, 2), ("b", "", 4, 1)]

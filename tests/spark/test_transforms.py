@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row, decode
 from penstock.pipeline.jobs import ledger, replay, rollup
 from penstock.pipeline.jobs.archive import transform as archive
-from penstock.pipeline.lake import ACTIVITY, DELIVERIES, EVENTS, LEDGER
+from penstock.pipeline.lake import EVENTS
+from penstock.wire.columns import TABLES
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -95,7 +96,7 @@ def test_the_state_that_counts_is_the_one_of_the_highest_rank(spark: SparkSessio
 
     folded = ledger.fold(ledger.transform(events(spark, batch(0, *states))))
 
-    assert folded.columns == [one.split()[0] for one in DELIVERIES.split(", ")]
+    assert folded.columns == [one.name for one in TABLES["deliveries"]]
     assert rows_of(folded, "recipient", "first", "state", "attempts") == [
         ("a", 1, "acked", 2),
         ("b", 1, "dropped", 1),
@@ -145,7 +146,7 @@ def test_recipients_are_remembered_by_their_first_and_last_sign(spark: SparkSess
 
     heard = rollup.heard_of(decoded)
 
-    assert heard.columns == [one.split()[0] for one in ACTIVITY.split(", ")]
+    assert heard.columns == [one.name for one in TABLES["activity"]]
     (row,) = heard.collect()
     assert (row.recipient, row.records, row.last_time - row.first_time) == ("a", 2, timedelta(milliseconds=1))
-    assert decoded.columns == [one.split()[0] for one in LEDGER.split(", ")]
+    assert decoded.columns == [one.name for one in TABLES["ledger"]]
