@@ -40,7 +40,7 @@ _PAGE = 1_000
 
 NO_STREAM, NO_MESSAGE, NOT_DELETED, EXISTS = 10059, 10037, 10057, 10058
 STALE = (10071, 10164)  # as stored; as others on their way will leave it
-_AWAY = (503, 10005, 10008, 10009, 10039, 10076, 10118)  # no leader, not yet, not here, no peer yet: ask again
+AWAY = (503, 10005, 10008, 10009, 10039, 10076, 10118)  # no leader, not yet, not here, no peer yet: ask again
 _TOO_MANY = (10210, 10211)  # batches in flight
 
 
@@ -236,7 +236,7 @@ class Cells:
             except JetStreamRefused as error:
                 if error.code in STALE:
                     raise Stale from error
-                if error.code not in (*_AWAY, *_TOO_MANY):
+                if error.code not in (*AWAY, *_TOO_MANY):
                     raise error.told(f"store in {self.stream}") from error
             except EngineGone:
                 # Nobody answers: either there is no leader now, so this waits, or no such stream, so this raises.
@@ -300,7 +300,7 @@ async def ask(
         except JetStreamRefused as error:
             if error.code == NO_STREAM:
                 raise CellsMissing from error
-            if error.code not in _AWAY:
+            if error.code not in AWAY:
                 raise
         except EngineGone:
             unanswered()

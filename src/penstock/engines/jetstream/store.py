@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.engines.jetstream.cells import CellsMissing, api, ask
+from penstock.engines.jetstream.cells import AWAY, CellsMissing, api, ask
 from penstock.engines.jetstream.connection import (
     ELECTING_SECONDS,
     REQUEST_SECONDS,
@@ -268,7 +268,9 @@ async def _create(connection: NatsConnection, name: str, config: dict[str, Any])
         except JetStreamRefused as refused:
             if refused.code == _EXISTS:
                 return await ask(connection, f"STREAM.INFO.{name}", patience=ELECTING_SECONDS)  # another was quicker
-            if refused.code != _NO_PEERS or time.monotonic() - begun > PLACING_SECONDS:
+            placing = refused.code == _NO_PEERS
+            patience = PLACING_SECONDS if placing else ELECTING_SECONDS if refused.code in AWAY else 0.0
+            if time.monotonic() - begun > patience:
                 gone = EngineGone(f"JetStream does not make {name}: {refused.description}")
                 gone.remedy = "Give the cluster enough servers with JetStream, or set log.replicas to fewer."
                 raise gone from refused
