@@ -62,6 +62,8 @@ def chromium() -> Iterator[Browser]:
         yield browser
     finally:
         for context in browser.contexts:
+            for page in context.pages:
+                page.unroute_all(behavior="wait")  # a handler that goes on would fail in the next test
             context.close()
 
 
