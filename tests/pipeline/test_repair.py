@@ -13,8 +13,8 @@ import pytest
 
 from penstock.errors import InputInvalid
 from penstock.iceberg.files import read_batches, write_file
-from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import AFTER_COMMIT, POINTS, Faults, TableChange, Turn
+from penstock.pipeline.client import PipelineClient, RecordChanged
+from penstock.pipeline.commit import AFTER_COMMIT, BEFORE_COMMIT, POINTS, Faults, TableChange, Turn
 from penstock.pipeline.jobs import BEGIN, compact, repair
 from penstock.pipeline.lake import Lake, open_lake
 from penstock.testing import RunningServer, start_server
@@ -193,3 +193,31 @@ def test_a_table_that_cannot_be_made_again_whole_says_which_ids_are_lost(
     assert seen(client, lake) == {id: body for id, body in whole.items() if id > lost}
     assert client.get(BEGIN).value == {"after": lost}
     assert fix(client, lake).exit_code == 0
+
+
+class OvertakenAt(Faults):
+    """Another driver takes the record at a point, the first time that it is come to."""
+
+    def __init__(self, client: PipelineClient, lake: Lake, point: str) -> None:
+        self._taken = [lambda: Turn(client, open_lake(lake.place), "events").end()]
+        self._point = point
+
+    def at(self, point: str) -> None:
+        if point == self._point and self._taken:
+            self._taken.pop()()
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: files that were there are its own"])
+def test_a_repair_that_was_overtaken_deletes_none_of_the_files_that_were_there(
+    trimmed: tuple[RunningServer, PipelineClient, Lake], monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    _, client, lake = trimmed
+    whole, first = seen(client, lake), path_of(client, lake, 0)
+    if sabotaged:
+        monkeypatch.setattr(repair, "TableChange", lambda table, added, found: TableChange(table, [*found, *added]))
+
+    with pytest.raises(RecordChanged):
+        fix(client, lake, OvertakenAt(client, lake, BEFORE_COMMIT), table="events")
+
+    assert first.exists() is not sabotaged
+    assert sabotaged or seen(client, lake) == whole

@@ -77,11 +77,12 @@ class TableChange:
     table: str
     added: Sequence[WrittenFile]
     removed: Sequence[str] = ()  # locations
+    found: Sequence[WrittenFile] = ()  # added as well, and not deleted if the turn is refused: they were there before
     forget: bool = False  # keep no snapshot from before it
     reshaped: bool = False  # commit it also without files: readers are to see the table, or its new columns
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.reshaped)
+        return bool(self.added or self.found or self.removed or self.reshaped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class Turn:
         self._faults.at(AFTER_FILES)
         store = self._lake.store
         try:
-            store.sync([store.relative(one.location) for change in changes for one in change.added])
+            store.sync([store.relative(one.location) for change in changes for one in (*change.found, *change.added)])
             wanted = [change for change in changes if change or self._anew]
             prepared = {change.table: self._prepared(change) for change in wanted}
         except FileNotFoundError:
@@ -257,10 +258,10 @@ class Turn:
         self._store(tables={**self._record.tables, **pointers}, **moved)
 
     def _prepared(self, change: TableChange) -> Prepared:
-        table, now_ms = self.table(change.table), int(time.time() * 1000)
+        table, added, now_ms = self.table(change.table), [*change.found, *change.added], int(time.time() * 1000)
         if change.removed:
-            return table.replace(change.added, change.removed, now_ms=now_ms, forget=change.forget)
-        return table.append(change.added, now_ms=now_ms)
+            return table.replace(added, change.removed, now_ms=now_ms, forget=change.forget)
+        return table.append(added, now_ms=now_ms)
 
     def _discard(self, changes: Iterable[TableChange], prepared: Iterable[Prepared]) -> None:
         """Delete what this turn has written: it is certain that nobody will ever see it."""

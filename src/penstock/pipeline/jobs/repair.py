@@ -273,7 +273,7 @@ def _rebuild_events(place: Workplace, *, dry_run: bool) -> tuple[str, list[Canno
     found = [describe_file(place.lake.store, one.path) for one in left]
     slices = _slices(place, start, turn.done)
     copies = [CopySlice(place.client, place.lake.store, file_of("events", one), one.rows) for one in slices]
-    turn.replace([TableChange("events", [*found, *place.in_tasks(_run_task, copies)])], {})
+    turn.replace([TableChange("events", place.in_tasks(_run_task, copies), found=found)], {})
     turn.end()
     if lost and lost[0][0] == begin:
         _begin_later(place, lost[0][1])
