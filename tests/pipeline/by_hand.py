@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import pyarrow as pa
 from penstock.iceberg.files import read_batches
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn
-from penstock.pipeline.jobs import Workplace, archive
-from penstock.pipeline.lake import Lake, open_lake
+from penstock.pipeline.jobs import Workplace, archive, typed
+from penstock.pipeline.lake import Lake, open_lake, record_of
 from penstock.pipeline.lake_identity import bind
 from penstock.testing import RunningServer
 from tests.api.client import publish
@@ -69,12 +70,26 @@ class Crash(BaseException):
 
 
 class CrashAt(Faults):
-    def __init__(self, point: str) -> None:
-        self._point, self.reached = point, False
+    """At a point, the first time that it is come to, or after it was *passed* some times."""
+
+    def __init__(self, point: str, passed: int = 0) -> None:
+        self._point, self._left = point, passed + 1
 
     def at(self, point: str) -> None:
-        if point == self._point and not self.reached:
-            self.reached = True
+        self._left -= point == self._point
+        if point == self._point and self._left == 0:
+            raise Crash(point)
+
+
+class CrashAtPoint(Faults):
+    """At the *number*-th point that is come to, whichever it is."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def at(self, point: str) -> None:
+        self.left -= 1
+        if self.left == 0:
             raise Crash(point)
 
 
@@ -102,9 +117,57 @@ def with_three_files(server: RunningServer, lake: Lake) -> PipelineClient:
     return client
 
 
-def path_of(client: PipelineClient, lake: Lake, number: int) -> Path:
-    """A data file of `events`, by its number, as the server's record names it."""
-    return Path(make_here(client, open_lake(lake.place)).files("events")[number].location.removeprefix("file://"))
+SHOP = "/shop"
+ORDERS = "orders"
+
+
+def declare_orders(client: PipelineClient, stream: str = SHOP) -> str:
+    """Declare a typed table of the shop, or of another stream; its key."""
+    body = json.dumps({"streams": stream, "columns": {"item": "string"}}).encode()
+    client.call("PUT", f"/v1/lake/tables/{ORDERS}", body=body)
+    return next(one.key for one in client.typed_tables() if one.name == ORDERS)
+
+
+def order(client: PipelineClient, item: str) -> list[int]:
+    """Publish an order that fits the table, and one that does not; their ids."""
+    bodies = (json.dumps({"item": item}).encode(), b"no JSON")
+    return [client.call("POST", "/v1/publish", {"stream": SHOP}, body)["id"] for body in bodies]
+
+
+def with_orders(client: PipelineClient, lake: Lake) -> str:
+    """Make the rows of a typed table in two turns; its key."""
+    key = declare_orders(client)
+    for item in ("tea", "jam"):
+        order(client, item)
+        archive_turn(client, lake)
+        typed.run(make_here(client, lake), {})
+    return key
+
+
+def stored(client: PipelineClient, lake: Lake, table: str) -> list[dict[str, Any]]:
+    """The rows of a table, with a look that has nothing in memory."""
+    fresh = open_lake(lake.place)
+    files = fresh.files(table, client.get(f"lake/{record_of(table)}").value)
+    return [row for one in files for batch in read_batches(fresh.store, one.location) for row in batch.to_pylist()]
+
+
+def orders_in(client: PipelineClient, lake: Lake, key: str) -> tuple[list[tuple[int, str]], list[int]]:
+    """The rows of the typed table, and the ids of what does not fit it."""
+    misfits = [one["entry"] for one in stored(client, lake, "unreadable") if one["typed_table"] == ORDERS]
+    return sorted((one["id"], one["item"]) for one in stored(client, lake, key)), sorted(misfits)
+
+
+def orders_logged(client: PipelineClient) -> tuple[list[tuple[int, str]], list[int]]:
+    """What `orders_in` is to say, by the log."""
+    entries = [one for one in exported(client, 0, client.newest()).to_pylist() if one["stream"] == SHOP]
+    data = [(one["id"], one["body"]) for one in entries if one["kind"] == "data"]
+    fitting = [(id, json.loads(body)["item"]) for id, body in data if body != b"no JSON"]
+    return fitting, [id for id, body in data if body == b"no JSON"]
+
+
+def path_of(client: PipelineClient, lake: Lake, number: int, table: str = "events") -> Path:
+    """A data file of a table, by its number, as the server's record names it."""
+    return Path(make_here(client, open_lake(lake.place)).files(table)[number].location.removeprefix("file://"))
 
 
 def run_pipeline(client: PipelineClient, *arguments: str) -> subprocess.CompletedProcess[str]:

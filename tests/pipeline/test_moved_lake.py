@@ -9,13 +9,15 @@ import pytest
 from pyiceberg.table import StaticTable
 
 from penstock.iceberg import relocating
+from penstock.pipeline import moved_lake
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_COMMIT, AFTER_UNLINK, BEFORE_COMMIT
-from penstock.pipeline.jobs import compact
+from penstock.pipeline.jobs import compact, erase, typed
 from penstock.pipeline.lake import Lake, LakeHole, open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.moved_lake import adopt
 from penstock.testing import RunningServer
+from penstock.wire.lake import RECORDS
 from tests.pipeline.by_hand import (
     Crash,
     CrashAt,
@@ -23,13 +25,18 @@ from tests.pipeline.by_hand import (
     equals_the_log,
     logged,
     make_here,
+    orders_in,
+    orders_logged,
     path_of,
     run_pipeline,
     unnamed,
+    with_orders,
     with_three_files,
 )
+from tests.pipeline.test_erase import _holds
 
-CUT_OFF_AT = (BEFORE_COMMIT, AFTER_COMMIT, AFTER_UNLINK)
+CUT_OFF_AT = ((BEFORE_COMMIT, 0), (AFTER_COMMIT, 2), (AFTER_UNLINK, 0), (BEFORE_COMMIT, 4))
+"""Points, and how often they were passed: with `events`, with `ledger`, and with the typed table."""
 
 
 @pytest.fixture
@@ -57,8 +64,9 @@ def snapshots(client: PipelineClient, lake: Lake) -> list[int]:
 
 
 def test_a_lake_that_was_moved_is_adopted_wherever_it_was_cut_off(client: PipelineClient, lake: Lake) -> None:
-    was, known = lake, snapshots(client, lake)
-    for number, point in enumerate(CUT_OFF_AT):
+    key, was = with_orders(client, lake), lake
+    known, orders = snapshots(client, lake), orders_logged(client)
+    for number, (point, passed) in enumerate(CUT_OFF_AT):
         now = move(was, f"place-{number}-of-{lake.place.rpartition('/')[2]}")
         with pytest.raises(LakeMismatch, match="was moved") as refused:
             bind(client, open_lake(now.place))
@@ -68,11 +76,12 @@ def test_a_lake_that_was_moved_is_adopted_wherever_it_was_cut_off(client: Pipeli
         assert client.list("lake/") == records
 
         with pytest.raises(Crash):
-            adopt(client, now, was.place, quiet, faults=CrashAt(point))
+            adopt(client, now, was.place, quiet, faults=CrashAt(point, passed))
         assert adopt(client, now, was.place, quiet).exit_code == 0
 
         assert equals_the_log(client, now)
         assert snapshots(client, now) == known
+        assert orders_in(client, now, key) == orders
         was = now
     with pytest.raises(LakeMismatch):
         bind(client, open_lake(lake.place))
@@ -82,9 +91,46 @@ def test_a_lake_that_was_moved_is_adopted_wherever_it_was_cut_off(client: Pipeli
     compact.run(make_here(client, was), {})
     assert equals_the_log(client, was)
     assert unnamed(client, was) == set()
+    # and what is erased afterwards goes from the typed table, too
+    secret, erased = b"tea", orders[0][0][0]
+    assert {path.split("/")[2] for path in having(was, key, secret)} == {"data", "metadata"}
+    client.call("POST", "/v1/log/erase", body=json.dumps({"ids": [erased]}).encode())
+    archive_turn(client, was)
+    assert erase.run(make_here(client, was), {}).data["typed"] == 1
+    typed.run(make_here(client, was), {})
+    assert (having(was, key, secret), orders_in(client, was, key)) == ([], (orders[0][1:], orders[1]))
     if was.store.is_local:
         rows = StaticTable.from_metadata(client.get("lake/events").value["tables"]["events"]).scan().to_arrow()
         assert rows.num_rows == len(logged(client))
+
+
+def having(lake: Lake, table: str, secret: bytes) -> list[str]:
+    """Files of a table that have *secret*."""
+    return [one.path for one in lake.store.list(table) if _holds(lake.store.read(one.path), [secret])]
+
+
+@pytest.mark.parametrize("lake", ["folder"], indirect=True)
+def test_a_typed_table_comes_along_unless_it_was_deleted(
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, moved = with_orders(client, lake), move(lake, "moved")
+    with monkeypatch.context() as sabotage:
+        sabotage.setattr(moved_lake, "record_names", lambda _: list(RECORDS))
+        with pytest.raises(LakeMismatch, match="was moved"):
+            adopt(client, moved, lake.place, quiet)
+    assert "files of orders are named" in adopt(client, moved, lake.place, quiet).words
+    # Given that its removal was cut off, when its files were gone and its record was not
+    client.call("DELETE", "/v1/lake/tables/orders")
+    moved.store.delete([one.path for one in moved.store.list(key)])
+    now = move(moved, "now")
+
+    adopt(client, now, moved.place, quiet)
+
+    bind(client, now)
+    archive_turn(client, now)
+    assert "orders removed" in typed.run(make_here(client, now), {}).words
+    assert client.get(f"lake/{key}").version == 0
+    assert equals_the_log(client, now)
 
 
 @pytest.mark.parametrize("lake", ["folder"], indirect=True)

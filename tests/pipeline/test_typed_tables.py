@@ -28,8 +28,8 @@ from penstock.wire.typed_tables import TypedTable
 from tests.api.client import ask, publish
 from tests.api.lake_rig import server_with_lake
 from tests.lake_readers import DuckDb, by_polars, by_pyiceberg, open_catalog, sorted_rows, start_duckdb
-from tests.pipeline.by_hand import archive_turn, make_here
-from tests.pipeline.test_erase import Crash, _holds
+from tests.pipeline.by_hand import Crash, CrashAtPoint, archive_turn, make_here
+from tests.pipeline.test_erase import _holds
 
 _numbers = count(1)
 COLUMNS = {"item": "string", "price": "decimal(10,2)", "pieces": "int"}
@@ -210,18 +210,6 @@ def test_files_without_the_streams_of_a_table_are_not_opened() -> None:
 
 
 # ── cut off, overtaken ─────────────────────────────────────────────────────────────────────────────
-
-
-class CrashAtPoint(Faults):
-    """As if the process had ended at the *number*-th point that it comes to."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    def at(self, point: str) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Crash(point)
 
 
 def crash_everywhere(world: World) -> tuple[list[int], list[int]]:

@@ -15,7 +15,7 @@ from penstock.iceberg.sql import ask as ask_sql
 from penstock.pipeline import old_lake
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_COMMIT, BEFORE_COMMIT, Faults
-from penstock.pipeline.jobs import Workplace, archive, audit, compact, ledger, rollup
+from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, ledger, rollup, typed
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.old_lake import FOLDED, migrate
@@ -23,25 +23,13 @@ from penstock.testing import RunningServer, start_s3, start_server
 from penstock.wire.lake import RECORDS
 from penstock.wire.ledger import RANKS
 from tests.api.client import ask
-from tests.pipeline.by_hand import Crash
+from tests.pipeline.by_hand import Crash, CrashAt, declare_orders, orders_in
 from tests.pipeline.earlier import hashes, old_rows, unpack
 from tests.pipeline.test_catalog import READERS, read_by_all
 from tests.spark.filling import archived
 
 WHAT = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
 Rows = list[dict[str, Any]]
-
-
-class CrashAtEach(Faults):
-    """Ends the process, as it were, at a point of the turn that comes after some others."""
-
-    def __init__(self, point: str, passed: int) -> None:
-        self._point, self._passed = point, passed
-
-    def at(self, point: str) -> None:
-        self._passed -= point == self._point
-        if self._passed < 0:
-            raise Crash(point)
 
 
 @pytest.fixture
@@ -120,7 +108,7 @@ def test_an_old_lake_is_taken_over_wherever_it_was_cut_off_and_goes_on(
     # Given runs that are cut off: before `events` is moved, and after `ledger` is
     for point, passed in ((BEFORE_COMMIT, 0), (AFTER_COMMIT, 2)):
         with pytest.raises(Crash):
-            migrate(place_of(spark, server, new, CrashAtEach(point, passed)), old)
+            migrate(place_of(spark, server, new, CrashAt(point, passed)), old)
 
     migrate(place_of(spark, server, new), old)
 
@@ -146,6 +134,19 @@ def test_an_old_lake_is_taken_over_wherever_it_was_cut_off_and_goes_on(
     assert archived(client, new)["id"].to_pylist() == ids
     findings = audit.run(place, {}).data["findings"]
     assert [one for one in findings if one["check"] in ("files", "events", "heads", "ledger")] == []
+    # and a typed table gets the history, and loses what is erased
+    key = declare_orders(client, "/orders")
+    misfits = [row["id"] for row in archived(client, new).to_pylist() if is_order(row)]
+    tea = client.call("POST", "/v1/publish", {"stream": "/orders"}, b'{"item": "tea"}')["id"]
+    for job in (archive, ledger, typed):
+        job.run(place, {})
+    assert orders_in(client, place.lake, key) == ([(tea, "tea")], misfits)
+    assert erase.run(place, {"ids": f"{misfits[0]},{tea}"}).data["typed"] == 1
+    assert orders_in(client, place.lake, key)[0] == []
+
+
+def is_order(row: dict[str, Any]) -> bool:
+    return row["stream"] == "/orders" and row["kind"] == "data"
 
 
 @pytest.mark.parametrize("served", ["folder"], indirect=True)

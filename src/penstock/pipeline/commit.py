@@ -30,7 +30,7 @@ from penstock.iceberg.files import WrittenFile
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
-from penstock.wire.lake import tables_of
+from penstock.wire.lake import RECORDS, TYPED, tables_of
 
 if TYPE_CHECKING:  # Spark's workers import this module, and have no pyiceberg
     from penstock.iceberg.tables import Prepared, Table
@@ -286,6 +286,11 @@ class Turn:
                     raise
                 version = kept.version
             self._record, self._version = wanted, version
+
+
+def record_names(client: PipelineClient) -> list[str]:
+    """The names of all records that point at tables, those of typed tables last."""
+    return [*RECORDS, *(key.removeprefix("lake/") for key in client.list(f"lake/{TYPED}"))]
 
 
 def watermark(client: PipelineClient, name: str) -> int:

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from penstock.errors import ConfigInvalid
 from penstock.pipeline.client import PipelineClient, StoredRecord
+from penstock.pipeline.commit import record_names
 from penstock.pipeline.jobs import BEGIN
 from penstock.pipeline.lake import Lake, LakeHole
 from penstock.wire.columns import TABLES
-from penstock.wire.lake import RECORDS, TYPED, is_own_epoch, parse_location, tables_of
+from penstock.wire.lake import TYPED, is_own_epoch, parse_location, tables_of
 
 MARK: Final = "lake.json"
 RECORD: Final = "lake/id"
@@ -94,7 +95,7 @@ def _may_begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: 
 def _begin(client: PipelineClient, lake: Lake, record: StoredRecord, epoch: ServerEpoch) -> None:
     id = record.value.get("id") if epoch.is_own(record.value.get("epoch", "")) else None
     if record.version and id is None:  # a lake of another history: its watermarks say nothing of this one
-        for key in (*(f"lake/{name}" for name in RECORDS), *client.list(f"lake/{TYPED}"), BEGIN):
+        for key in (*(f"lake/{name}" for name in record_names(client)), BEGIN):
             client.delete(key)
     value = {"id": id or uuid.uuid4().hex, "path": lake.place, "epoch": epoch.epoch}
     client.put(RECORD, value, expect=record.version)
@@ -106,8 +107,7 @@ def _check_history(
 ) -> None:
     """Refuse a lake with ids that this log has not given, or has given to other entries."""
     goes_on = (mark.get("epoch"), record.value.get("epoch")) == (epoch.epoch, epoch.epoch)
-    typed = [key.removeprefix("lake/") for key in client.list(f"lake/{TYPED}")]
-    for name in (*RECORDS, *typed):
+    for name in record_names(client):
         tables, known = tables_of(name), client.get(f"lake/{name}").value
         away = any(not is_here(lake, table, location) for table, location in known.get("tables", {}).items())
         if any(one.path.startswith(f"{table}/day=") for table in tables for one in lake.store.list(table)):

@@ -1,8 +1,8 @@
 """Adopts a moved lake. Its tables name their files by whole addresses, at the place where they were.
 
-Of each record, the metadata of its tables is written again with the addresses of today, beside what is there; then one
-compare-and-set points at it. Cut off anywhere, it is run again: tables that are named rightly are left as they are, and
-what an earlier run has written and nothing names is swept by a later compaction.
+Of each record, also those of typed tables, the metadata of its tables is written again with the addresses of today,
+beside what is there; then one compare-and-set points at it. Cut off anywhere, it is run again: tables that are named
+rightly are left as they are, and what an earlier run has written and nothing names is swept by a later compaction.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from penstock.iceberg.store import store_url
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import Faults, Turn
+from penstock.pipeline.commit import Faults, Turn, record_names
 from penstock.pipeline.jobs import JobOutcome
 from penstock.pipeline.lake import Lake, LakeHole
 from penstock.pipeline.lake_identity import LakeMismatch, bind, claim, is_here, settle
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake import TYPED, shown_name
 
 if TYPE_CHECKING:  # Spark's workers have this module, and no pyiceberg
     from penstock.iceberg.tables import Prepared
@@ -31,22 +31,33 @@ def adopt(
     claim(client, lake)
     former, files = store_url(before), 0
     tables: list[str] = []
-    for name in RECORDS:
+    declared = {table.key for table in client.typed_tables()}
+    for name in record_names(client):
         wanted = _moved_tables(lake, former, client.get(f"lake/{name}").value.get("tables", {}))
+        if wanted and name.startswith(TYPED) and name not in declared:
+            _forget_tables(client, name, dry_run=dry_run)
+            continue
         for table, location in wanted.items():
             found = _check_files(lake, former, table, location)
             files += found
-            say(f"{table}: {found:,} files are all there")
+            say(f"{shown_name(table)}: {found:,} files are all there")
         if wanted and not dry_run:
             _point_here(client, lake, name, former, faults)
-            say(f"{', '.join(wanted)}: named at {lake.place}")
-        tables += wanted
+            say(f"{', '.join(map(shown_name, wanted))}: named at {lake.place}")
+        tables += map(shown_name, wanted)
     if not dry_run:
         settle(client, lake)
         bind(client, lake)
     done = "would be named" if dry_run else "are named"
     words = f"repair: {files:,} files of {', '.join(tables) or 'no table'} {done} at {lake.place} instead of {before}"
     return JobOutcome(words, {"tables": tables, "files": files, "dry_run": dry_run})
+
+
+def _forget_tables(client: PipelineClient, name: str, *, dry_run: bool) -> None:
+    """Let a typed table that was deleted have no files: some may be gone, and the next `typed` removes what is left."""
+    kept = client.get(f"lake/{name}")
+    if not dry_run:
+        client.put(f"lake/{name}", {**kept.value, "tables": {}}, expect=kept.version)
 
 
 def _moved_tables(lake: Lake, former: str, pointers: Mapping[str, str]) -> dict[str, str]:

@@ -17,11 +17,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.errors import InputInvalid, NotFound
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import Faults, Intent, Turn
+from penstock.pipeline.commit import Faults, Intent, Turn, record_names
 from penstock.pipeline.lake import Lake, columns_in, covering, record_of
 from penstock.pipeline.writing import ReadFiles
 from penstock.wire.columns import TABLES, Column, ddl
-from penstock.wire.lake import RECORDS, TYPED
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -66,9 +65,8 @@ class Workplace:
         return TABLES.get(table) or tuple(columns_in(table, self.client.get(f"lake/{table}").value))
 
     def records(self) -> list[str]:
-        """The names of all records that point at tables, those of typed tables last."""
-        there = [name for name in RECORDS if self.client.get(f"lake/{name}").version]
-        return there + [key.removeprefix("lake/") for key in self.client.list(f"lake/{TYPED}")]
+        """The names of the records that are there, those of typed tables last."""
+        return [name for name in record_names(self.client) if self.client.get(f"lake/{name}").version]
 
     def events_in(self, after: int, upto: int) -> list[PlannedFile]:
         """The files of `events` with the ids in (after, upto]; `LakeHole` if some of those are in none."""
