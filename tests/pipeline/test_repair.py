@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock.errors import InputInvalid
 from penstock.iceberg.files import read_batches, write_file
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import AFTER_COMMIT, BEFORE_COMMIT, POINTS, Faults, TableChange, Turn
-from penstock.pipeline.jobs import BEGIN, compact, repair
+from penstock.pipeline.jobs import BEGIN, compact, erase, repair, typed
 from penstock.pipeline.lake import Lake, open_lake
 from penstock.testing import RunningServer, start_server
 from tests.api.client import ask
@@ -23,12 +24,19 @@ from tests.api.lake_rig import trim
 from tests.pipeline.by_hand import (
     Crash,
     CrashAt,
+    CrashAtPoint,
+    archive_turn,
     archived,
+    declare_orders,
     equals_the_log,
     logged,
     make_here,
+    order,
+    orders_in,
+    orders_logged,
     path_of,
     unnamed,
+    with_orders,
     with_three_files,
 )
 
@@ -123,6 +131,7 @@ def test_ids_and_times_that_cannot_be_meant_are_refused(shared_server: RunningSe
     place = make_here(PipelineClient(shared_server.url, shared_server.admin_token), lake)
     for options in (
         {"table": "orders"},
+        {"table": "orders", "from": "1"},
         {"table": "ledger", "from": "1"},
         {"table": "events", "from": "-1"},
         {"table": "events", "from": "9" * 400},
@@ -221,3 +230,119 @@ def test_a_repair_that_was_overtaken_deletes_none_of_the_files_that_were_there(
 
     assert first.exists() is not sabotaged
     assert sabotaged or seen(client, lake) == whole
+
+
+# ── typed tables ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("lake", ["folder"], indirect=True)
+def test_a_typed_table_is_made_again_wherever_it_was_cut_off(client: PipelineClient, lake: Lake) -> None:
+    key = with_orders(client, lake)
+    rows, misfits = orders_logged(client)
+    assert (len(rows), orders_in(client, lake, key)) == (2, (rows, misfits))
+    for number in count(1):
+        # Given a typed table that has lost its metadata, or a data file
+        if number % 2:
+            shutil.rmtree(Path(lake.place, key, "metadata"))
+        else:
+            path_of(client, lake, 0, key).unlink()
+        told = fix(client, lake, dry_run="").words
+        assert f"orders from events: {'the metadata' if number % 2 else '1 data files are gone'}" in told
+        # When its repair is cut off, and run again
+        faults = CrashAtPoint(number)
+        try:
+            fix(client, lake, faults)
+        except Crash:
+            fix(client, lake)
+        # Then it has its rows, and what does not fit is told once
+        assert orders_in(client, lake, key) == (rows, misfits), number
+        if faults.left > 0:
+            break
+    assert number > len(CUT_OFF_AT) * 4, "two commits, each with the end of its turn"
+    assert "nothing is lost" in fix(client, lake).words
+    order(client, "pot")
+    archive_turn(client, lake)
+    typed.run(make_here(client, lake), {})
+    assert orders_in(client, lake, key) == orders_logged(client)
+
+
+@pytest.mark.parametrize(
+    ("lake", "sabotaged"),
+    [("s3", False), ("folder", True)],
+    indirect=["lake"],
+    ids=["honest", "sabotage: what was told before stays"],
+)
+def test_a_typed_table_whose_turn_was_cut_off_is_made_again_and_goes_on(
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    # Given a turn that has told what does not fit, and has not come to its rows
+    key = with_orders(client, lake)
+    order(client, "pot")
+    archive_turn(client, lake)
+    with pytest.raises(Crash):
+        typed.run(make_here(client, lake, CrashAt(AFTER_COMMIT)), {})
+    if sabotaged:
+        monkeypatch.setattr(typed, "_without", lambda *_: TableChange("unreadable", ()))
+    # When the table is made again before that turn is redone
+    assert "2 rows up to id" in fix(client, lake, table="orders").words
+    typed.run(make_here(client, open_lake(lake.place)), {})
+    # Then nothing is told twice
+    assert orders_in(client, lake, key)[0] == orders_logged(client)[0]
+    assert (orders_in(client, lake, key) == orders_logged(client)) is not sabotaged
+
+
+@pytest.mark.parametrize("lake", ["folder"], indirect=True)
+def test_a_range_that_is_archived_again_leaves_typed_rows_and_says_how_they_are_made_again(
+    client: PipelineClient, lake: Lake
+) -> None:
+    order(client, "tea")
+    archive_turn(client, lake)
+    spoil(client, lake)
+    key = declare_orders(client)
+    assert "nothing was ever written to orders" in refused(client, lake, table="orders")
+    typed.run(make_here(client, lake), {})
+    assert orders_in(client, lake, key)[0] == []
+
+    told = fix(client, lake, table="events", **{"from": "1"}).words
+
+    assert told.endswith("typed tables stay as they are: if bodies were wrong, run 'repair --table orders'")
+    assert orders_in(client, lake, key)[0] == []
+    assert fix(client, lake, table="orders").exit_code == 0
+    assert orders_in(client, lake, key) == orders_logged(client)
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: the table alone says what is erased"])
+def test_what_came_back_from_a_backup_is_erased_from_a_typed_table_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    if sabotaged:
+        monkeypatch.setattr(typed, "_erased_in_both", lambda _, memory: memory.get("erased", 0))
+    lake = open_lake(tmp_path / "lake")
+    with start_server(tmp_path / "data", lake_url=tmp_path / "lake") as server:
+        client = with_three_files(server, lake)
+        key, whole = with_orders(client, lake), orders_logged(client)
+        backup = path_of(client, lake, 3)  # has the first order
+        kept = backup.read_bytes()
+        # Given an order that was erased, and whose file comes back when the log has it no more
+        client.call("POST", "/v1/log/erase", body=json.dumps({"ids": [whole[0][0][0]]}).encode())
+        archive_turn(client, lake)
+        erase.run(make_here(client, lake), {})
+        assert orders_in(client, lake, key) == (whole[0][1:], whole[1])
+        assert trim(server, upto=make_here(client, lake).files("events")[3].file.hi, apply=True).status == 200
+        path_of(client, lake, 3).unlink()
+        shutil.rmtree(Path(lake.place, "events", "metadata"))
+        backup.write_bytes(kept)
+        assert fix(client, lake).exit_code == 0
+        # and a typed table that is made again from it
+        fix(client, lake, table="orders")
+        assert orders_in(client, lake, key) == whole
+
+        erase.run(make_here(client, open_lake(lake.place)), {})
+
+        assert (orders_in(client, lake, key) == (whole[0][1:], whole[1])) is not sabotaged
+
+
+def refused(client: PipelineClient, lake: Lake, **options: str) -> str:
+    with pytest.raises(repair.CannotRepair) as said:
+        fix(client, lake, **options)
+    return str(said.value)

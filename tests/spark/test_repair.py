@@ -9,31 +9,40 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.commit import AFTER_FILES, BEFORE_COMMIT, Turn
-from penstock.pipeline.jobs import Workplace, archive, compact, ledger, repair, rollup
+from penstock.pipeline.commit import AFTER_COMMIT, AFTER_FILES, BEFORE_COMMIT, TableChange, Turn
+from penstock.pipeline.jobs import Workplace, archive, compact, ledger, repair, rollup, typed
 from penstock.pipeline.lake import LakeHole, open_lake
-from penstock.testing import start_server, wait_until
+from penstock.testing import wait_until
 from penstock.wire.lake import RECORDS
-from tests.pipeline.by_hand import Crash, CrashAt
+from tests.bystander.sabotaged import start_sabotaged
+from tests.bystander.test_system_streams import grants_alone_decide
+from tests.pipeline.by_hand import Crash, CrashAt, declare_orders, order, orders_in, orders_logged, stored
 from tests.spark.conftest import make_place
 from tests.spark.filling import archived, publish
 from tests.spark.test_jobs import recorded, tail
 
 DERIVED = (*RECORDS["ledger"], *RECORDS["rollup"])
+JOBS = (archive, ledger, typed, rollup)
 
 
 @pytest.fixture(scope="module")
 def place(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    """A lake with deliveries of several turns."""
+    """A lake with deliveries of several turns, a typed table, and entries that cannot be read.
+
+    The server is of the time when others could write into the streams of the system.
+    """
     folder = tmp_path_factory.mktemp("repair")
-    with start_server(folder / "data") as server:
+    with start_sabotaged(folder / "data", grants_alone_decide) as server:
         made = make_place(spark, server, folder / "lake")
+        declare_orders(made.client)
         for turn in range(2):
             publish(made.client, "/orders", [b"%d" % turn])
             last = made.client.call("POST", "/v1/publish", {"stream": "/orders"}, b"last")["id"]
             tail(made, "/orders", "alice", 2 * turn + 2)
             wait_until(lambda entry=last: recorded(made, entry, "alice"))
-            for job in (archive, ledger, rollup):
+            made.client.call("POST", "/v1/publish", {"stream": "/_ledger"}, b"garbage")
+            order(made.client, str(turn))
+            for job in JOBS:
                 job.run(made, {})
         yield made
 
@@ -45,6 +54,11 @@ def rows_of(place: Workplace) -> dict[str, list[str]]:
         for table in DERIVED
         if table in place.client.get(f"lake/{'ledger' if table in RECORDS['ledger'] else 'rollup'}").value["tables"]
     }
+
+
+def key_of(place: Workplace) -> str:
+    """The typed table's."""
+    return place.client.typed_tables()[0].key
 
 
 def fresh(place: Workplace, faults: CrashAt | None = None) -> Workplace:
@@ -60,7 +74,8 @@ def lose(place: Workplace, table: str, part: str) -> None:
 
 def test_tables_that_were_lost_are_made_again_wherever_it_was_cut_off(place: Workplace) -> None:
     whole = rows_of(place)
-    assert {"ledger", "deliveries", "rollup_hourly", "activity"} <= {table for table, rows in whole.items() if rows}
+    assert {*DERIVED} - {"positions"} <= {table for table, rows in whole.items() if rows}
+    assert orders_in(place.client, place.lake, key_of(place)) == orders_logged(place.client)
     for point, (table, part) in zip(
         (AFTER_FILES, BEFORE_COMMIT), (("deliveries", "metadata"), ("rollup_hourly", "data")), strict=True
     ):
@@ -93,3 +108,41 @@ def test_sabotage_a_repair_that_remembers_the_batches_of_before_takes_all_of_the
     monkeypatch.undo()
     repair.run(fresh(place), {"table": "ledger"})
     assert rows_of(place) == whole
+
+
+def test_what_typed_tables_have_told_is_told_again_where_unreadable_is_lost(place: Workplace) -> None:
+    client, lake, key = place.client, place.lake, key_of(place)
+    compact.run(fresh(place), {"all": ""})  # what was told, and what the system cannot read, are in one file
+    whole, garbage = rows_of(place), [one for one in stored(client, lake, "unreadable") if not one["typed_table"]]
+    assert repair.run(fresh(place), {"table": "unreadable"}).data["steps"] == 1
+    assert rows_of(place) == whole
+    # Given an `unreadable` that is lost, and a repair that is cut off when it has made the record's tables again
+    lose(place, "unreadable", "metadata")
+    with pytest.raises(Crash):
+        repair.run(fresh(place, CrashAt(AFTER_COMMIT)), {})
+    assert orders_in(client, lake, key) == (orders_logged(client)[0], [])
+    # When the jobs go on, and then the repair
+    order(client, "late")
+    for job in JOBS:
+        job.run(fresh(place), {})
+    assert len(orders_in(client, lake, key)[1]) == 1
+    told = repair.run(fresh(place), {})
+    # Then everything is told, once
+    assert "orders from events: unreadable has lost what does not fit it" in told.words
+    assert orders_in(client, lake, key) == orders_logged(client)
+    assert [one for one in stored(client, lake, "unreadable") if not one["typed_table"]] == garbage
+    assert "nothing is lost" in repair.run(fresh(place), {}).words
+
+
+def test_sabotage_a_repair_that_keeps_nothing_of_typed_tables_loses_what_they_have_told(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, lake, key = place.client, place.lake, key_of(place)
+    nothing = typed.ToldMisfits(TableChange("unreadable", ()), {})
+    monkeypatch.setattr(typed, "told_misfits", lambda *_: nothing)
+    repair.run(fresh(place), {"table": "ledger"})
+
+    assert orders_in(client, lake, key)[1] == []
+
+    repair.run(fresh(place), {"table": "orders"})
+    assert orders_in(client, lake, key) == orders_logged(client)

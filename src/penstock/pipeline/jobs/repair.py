@@ -3,9 +3,12 @@
     events                                       from the log; what was trimmed there, from data files that are left
     ledger, deliveries, positions, unreadable    from `events`, all four in one commit
     rollup_hourly, activity                      from `events` and `ledger`, both in one commit
+    a typed table                                from `events`; what does not fit is told anew in `unreadable`
+
+What typed tables have told in `unreadable` is kept when that is made again. Where it is lost, they are made again.
 
 Without options it looks at the metadata and the data files of every table, and makes again what is gone. Nobody sees
-anything of a repair before its one commit. Cut off anywhere, it is run again, with the same result. A lake that was
+anything of a repair before its commit. Cut off anywhere, it is run again, with the same result. A lake that was
 moved is not lost: `pipeline/moved_lake.py`.
 """
 
@@ -22,13 +25,13 @@ from penstock.errors import InputInvalid, OperatorError
 from penstock.iceberg.files import PlannedFile, WrittenFile, describe_file, read_batches
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Slice, TableChange, watermark
-from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, archive, ledger, rollup, say_progress
+from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, archive, ledger, rollup, say_progress, typed
 from penstock.pipeline.lake import RECORD_OF, Lake, LakeHole
 from penstock.pipeline.writing import CopyRows, CopySlice, file_of, rows_between
-from penstock.wire.lake import RECORDS, LakeFile, first_hole, parse_location
+from penstock.wire.lake import RECORDS, TYPED, LakeFile, first_hole, parse_location, shown_name, tables_of
 
 OPTIONS: Mapping[str, str] = {
-    "table": "make this table again, and those that are written with it; without it, whatever has lost files",
+    "table": "make this table again, a typed one too, and those written with it; without it, whatever has lost files",
     "from": "with --table events: archive again from this id on",
     "to": "… up to this id",
     "since": "instead of --from: what was published at or after this time, as 2026-11-15T12:00:00Z",
@@ -65,16 +68,21 @@ class RepairStep:
         """What it does, and why."""
         if self.upto:
             return f"events, ids {self.after + 1:,} to {self.upto:,}, from the log: {self.why}"
-        source = {"events": "the log", "ledger": "events", "rollup": "events and ledger"}[self.record]
-        return f"{', '.join(RECORDS[self.record])} from {source}: {self.why}"
+        source = {"events": "the log", "rollup": "events and ledger"}.get(self.record, "events")
+        return f"{_tables(self.record)} from {source}: {self.why}"
+
+
+def _tables(record: str) -> str:
+    return ", ".join(map(shown_name, tables_of(record)))
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     """Make again what is asked for, or what is gone."""
-    steps, dry_run = _steps(place, options), "dry-run" in options
+    steps, dry_run = 0, "dry-run" in options
     lines: list[str] = []
     failures: list[OperatorError] = []
-    for step in steps:
+    for step in _steps(place, options):  # each is looked for when those before it are done
+        steps += 1
         say_progress(f"repair: {step.words}")
         try:
             done, lost = _perform(place, step, dry_run=dry_run)
@@ -87,7 +95,7 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
         raise failures[0]
     lines += [f"not done: {error} [{error.code}] {error.remedy}" for error in failures]
     told = "\n".join(lines) or "nothing is lost: every table has its metadata and its data files"
-    data = {"steps": len(steps), "failed": len(failures), "dry_run": dry_run}
+    data = {"steps": steps, "failed": len(failures), "dry_run": dry_run}
     return JobOutcome(f"repair: {told}", data, exit_code=1 if failures else 0)
 
 
@@ -103,18 +111,26 @@ def _perform(place: Workplace, step: RepairStep, *, dry_run: bool) -> tuple[str,
 # ── what is to be done ─────────────────────────────────────────────────────────────────────────
 
 
-def _steps(place: Workplace, options: Mapping[str, str]) -> list[RepairStep]:
+def _steps(place: Workplace, options: Mapping[str, str]) -> Iterator[RepairStep]:
     table = options.get("table", "")
     if any(name in options for name in _RANGE):
         if table != "events":
             raise InputInvalid("--table", "is not events, and ids are those of events", remedy="Add --table events.")
         after, upto = _wanted_range(place, options)
-        return [RepairStep("events", "as asked for", after, upto)]
+        yield RepairStep("events", "as asked for", after, upto)
+        return
+    declared = {one.name: one.key for one in place.client.typed_tables()}
     if "table" not in options:
-        return [step for name in RECORDS for step in _damage(place, name)]
-    if table not in RECORD_OF:
-        raise InputInvalid("--table", f"{table[:40]!r} is none of {', '.join(RECORD_OF)}")
-    return [RepairStep(RECORD_OF[table], "as asked for")]
+        for name in (*RECORDS, *declared.values()):
+            yield from _damage(place, name)
+        return
+    names = RECORD_OF | declared
+    if table not in names:
+        raise InputInvalid("--table", f"{table[:40]!r} is none of {', '.join(names)}")
+    yield RepairStep(names[table], "as asked for")
+    for name in declared.values():
+        if name != names[table]:
+            yield from _untold(place, name)
 
 
 def _wanted_range(place: Workplace, options: Mapping[str, str]) -> tuple[int, int]:
@@ -150,13 +166,21 @@ def _damage(place: Workplace, name: str) -> Iterator[RepairStep]:
         try:
             gone += _gone_files(fresh, table, record)
         except Exception as error:  # noqa: BLE001 - what the library stumbles over in a damaged file is its own affair
-            yield RepairStep(name, f"the metadata of {table} cannot be read: {error}"[:300])
+            yield RepairStep(name, f"the metadata of {shown_name(table)} cannot be read: {error}"[:300])
             return
-    if gone and name != "events":
+    if not gone:
+        yield from _untold(place, name)
+    elif name != "events":
         yield RepairStep(name, f"{len(gone):,} data files are gone, {gone[0].location} among them")
-    elif gone:
+    else:
         for after, upto in _joined_ranges(gone):
             yield RepairStep(name, "its data file is gone", after, upto)
+
+
+def _untold(place: Workplace, name: str) -> Iterator[RepairStep]:
+    """What is to be done where `unreadable` has lost what a typed table had told."""
+    if name in place.client.get("lake/ledger").value.get("memory", {}).get(typed.UNTOLD, ()):
+        yield RepairStep(name, "unreadable has lost what does not fit it")
 
 
 def _gone_files(lake: Lake, table: str, record: Mapping[str, Any]) -> list[PlannedFile]:
@@ -203,7 +227,14 @@ def _archive_again(place: Workplace, after: int, upto: int, *, dry_run: bool) ->
     added = place.in_tasks(_run_task, tasks)
     turn.replace([TableChange("events", added, [one.location for one in touched])])
     turn.end()
-    return f"{rows:,} rows archived again"
+    return f"{rows:,} rows archived again{_advice(place, after)}"
+
+
+def _advice(place: Workplace, after: int) -> str:
+    """What to do about typed tables that have rows of ids after this one. Mostly nothing: an entry never changes."""
+    having = [one.name for one in place.client.typed_tables() if watermark(place.client, one.key) > after]
+    named = " and ".join(f"'repair --table {name}'" for name in having)
+    return f"; typed tables stay as they are: if bodies were wrong, run {named}" if having else ""
 
 
 def _slices(place: Workplace, after: int, upto: int) -> list[Slice]:
@@ -316,14 +347,23 @@ def _rebuild(place: Workplace, name: str, *, dry_run: bool) -> str:
     """The tables of a record from `events`, as their job makes them, in one turn."""
     done = watermark(place.client, name)
     if not done:
-        raise CannotRepair(f"nothing was ever written to {', '.join(RECORDS[name])}", "Run the jobs first.")
+        raise CannotRepair(f"nothing was ever written to {_tables(name)}", "Run the jobs first.")
     if dry_run:
         return f"all ids up to {done:,} of {len(place.events_in(0, done)):,} files would be read"
+    if name.startswith(TYPED):
+        rows, upto = typed.make_again(place, name)
+        return f"{rows:,} rows up to id {upto:,}"
     turn = place.turn(name)
+    told = typed.told_misfits(place, turn) if name == "ledger" else None
     turn.start_anew()
     changes, memory = _JOBS[name].changes_of(place, turn, ledger.plan_from_lake(place, 0, turn.done))
     made = {change.table: change for change in changes if change}
     empty = {table: TableChange(table, ()) for table in turn.tables}  # one that has no rows was there all the same
+    if told:
+        own = made.get("unreadable", TableChange("unreadable", ()))
+        both = replace(told.change, added=[*own.added, *told.change.added])
+        made |= {"unreadable": both} if both else {}
+        memory = {**memory, **told.memory}
     turn.replace((empty | made).values(), memory)
     turn.end()
     rows = sum(one.rows for change in changes for one in change.added)
