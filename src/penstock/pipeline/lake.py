@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 SCHEMAS: Final = {name: ddl(columns) for name, columns in TABLES.items()}
 """As Spark wants them."""
 
-EVENTS, LEDGER, DELIVERIES = SCHEMAS["events"], SCHEMAS["ledger"], SCHEMAS["deliveries"]
-POSITIONS, ACTIVITY = SCHEMAS["positions"], SCHEMAS["activity"]
+EVENTS, LEDGER, ACTIVITY = SCHEMAS["events"], SCHEMAS["ledger"], SCHEMAS["activity"]
 
 RECORD_OF: Final = {table: name for name, tables in RECORDS.items() for table in tables}
 """The record that points at a table; that of a typed table is called like it."""

@@ -1,7 +1,7 @@
 """`typed`: JSON bodies in `events` → the typed tables that are declared, by `PUT /v1/lake/tables/NAME`.
 
 Each table has a record and a watermark of its own. One that is declared late begins at the first entry that the lake
-has, and comes up to the others turn by turn: a run does one turn of each table, so that the archive never waits long.
+has, and comes up to the others turn by turn: a run does one turn of each table, for which the archive waits.
 
 The record keeps the declaration that a turn began with. A turn that was cut off is redone with it, whatever was
 declared since, and makes the same rows.
