@@ -22,8 +22,8 @@ from bench import reconnect
 from penstock import limits
 from penstock.settings import Settings
 from penstock.settings_reading import KNOWN, SettingDescription
-from penstock.wire.columns import EVENT
 from penstock.wire.ledger import STATES
+from penstock.wire.table_columns import EVENT
 
 DOCS = Path(__file__).parent
 FIGURES = DOCS / "figures.json"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.core.bus import Bus, Receiver
-from penstock.core.lookout import MailboxChange, RecordChange
+from penstock.core.change_watch import MailboxChange, RecordChange
 
 
 class Faults:
@@ -54,7 +54,7 @@ class FaultyBus:
 
 
 class Blind:
-    """`core.lookout.Changes` that sees nothing: the sabotage of every test that relies on a look."""
+    """`core.change_watch.Changes` that sees nothing: the sabotage of every test that relies on a look."""
 
     async def look(self, prefixes: Sequence[str]) -> tuple[list[RecordChange], list[MailboxChange]]:
         return [], []

@@ -14,8 +14,8 @@ import pyarrow as pa
 from penstock.cli.lake import print_table
 from penstock.iceberg.files import arrow_schema
 from penstock.iceberg.sql import SqlAnswer
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
+from penstock.wire.table_columns import TABLES
 from tests.engines.lake_files import WrittenLake
 
 PAGE = Path(__file__).parents[1] / "docs/lake.md"

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.iceberg.files import arrow_schema
 from penstock.testing import wait_until
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.engines.lake_files import NOW_MS, WrittenLake
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -41,7 +41,7 @@ NEUTRAL = ("penstock.core.clock", "penstock.core.promise")
 FACING_DOORS = tuple(
     f"penstock.http.{name}"
     for name in (
-        "requests", "responses", "problems", "routing", "outlet", "pipe", "websocket", "timers", "outgoing",
+        "requests", "responses", "problems", "routing", "live_answer", "output", "websocket", "timers", "client",
     )
 )  # fmt: skip
 """The side that the connection layer turns towards doors. Never its listener or its connections."""

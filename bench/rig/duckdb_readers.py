@@ -17,7 +17,7 @@ from penstock.iceberg.store import FileStore, open_store
 from penstock.iceberg.tables import Table
 from penstock.pipeline.client import PipelineClient
 from penstock.testing import start_server
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 
 DUCKDB = Path(__file__).parents[2] / ".venv/duckdb/bin/python"
 FILES, STREAMS, BATCH = 10, 100, 10_000

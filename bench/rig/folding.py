@@ -23,7 +23,7 @@ from penstock.pipeline.jobs import Workplace, ledger
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.testing import start_server
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 
 RECIPIENTS = 1_000
 """Of a batch, and of an entry."""

@@ -16,7 +16,7 @@ from penstock.iceberg.files import WrittenFile, arrow_schema, write_file
 from penstock.iceberg.store import FileStore, open_store
 from penstock.iceberg.tables import Prepared, Table
 from penstock.pipeline.jobs import compact
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 
 BEGIN = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
 """The next day: a table's clock does not go back behind the moment at which it was made."""

@@ -18,7 +18,7 @@ from penstock.iceberg.store import open_store
 from penstock.iceberg.tables import Table
 from penstock.pipeline.client import PipelineClient
 from penstock.testing import RunningServer, start_server
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 
 ENTRIES = 1_000
 FILES = 24

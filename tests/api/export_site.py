@@ -22,12 +22,12 @@ from penstock.core.clock import ManualClock
 from penstock.core.export import Block, Export, ExportRange, LogExport
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.members import Alone
+from penstock.core.liveness import Alone
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.export import SqliteExport
-from penstock.http.caps import Caps
 from penstock.http.listener import Listener
+from penstock.http.rate_limits import Caps
 from penstock.http.routing import Route, Router
 from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.iceberg.tables import Table
 from penstock.testing import RunningServer, start_server
-from penstock.wire.lake import RECORDS, LakeFile
+from penstock.wire.lake_files import RECORDS, LakeFile
 from tests.api.client import ask
 from tests.engines.lake_files import WrittenLake
 

@@ -26,7 +26,7 @@ from penstock.limits import BATCH_ENTRIES
 from penstock.settings import LogSettings
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft, Entry, Kind
-from penstock.wire.columns import NAMES
+from penstock.wire.table_columns import NAMES
 from tests.api.export_site import collect, engine_with_export, read_export
 
 SOURCE = str(Path(arrow.__file__).parents[2])

@@ -17,7 +17,7 @@ from penstock.core.export import ExportRange
 from penstock.errors import EngineGone
 from penstock.limits import BATCH_ENTRIES
 from penstock.values import Batch, Draft
-from penstock.wire.columns import NAMES
+from penstock.wire.table_columns import NAMES
 from tests.api.export_site import ADMIN, CutOff, Scripted, Site, code, engine_with_export, publish, read_export, site
 
 

@@ -23,9 +23,9 @@ from penstock.iceberg.files import arrow_schema
 from penstock.iceberg.sql import ask as ask_sql
 from penstock.testing import RunningServer, S3Server, start_s3, start_server
 from penstock.testing.seaweedfs import READER
-from penstock.wire import columns
-from penstock.wire.columns import TABLES, TEXT, Column
-from penstock.wire.lake import RECORDS, LakeFile
+from penstock.wire import table_columns
+from penstock.wire.lake_files import RECORDS, LakeFile
+from penstock.wire.table_columns import TABLES, TEXT, Column
 from tests.api.client import Reply, ask, publish
 from tests.api.lake_rig import archive, export, opened, publish_record, server_with_lake, value_of
 from tests.engines.lake_files import JOBS, NOW_MS, WrittenLake
@@ -79,7 +79,7 @@ def rows_of(table: str, lo: int, hi: int) -> pa.Table:
         "int64": list(ids), "int32": [1] * len(ids), "utf8": [f"t{id}" for id in ids],
         "timestamp[us, UTC]": [NOW_MS * 1000 + id for id in ids], "binary": [b"b%d" % id for id in ids],
     }  # fmt: skip
-    made = pa.table({one.name: values[one.type] for one in columns.TABLES[table]})
+    made = pa.table({one.name: values[one.type] for one in table_columns.TABLES[table]})
     return made.cast(arrow_schema(table))
 
 
@@ -185,11 +185,12 @@ def test_a_column_that_was_added_is_null_in_older_rows(
     lake: Lake, attached: DuckDb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     upto = archive(lake.server, tmp_path / "lake")
-    monkeypatch.setitem(columns.TABLES, "events", (*TABLES["events"], Column("tenant", TEXT, True, "", "", "whose")))
+    tenant = Column("tenant", TEXT, True, "", "", "whose")
+    monkeypatch.setitem(table_columns.TABLES, "events", (*TABLES["events"], tenant))
     lake.written = opened(lake.server, tmp_path / "lake")
     lake.commit("events", upto, upto + 2)
 
-    names = [*(column.name for column in columns.TABLES["events"])]
+    names = [*(column.name for column in table_columns.TABLES["events"])]
     for read in (
         by_pyiceberg(lake.catalog, "events"),
         by_polars(lake.catalog, "events"),

@@ -16,7 +16,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome
 from penstock.pipeline.run_records import KEPT, noted
 from penstock.testing import RunningServer
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.api.client import ask, publish
 from tests.api.lake_rig import archive, opened, publish_record, server_with_lake
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core import feed, hub, recent
+from penstock.core import feed, hub, recent_entries
 from tests.api.client import Tail, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
@@ -20,7 +20,7 @@ BODY = b'"' * 1_000_000  # each byte is two in JSON
 
 def everything_at_once() -> None:
     """A reader is given all that is in memory in one go, and many readers in one turn of the loop."""
-    feed.SLICE_BYTES = hub.SLICE_BYTES = recent.SLICE_BYTES = 1 << 40
+    feed.SLICE_BYTES = hub.SLICE_BYTES = recent_entries.SLICE_BYTES = 1 << 40
 
 
 @pytest.mark.parametrize("sabotage", [None, everything_at_once])

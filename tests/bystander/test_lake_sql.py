@@ -17,8 +17,8 @@ from penstock.api.console import FILES
 from penstock.engines.lake.sql import LakeQuestions
 from penstock.limits import SQL_AT_ONCE, SQL_ROWS, SQL_SECONDS
 from penstock.testing import RunningServer, start_server, wait_until
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake_files import RECORDS
+from penstock.wire.table_columns import TABLES
 from tests.api.client import Reply, ask
 from tests.api.lake_rig import publish_record, record
 from tests.bystander.hostile import Hostile

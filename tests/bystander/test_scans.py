@@ -12,7 +12,7 @@ import pytest
 from penstock.core.clock import WallClock
 from penstock.engines.sqlite.engine import open_sqlite
 from penstock.engines.sqlite.reader import SqliteReader
-from penstock.engines.sqlite.readers import Readers
+from penstock.engines.sqlite.reader_threads import Readers
 from penstock.testing import RunningServer
 from penstock.values import Batch, Draft
 from tests.api.client import ask

@@ -19,8 +19,8 @@ from penstock.cli.lake_readers import READERS
 from penstock.iceberg import sql_process
 from penstock.iceberg.sql import SqlLimits, SqlRefused, SqlTooLarge, ask
 from penstock.testing import RunningServer, start_s3, start_server
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake_files import RECORDS
+from penstock.wire.table_columns import TABLES
 from tests.api.lake_rig import publish_record, record, server_with_lake
 from tests.engines.lake_files import WrittenLake
 from tests.lake_readers import DuckDb, start_duckdb

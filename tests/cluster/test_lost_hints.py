@@ -16,8 +16,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedOK
 
+from penstock.core.change_watch import LOOK_SECONDS, Changes
 from penstock.core.clock import ManualClock
-from penstock.core.lookout import LOOK_SECONDS, Changes
 from penstock.doors.msgstream import MessageStreamDoor
 from penstock.engines.jetstream import open_jetstream
 from penstock.engines.local import LogServer, open_worker_engine

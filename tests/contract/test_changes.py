@@ -1,4 +1,4 @@
-"""What an engine that nodes share tells each of them about changes (core/lookout.py)."""
+"""What an engine that nodes share tells each of them about changes (core/change_watch.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.lookout import Lookout, MailboxChange
+from penstock.core.change_watch import Lookout, MailboxChange
 from penstock.core.registry import NEW
 from penstock.engines.memory import MemoryChanges
 from penstock.testing import wait_until_async

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.members import Alone
+from penstock.core.liveness import Alone
 from penstock.core.ownership import ABSENT, Ownership, Rule
 from penstock.core.registry import NEW, change, delete_if, made_once, put_if
 from penstock.testing import wait_until_async

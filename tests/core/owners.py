@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.lookout import Changes, Lookout
-from penstock.core.members import DEAD_SECONDS, RENEW_SECONDS, Members
+from penstock.core.change_watch import Changes, Lookout
+from penstock.core.liveness import DEAD_SECONDS, RENEW_SECONDS, Members
 from penstock.core.ownership import OwnedRecord, Ownership, RecordForm, Rule
 from penstock.core.registry import Registry
 from penstock.engines.memory import MemoryChanges

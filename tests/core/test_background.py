@@ -161,7 +161,7 @@ def _then_wait(work: Refusing) -> Callable[[], asyncio.Future[None]]:
 
 
 ONE_SHOT = {
-    "core/calls.py": "one answer to one question of a node",
+    "core/node_calls.py": "one answer to one question of a node",
     "core/hub.py": "readers of the line before the log, guarded feed by feed",
     "core/ledger.py": "one flush",
     "core/promise.py": "makes one awaitable a future",
@@ -175,7 +175,7 @@ ONE_SHOT = {
     "http/shared.py": "one request",
     "api/v1/publish.py": "one publish",
     "engines/jetstream/appending.py": "the plan of one group",
-    "engines/local/worker_link.py": "one call of a worker",
+    "engines/local/served_worker.py": "one call of a worker",
 }
 """Files that start tasks, and what each task does before it ends. What never ends is a loop of `Background`."""
 

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from penstock.core.duties import Duties
-from penstock.core.members import RENEW_SECONDS, Alone
+from penstock.core.liveness import RENEW_SECONDS, Alone
 from penstock.core.ownership import Rule
-from tests.core.test_members import Three
+from tests.core.test_liveness import Three
 
 THINGS = [f"pushers/{number}" for number in range(12)]
 

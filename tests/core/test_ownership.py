@@ -18,8 +18,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.core.lookout import RecordChange
-from penstock.core.members import RENEW_SECONDS
+from penstock.core.change_watch import RecordChange
+from penstock.core.liveness import RENEW_SECONDS
 from penstock.core.ownership import Ownership, Rule
 from penstock.core.registry import Registry
 from penstock.engines.memory import MemoryEngine

@@ -18,11 +18,11 @@ from urllib.parse import urlencode
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
 from penstock.core.bus import Bus, Receiver
+from penstock.core.change_watch import Changes, Lookout
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.lookout import Changes, Lookout
-from penstock.core.members import Alone, Members
+from penstock.core.liveness import Alone, Members
 from penstock.doors.msgstream import MessageStreamDoor
 from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, MemoryRegistry
 from penstock.http.listener import Listener

@@ -1,6 +1,6 @@
 """Messages between nodes are lost, late, doubled and out of order: nothing is lost, doubled, or given to the old one.
 
-What a lost message would have told is found by a node's next look at what has changed (`core/lookout.py`), which
+What a lost message would have told is found by a node's next look at what has changed (`core/change_watch.py`), which
 the server does twice a second. Here the test looks, so that looks are counted and no time passes. With nodes that
 see nothing when they look, the same checks fail.
 """
@@ -20,13 +20,13 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
-from penstock.core import calls
+from penstock.core import node_calls
+from penstock.core.change_watch import Changes, Lookout
 from penstock.core.clock import ManualClock
 from penstock.core.duties import Duties
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.lookout import Changes, Lookout
-from penstock.core.members import Members
+from penstock.core.liveness import Members
 from penstock.core.registry import Registry
 from penstock.doors.eventhorizon import cluster as pusher_cluster
 from penstock.doors.eventhorizon.cluster import Pushers
@@ -35,7 +35,7 @@ from penstock.doors.msgstream import MessageStreamDoor, stream
 from penstock.doors.msgstream.connections import Handshake, Socket
 from penstock.doors.sps import wires as wires_module
 from penstock.engines.memory import MemoryChanges, MemoryEngine
-from penstock.http.caps import Caps
+from penstock.http.rate_limits import Caps
 from penstock.http.requests import Request
 from penstock.http.timers import Wheel
 from penstock.settings import EventHorizonSettings, MsgstreamSettings
@@ -478,4 +478,4 @@ async def test_the_same_check_finds_pushers_whose_node_sees_nothing(
 
 
 async def test_a_question_that_is_lost_costs_no_more_than_a_second() -> None:
-    assert calls.ANSWER_SECONDS <= 1
+    assert node_calls.ANSWER_SECONDS <= 1

@@ -13,11 +13,11 @@ import pytest
 
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
+from penstock.core.change_watch import Changes, Lookout
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.lookout import Changes, Lookout
-from penstock.core.members import Members
+from penstock.core.liveness import Members
 from penstock.core.registry import Registry
 from penstock.core.why import Why
 from penstock.doors.sps import Sps
@@ -27,8 +27,8 @@ from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import Wires
 from penstock.engines.memory import MemoryChanges, MemoryEngine
 from penstock.errors import EngineGone
-from penstock.http.caps import Caps
 from penstock.http.listener import Listener
+from penstock.http.rate_limits import Caps
 from penstock.http.routing import Router
 from penstock.http.timers import Wheel
 from penstock.settings import ServerSettings, Settings

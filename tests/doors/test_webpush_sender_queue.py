@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 
 from penstock.doors.webpush_sender.service_queue import ServiceQueue
-from penstock.http.outgoing import Target, parse_url
+from penstock.http.client import Target, parse_url
 from penstock.http.timers import Wheel
 from penstock.testing import wait_until_async
 

@@ -16,8 +16,8 @@ from penstock.core.bus import LocalBus
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
+from penstock.core.liveness import Alone, Membership
 from penstock.core.log import Log
-from penstock.core.members import Alone, Membership
 from penstock.doors.trickle import Trickle
 from penstock.engines.memory import MemoryEngine
 from penstock.http.listener import Listener

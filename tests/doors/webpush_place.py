@@ -22,11 +22,11 @@ from websockets.exceptions import ConnectionClosed
 from penstock.api.auth import Gate, open_keys
 from penstock.api.context import Context
 from penstock.core.bus import Receiver
+from penstock.core.change_watch import Changes, Lookout
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, LedgerEvent, decode
-from penstock.core.lookout import Changes, Lookout
-from penstock.core.members import Alone, Members
+from penstock.core.liveness import Alone, Members
 from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint

@@ -21,8 +21,8 @@ from penstock.iceberg.files import WrittenFile, arrow_schema
 from penstock.iceberg.store import open_store
 from penstock.iceberg.tables import Table
 from penstock.values import Entry
-from penstock.wire.columns import NAMES
-from penstock.wire.lake import RECORDS, LakeFile
+from penstock.wire.lake_files import RECORDS, LakeFile
+from penstock.wire.table_columns import NAMES
 
 NOW_MS = 1_794_700_800_000
 JOBS = {table: job for job, tables in RECORDS.items() for table in tables}

@@ -14,8 +14,8 @@ import pytest
 from penstock.api.v1.entries import EntryEncoder
 from penstock.core.clock import ManualClock
 from penstock.engines.sqlite import open_sqlite
-from penstock.engines.sqlite.ahead import UNASKED, Ahead
 from penstock.engines.sqlite.log import SqliteLog
+from penstock.engines.sqlite.read_ahead import UNASKED, Ahead
 from penstock.errors import Busy, Trimmed
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft, Page, PlainEntries

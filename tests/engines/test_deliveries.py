@@ -12,14 +12,14 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, LedgerEvent, Recipient
-from penstock.core.way import Way, WayFilter
 from penstock.core.why import Why
+from penstock.core.why_recipients import Way, WayFilter
 from penstock.engines.lake import ColdLog, Deliveries, LakeUnreadable, open_lake
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import NotFound
 from penstock.iceberg.files import arrow_schema
 from penstock.values import Batch, Draft
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.engines.lake_files import WrittenLake, everything
 
 ALICE, BOB = Recipient("sps", "alice"), Recipient("webpush", "bob")

@@ -18,7 +18,7 @@ from penstock.engines.lake import export_rows as exporting
 from penstock.engines.lake.export_rows import FoundRows
 from penstock.errors import Trimmed
 from penstock.values import Draft
-from penstock.wire.columns import NAMES
+from penstock.wire.table_columns import NAMES
 from tests.api.export_site import collect, read_export
 from tests.engines.test_lake import DAY, Pair, perform, steps
 

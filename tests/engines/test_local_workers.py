@@ -15,10 +15,10 @@ from penstock.core.feed import take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, server, worker_link
+from penstock.engines.local import LogServer, WorkerEngine, log_process, open_worker_engine, served_worker
 from penstock.engines.local.frames import framed
-from penstock.engines.local.log import WorkerLog
-from penstock.engines.local.worker_link import WorkerLink
+from penstock.engines.local.served_worker import WorkerLink
+from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.errors import EngineGone
@@ -281,13 +281,13 @@ class Peer:
 
 
 def unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_link, "WAITING_BYTES", 2**40)
+    monkeypatch.setattr(served_worker, "WAITING_BYTES", 2**40)
 
 
 @pytest.mark.parametrize("sabotage", [None, unbounded])
 async def test_a_worker_that_takes_nothing_is_cut_and_no_other_notices(tmp_path, sabotage, monkeypatch) -> None:
     async with started(tmp_path) as machine:
-        monkeypatch.setattr(worker_link, "WAITING_BYTES", 2 * 1024 * 1024)
+        monkeypatch.setattr(served_worker, "WAITING_BYTES", 2 * 1024 * 1024)
         if sabotage:
             sabotage(monkeypatch)
         innocent = await machine.worker("innocent")
@@ -367,11 +367,11 @@ async def check_silence(machine: Machine) -> None:
     innocent, log = await machine.worker("innocent"), machine.log
     await Peer.join(machine, "silent")
     silent, now = log.link_of("silent"), asyncio.get_running_loop().time()
-    silent.heard = now - server.SILENT_SECONDS - 1
-    log._looked = now - server.SILENT_SECONDS
+    silent.heard = now - log_process.SILENT_SECONDS - 1
+    log._looked = now - log_process.SILENT_SECONDS
     await log._look_after()
     assert (log.cut, log.link_of("silent")) == (0, silent)
-    silent.heard = now - server.SILENT_SECONDS - 1
+    silent.heard = now - log_process.SILENT_SECONDS - 1
     await log._look_after()
     assert log.cut == 1
     await wait_until_async(lambda: log.link_of("silent") is None)

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.log import SqliteLog
-from penstock.engines.sqlite.pages import Source
-from penstock.engines.sqlite.readers import Readers
+from penstock.engines.sqlite.reader_threads import Readers
+from penstock.engines.sqlite.stream_pages import Source
 from penstock.values import Batch, Draft, Page
 
 STREAMS = ("/new", "/also-new")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engines.sqlite.damage import Damage
-from penstock.engines.sqlite.readers import LONG_FIRST, Readers
+from penstock.engines.sqlite.reader_threads import LONG_FIRST, Readers
 from penstock.testing import wait_until_async
 
 LONG, SHORT = 12, 24

@@ -14,7 +14,7 @@ from penstock.engines.lake import lake as lakes
 from penstock.engines.lake.lake import open_lake
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite.engine import open_sqlite
-from penstock.engines.sqlite.readers import Readers
+from penstock.engines.sqlite.reader_threads import Readers
 from penstock.values import Batch, Draft
 
 WITHIN = {True: 20.0, False: 0.3}  # without its guard a read never comes

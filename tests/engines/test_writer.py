@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from penstock import settings_reading
-from penstock.engines.sqlite import open_sqlite, rows
+from penstock.engines.sqlite import entry_rows, open_sqlite
 from penstock.engines.sqlite.engine import SqliteOptions
 from penstock.engines.sqlite.writer import Limits
 from penstock.errors import Busy, DiskFull, EngineGone, VersionMismatch
@@ -162,7 +162,7 @@ async def test_a_closed_engine_says_so(tmp_path):
 
 @pytest.mark.parametrize("total", [0, 1, 63, 64, 65, 127, 128, 200, 1000, 5000])
 def test_rows_are_cut_into_few_statements(total):
-    cut = rows.counts(total)
+    cut = entry_rows.counts(total)
 
     assert sum(cut) == total
     assert len(cut) <= 5 + total // 512

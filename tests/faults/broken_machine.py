@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.cli.workers import Child
 from penstock.core.promise import Promise
-from penstock.engines.local.log import WorkerLog
+from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.node.children import main
 from penstock.values import Appended, Batch, Place

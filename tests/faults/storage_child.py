@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.engines.sqlite.engine import SqliteEngine, SqliteOptions, open_sqlite
-from penstock.engines.sqlite.group import WriteGroup
+from penstock.engines.sqlite.group_commit import WriteGroup
 from penstock.engines.sqlite.writer import Limits, SqliteWriter, WriterJob
 from penstock.values import Batch, Draft, Entry, NewItem
 

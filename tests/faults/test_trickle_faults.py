@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from penstock.core.bus import LocalBus
+from penstock.core.liveness import Members
 from penstock.core.log import Log
-from penstock.core.members import Members
 from penstock.doors.trickle import Trickle
 from penstock.doors.trickle.channel import RECORD_BACKLOG_BYTES, LiveChannel, Recorder, WaitingPublisher
 from penstock.doors.trickle.channels import Channels

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock import errors
-from penstock.http.caps import RateExceeded, TooManyOpen
 from penstock.http.problems import Problem, error_response
+from penstock.http.rate_limits import RateExceeded, TooManyOpen
 from penstock.http.responses import Response
 
 CASES = [

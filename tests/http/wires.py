@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from penstock.errors import PenstockError
 from penstock.http.event_loop import run_loop
 from penstock.http.listener import Listener
-from penstock.http.outlet import Outlet
+from penstock.http.live_answer import Outlet
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
 from penstock.http.routing import NONE, Body, Route, Router

@@ -15,9 +15,9 @@ from penstock.iceberg import schemas, tables
 from penstock.iceberg.files import WrittenFile, arrow_schema, write_file
 from penstock.iceberg.store import FileStore, open_store
 from penstock.iceberg.tables import GRACE_MS, SNAPSHOTS, Prepared, Table
-from penstock.wire import columns
-from penstock.wire.columns import TABLES, TEXT
-from penstock.wire.lake import LETTERS, RECORDS, LakeFile, parse_location
+from penstock.wire import table_columns
+from penstock.wire.lake_files import LETTERS, RECORDS, LakeFile, parse_location
+from penstock.wire.table_columns import TABLES, TEXT
 
 DAY = "2030-01-01"
 DAY_MS = 1_893_456_000_000
@@ -155,7 +155,8 @@ def test_a_column_that_is_declared_later_is_null_in_older_files(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Table.create(store, "unreadable").append([written(store, "unreadable", 0, 2)], now_ms=DAY_MS)
-    monkeypatch.setitem(TABLES, "unreadable", (*TABLES["unreadable"], columns._column("region", TEXT, "for this test")))
+    region = table_columns._column("region", TEXT, "for this test")
+    monkeypatch.setitem(TABLES, "unreadable", (*TABLES["unreadable"], region))
 
     second = Table.open(store, first.location).append([written(store, "unreadable", 2, 4)], now_ms=DAY_MS + 1)
 

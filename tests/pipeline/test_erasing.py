@@ -17,8 +17,8 @@ from penstock.engines.memory import MemoryEngine
 from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.erasing import Gone, emptied, gone
 from penstock.values import Batch, Draft, Kind
-from penstock.wire.columns import NAMES
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
+from penstock.wire.table_columns import NAMES
 from tests.engines.lake_files import everything
 
 STREAMS = ("/a", "/b", "/users/1")

@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 from penstock.iceberg.files import arrow_schema, write_file
 from penstock.iceberg.store import open_store
 from penstock.pipeline.file_sums import SUMS, SumUpFile
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 
 
 def test_a_file_is_summed_up_by_stream_and_chunk(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from penstock.pipeline.lake import Lake, LakeHole, open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.moved_lake import adopt
 from penstock.testing import RunningServer
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake_files import RECORDS
 from tests.pipeline.by_hand import (
     Crash,
     CrashAt,

@@ -18,7 +18,7 @@ from penstock.pipeline.offsets import (
     read_options,
     start_of,
 )
-from penstock.wire.columns import NAMES
+from penstock.wire.table_columns import NAMES
 
 SERVER = {"url": "http://127.0.0.1:8800", "token": "t"}
 rising = st.lists(st.integers(0, 2**62), min_size=2, max_size=20, unique=True).map(sorted)

@@ -23,7 +23,7 @@ from penstock.pipeline.lake import open_lake, record_of
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.typed_rows import may_be_in
 from penstock.testing import RunningServer
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from penstock.wire.typed_tables import TypedTable
 from tests.api.client import ask, publish
 from tests.api.lake_rig import server_with_lake

@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.iceberg.files import arrow_schema, read_batches
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.lake import RECORD_OF, open_lake
-from penstock.wire.columns import NAMES
+from penstock.wire.table_columns import NAMES
 
 LINES = 10_000  # of one request
 

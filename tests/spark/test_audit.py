@@ -19,7 +19,7 @@ from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
 from penstock.pipeline.lake import LEDGER
 from penstock.testing import RunningServer, wait_until
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.api.client import Tail
 from tests.doors.msgstream_client import emit, login, packs
 from tests.spark.conftest import make_place

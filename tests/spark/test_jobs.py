@@ -19,7 +19,7 @@ from penstock.pipeline.jobs import Workplace, archive, compact, ledger, rollup
 from penstock.pipeline.lake import SCHEMAS, open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.testing import RunningServer, start_server, wait_until
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.spark.conftest import make_place
 from tests.spark.filling import archived, differences, fill, publish
 

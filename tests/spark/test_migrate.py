@@ -20,7 +20,7 @@ from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.old_lake import FOLDED, migrate
 from penstock.testing import RunningServer, start_s3, start_server
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake_files import RECORDS
 from penstock.wire.ledger import RANKS
 from tests.api.client import ask
 from tests.pipeline.by_hand import Crash, CrashAt, declare_orders, orders_in

@@ -14,7 +14,7 @@ from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
 from penstock.pipeline.lake import EVENTS
 from penstock.values import Batch, Draft
-from penstock.wire.columns import TABLES
+from penstock.wire.table_columns import TABLES
 from tests.engines.test_deliveries import World
 from tests.spark.test_transforms import batch, events, rows_of
 

@@ -12,8 +12,8 @@ from penstock.api.auth import open_keys
 from penstock.errors import NotFound
 from penstock.pipeline.lake_views import register_lake
 from penstock.testing import RunningServer
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake_files import RECORDS
+from penstock.wire.table_columns import TABLES
 from tests.api.lake_rig import publish_record, record, server_with_lake
 from tests.engines.lake_files import WrittenLake
 from tests.lake_shop import QUESTIONS, fill_shop, shown

@@ -17,8 +17,8 @@ from penstock.iceberg.files import arrow_schema, write_file
 from penstock.iceberg.store import open_store
 from penstock.iceberg.tables import Table
 from penstock.pipeline.jobs import Workplace, archive, compact
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
+from penstock.wire.table_columns import TABLES
 from tests.spark.filling import publish
 
 ROUNDS, ROWS, READS = 4, 2_000, 3

@@ -13,7 +13,7 @@ from penstock.pipeline.commit import AFTER_COMMIT, AFTER_FILES, BEFORE_COMMIT, T
 from penstock.pipeline.jobs import Workplace, archive, compact, ledger, repair, rollup, typed
 from penstock.pipeline.lake import LakeHole, open_lake
 from penstock.testing import wait_until
-from penstock.wire.lake import RECORDS
+from penstock.wire.lake_files import RECORDS
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.test_system_streams import grants_alone_decide
 from tests.pipeline.by_hand import Crash, CrashAt, declare_orders, order, orders_in, orders_logged, stored

@@ -11,7 +11,7 @@ from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row, dec
 from penstock.pipeline.jobs import ledger, replay, rollup
 from penstock.pipeline.jobs.archive import transform as archive
 from penstock.pipeline.lake import EVENTS
-from penstock.wire.columns import TABLES
+from penstock.wire.table_columns import TABLES
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)

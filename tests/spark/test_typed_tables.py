@@ -18,7 +18,7 @@ from penstock.pipeline.jobs import Workplace, archive, audit, compact, ledger, t
 from penstock.pipeline.lake_views import register_lake
 from penstock.pipeline.loop import JobLoop
 from penstock.testing import RunningServer, start_s3
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.spark.conftest import make_place
 from tests.spark.filling import publish
 

@@ -18,7 +18,7 @@ from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, erase, ledger, rollup
 from penstock.pipeline.lake import Lake, LakeHole, covering, open_lake
 from penstock.testing import RunningServer
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.api.client import Tail, ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.test_system_streams import grants_alone_decide

@@ -12,7 +12,7 @@ from penstock.iceberg.files import GROUP_BYTES, read_batches, write_file
 from penstock.iceberg.store import open_store
 from penstock.pipeline.commit import Intent, Slice
 from penstock.pipeline.jobs import Workplace, archive
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 from tests.spark.filling import fill
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.wire.lake import LakeFile, parse_location, shown_name, tables_of
+from penstock.wire.lake_files import LakeFile, parse_location, shown_name, tables_of
 from penstock.wire.typed_tables import (
     TYPES,
     BodyMisfit,

@@ -11,20 +11,20 @@ from typing import TypeVar
 import msgspec
 
 from penstock.api.auth import Caller, Gate
+from penstock.core.all_workers import Everyone
 from penstock.core.background import Background
 from penstock.core.bus import Bus
+from penstock.core.change_watch import Lookout
 from penstock.core.clock import Clock
-from penstock.core.everyone import Everyone
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
+from penstock.core.liveness import Alone, Membership
 from penstock.core.log import Log
-from penstock.core.lookout import Lookout
 from penstock.core.mailbox import Mailbox
-from penstock.core.members import Alone, Membership
 from penstock.core.names import check_pattern
 from penstock.core.registry import Registry
 from penstock.errors import InputInvalid, TooLarge
-from penstock.http.caps import Caps
+from penstock.http.rate_limits import Caps
 from penstock.http.requests import Request
 from penstock.http.timers import Wheel
 from penstock.limits import PATTERNS

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.core.feed import Feed, Taker
 from penstock.core.ledger import Ledger, Recipient, Recipients
-from penstock.http.pipe import Tap
+from penstock.http.output import Tap
 from penstock.values import Entry
 
 

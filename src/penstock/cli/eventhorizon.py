@@ -187,7 +187,7 @@ def pusher(
     from penstock import logs
     from penstock.cli.pusher_source import RemoteSource
     from penstock.doors.eventhorizon.pusher import Pusher
-    from penstock.http.outgoing import Target, parse_url
+    from penstock.http.client import Target, parse_url
     from penstock.wire.retrying import RetryPolicy
     from penstock.wire.webhooks import parse_secret
 

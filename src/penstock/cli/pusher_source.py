@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.errors import InputInvalid, OperatorError, PeerError, PenstockError
-from penstock.http.outgoing import Answer, OutgoingError, Target, parse_url
+from penstock.http.client import Answer, OutgoingError, Target, parse_url
 from penstock.wire.eventhorizon import Cursor, CursorInvalid, ReadLines, parse_cursor
 from penstock.wire.http_client import AnswerReader
 from penstock.wire.retrying import RetryPolicy

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from penstock.values import Entry, Kind
-from penstock.wire.columns import BYTES, EVENT, INT32, INT64, NAMES, SCHEMA_VERSION, TEXT, TIME, Column
+from penstock.wire.table_columns import BYTES, EVENT, INT32, INT64, NAMES, SCHEMA_VERSION, TEXT, TIME, Column
 
 BATCH_BYTES: Final = 8 * 1024 * 1024
 """Bytes of one record batch at most: what a reader must be able to hold. Larger ones are split."""

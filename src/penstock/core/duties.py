@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.core.members import Membership, chosen
+from penstock.core.liveness import Membership, chosen
 from penstock.core.ownership import Ownership, RecordForm
 from penstock.core.registry import Registry
 

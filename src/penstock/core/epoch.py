@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.registry import Registry, made_once
-from penstock.wire.lake import is_own_epoch
+from penstock.wire.lake_files import is_own_epoch
 
 KEY: Final = "log/epoch"
 """Where the registry has it."""

@@ -20,7 +20,7 @@ from penstock.core.matching import matches
 from penstock.core.months import DAY_MS
 from penstock.errors import Busy, NotFound, PenstockError, Trimmed
 from penstock.values import Entry
-from penstock.wire.columns import NAMES
+from penstock.wire.table_columns import NAMES
 
 PLAN_ROWS: Final = 10_000_000
 """Rows that one plan covers at most: some three seconds of looking. Over it: the plan ends earlier."""

@@ -19,8 +19,8 @@ from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, Wire
 from penstock.core.log import Log
 from penstock.core.matching import Interest
 from penstock.core.names import is_exact
-from penstock.core.recent import RecentEntries
-from penstock.core.wishes import Wishes
+from penstock.core.recent_entries import RecentEntries
+from penstock.core.wanted_streams import Wishes
 from penstock.errors import PenstockError, Trimmed
 from penstock.settings import HubSettings
 from penstock.values import Entry, Page

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Pending
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.errors import StreamExists
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page

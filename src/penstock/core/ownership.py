@@ -14,7 +14,7 @@ The rules:
 1. The record is the truth. A message, or a change that the lookout saw, only makes a node read the record. So a message
    may be lost, late, doubled or overtaken: one that is about an older version than ours is passed over. One that comes
    while a change of our own is on its way waits until we know our version.
-2. An owner is a *member*: a node during one of its lives (`core/members.py`). `NEWEST` gives the thing to who claims
+2. An owner is a *member*: a node during one of its lives (`core/liveness.py`). `NEWEST` gives the thing to who claims
    last. `FREE` gives it only if nobody has it, or its owner is dead: the registry has no member of that name any more.
 3. The fence: `holds` is False as soon as this node could not show its life for four seconds (`members.HOLD_SECONDS`),
    two seconds before anybody can take over from it (`members.DEAD_SECONDS`). Ask it before each step that
@@ -69,8 +69,8 @@ import msgspec
 
 from penstock.core.background import Background, Loop
 from penstock.core.bus import Bus
-from penstock.core.lookout import Lookout, RecordChange
-from penstock.core.members import Membership, node_of
+from penstock.core.change_watch import Lookout, RecordChange
+from penstock.core.liveness import Membership, node_of
 from penstock.core.registry import NEW, Registry, delete_if, put_if
 from penstock.errors import PenstockError
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.core.everyone import FLUSH, Consumer, Everyone, all_consumers
+from penstock.core.all_workers import FLUSH, Consumer, Everyone, all_consumers
 from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Ledger, LedgerEvent, decode
 from penstock.core.log import Log

@@ -14,9 +14,9 @@ from penstock.core.promise import Pending
 from penstock.errors import PeerError
 from penstock.http import encoding
 from penstock.http.bodies import Booking, Intake
+from penstock.http.live_answer import Outlet, Owner
 from penstock.http.live_lease import LiveLease
-from penstock.http.outlet import Outlet, Owner
-from penstock.http.pipe import Pipe, Tap
+from penstock.http.output import Pipe, Tap
 from penstock.http.problems import HandlerTimedOut, error_response
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, HandlerAnswer, Headers, Held, Later, Response

@@ -12,8 +12,8 @@ from typing import Self
 
 from penstock.core.clock import Clock, WallClock
 from penstock.errors import ConfigInvalid
-from penstock.http.caps import Caps
 from penstock.http.connection import PlainConnection, SecureConnection
+from penstock.http.rate_limits import Caps
 from penstock.http.routing import Router
 from penstock.http.shared import Counters, Shared
 from penstock.http.timers import Wheel

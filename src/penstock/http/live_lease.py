@@ -7,7 +7,7 @@ wheel; when it comes the answer is ended, so that nobody goes on reading with a 
 from __future__ import annotations
 
 from penstock.errors import Unauthenticated
-from penstock.http.pipe import EXPIRED, Tap
+from penstock.http.output import EXPIRED, Tap
 from penstock.http.requests import TokenHolder
 from penstock.http.shared import Shared
 from penstock.http.timers import Timed

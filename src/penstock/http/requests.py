@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.http.bodies import BodySink, BodyStream
-from penstock.http.outlet import Outlet, Owner
-from penstock.http.pipe import Tap
+from penstock.http.live_answer import Outlet, Owner
+from penstock.http.output import Tap
 from penstock.http.responses import HandlerAnswer, Headers, Response
 from penstock.http.websocket import WebSocket, WebSocketOwner
 from penstock.wire import http_requests, urls

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from penstock.core.clock import Clock
 from penstock.http.bodies import BodyBudget
-from penstock.http.caps import Caps
 from penstock.http.cors import Cors
-from penstock.http.flush import Flusher
+from penstock.http.flushing import Flusher
+from penstock.http.rate_limits import Caps
 from penstock.http.routing import Router
 from penstock.http.timers import Wheel
 from penstock.http.websocket import FrameReaders

@@ -17,7 +17,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from penstock.http.pipe import EXPIRED, Pipe, Tap
+from penstock.http.output import EXPIRED, Pipe, Tap
 from penstock.limits import FRAGMENTS
 from penstock.wire.websocket import PING_FRAME
 

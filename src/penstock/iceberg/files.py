@@ -19,8 +19,20 @@ import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
 from penstock.errors import OperatorError
 from penstock.iceberg.store import FileStore
-from penstock.wire.columns import BOOL, BYTES, DATE, DOUBLE, INT32, INT64, TABLES, TEXT, TIME, Column, decimal_size
-from penstock.wire.lake import LakeFile, parse_location
+from penstock.wire.lake_files import LakeFile, parse_location
+from penstock.wire.table_columns import (
+    BOOL,
+    BYTES,
+    DATE,
+    DOUBLE,
+    INT32,
+    INT64,
+    TABLES,
+    TEXT,
+    TIME,
+    Column,
+    decimal_size,
+)
 
 COMPRESSION: Final = "zstd"
 GROUP_BYTES: Final = 8 * 1024 * 1024

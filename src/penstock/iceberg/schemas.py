@@ -1,7 +1,7 @@
 """The tables as Iceberg knows them: schemas with fixed field ids, partitions, properties.
 
-They follow from `wire/columns.py`. A column that is added there, at the end, is a column of the table from the next
-commit on; files from before it read as null.
+They follow from `wire/table_columns.py`. A column that is added there, at the end, is a column of the table from the
+next commit on; files from before it read as null.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pyiceberg.types import (
 )
 
 from penstock.iceberg.files import UNMEASURED
-from penstock.wire.columns import (
+from penstock.wire.lake_files import TYPED
+from penstock.wire.table_columns import (
     BOOL,
     BYTES,
     DATE,
@@ -40,7 +41,6 @@ from penstock.wire.columns import (
     Column,
     decimal_size,
 )
-from penstock.wire.lake import TYPED
 
 DAY_OF: Final = {"events": "time", "rollup_hourly": "hour"}
 """Tables that are partitioned by the day of a column, and the column. Typed tables are, by `time`.

@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion, plain
 from penstock.iceberg.store import FileStore, open_store
-from penstock.wire.lake import parse_location
+from penstock.wire.lake_files import parse_location
 
 if TYPE_CHECKING:
     from penstock.iceberg.reading import FieldInfo

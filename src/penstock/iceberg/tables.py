@@ -59,8 +59,8 @@ from pyiceberg.types import PrimitiveType
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.iceberg.schemas import partitions_of, properties_of, schema_of
 from penstock.iceberg.store import FileStore
-from penstock.wire.columns import TABLES, Column
-from penstock.wire.lake import parse_location
+from penstock.wire.lake_files import parse_location
+from penstock.wire.table_columns import TABLES, Column
 
 MERGE: Final = 16
 """Manifests of one level that become one of the next. After 10,000 commits there are 16 to 48."""

@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 
 from penstock.core.background import Background
 from penstock.core.bus import Bus
+from penstock.core.change_watch import Changes
 from penstock.core.clock import Clock
-from penstock.core.lookout import Changes
-from penstock.core.members import Membership
+from penstock.core.liveness import Membership
 from penstock.core.metering import Sample
 from penstock.core.registry import made_once
 from penstock.core.storage import Storage

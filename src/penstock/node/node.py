@@ -32,19 +32,19 @@ from penstock.api.v1.routes import v1_routes
 from penstock.api.v1.stats import StatsApi
 from penstock.api.v1.trouble import TroubleApi
 from penstock.api.v1.typed_tables import TypedTablesApi
+from penstock.core.all_workers import CONSUMERS, FLUSH, Consumer, Everyone, consumers_of
 from penstock.core.background import Background
+from penstock.core.busy_streams import StreamTraffic
+from penstock.core.change_watch import Lookout
 from penstock.core.clock import Clock, WallClock
 from penstock.core.epoch import open_epoch
-from penstock.core.everyone import CONSUMERS, FLUSH, Consumer, Everyone, consumers_of
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
+from penstock.core.liveness import Alone, Members, Membership
 from penstock.core.log import prepare
-from penstock.core.lookout import Lookout
-from penstock.core.members import Alone, Members, Membership
 from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
-from penstock.core.traffic import StreamTraffic
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.engines.lake import (
     ColdLog,
     Deliveries,

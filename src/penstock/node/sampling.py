@@ -13,12 +13,12 @@ from typing import Final
 
 from penstock.api.door import ServingDoor
 from penstock.api.v1.stats import SecondJson, StatsApi
+from penstock.core.busy_streams import StreamTraffic
 from penstock.core.clock import Clock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.metering import quantile
 from penstock.core.throughput import Throughput
-from penstock.core.traffic import StreamTraffic
 from penstock.core.trim_limit import TrimLimit
 from penstock.http.listener import Listener
 from penstock.node.engine import Engine

@@ -30,7 +30,7 @@ from penstock.iceberg.files import WrittenFile
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
-from penstock.wire.lake import RECORDS, TYPED, tables_of
+from penstock.wire.lake_files import RECORDS, TYPED, tables_of
 
 if TYPE_CHECKING:  # Spark's workers import this module, and have no pyiceberg
     from penstock.iceberg.tables import Prepared, Table

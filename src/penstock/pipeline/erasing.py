@@ -17,7 +17,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.iceberg.files import PlannedFile, WrittenFile, checked, read_batches, write_file
 from penstock.iceberg.store import FileStore
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 
 STREAM: Final = "/_erased"
 """Where the server says what was erased."""

@@ -9,8 +9,8 @@
     unreadable     entries that cannot be read, or do not fit a typed table, and why
     typed/…        columns of JSON bodies, as somebody has declared them
 
-`wire/columns.py` has their columns, `iceberg/schemas.py` their partitions, `wire/lake.py` the names of files,
-`commit.py` how they change.
+`wire/table_columns.py` has their columns, `iceberg/schemas.py` their partitions, `wire/lake_files.py` the names of
+files, `commit.py` how they change.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import OperatorError
 from penstock.iceberg.files import PlannedFile
 from penstock.iceberg.store import FileStore, open_store
-from penstock.wire.columns import TABLES, Column, ddl
-from penstock.wire.lake import RECORDS, first_hole
+from penstock.wire.lake_files import RECORDS, first_hole
+from penstock.wire.table_columns import TABLES, Column, ddl
 from penstock.wire.typed_tables import OWN, TypedTable
 
 if TYPE_CHECKING:

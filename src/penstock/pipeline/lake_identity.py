@@ -18,8 +18,8 @@ from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.commit import record_names
 from penstock.pipeline.jobs import BEGIN
 from penstock.pipeline.lake import Lake, LakeHole
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import TYPED, is_own_epoch, parse_location, tables_of
+from penstock.wire.lake_files import TYPED, is_own_epoch, parse_location, tables_of
+from penstock.wire.table_columns import TABLES
 
 MARK: Final = "lake.json"
 RECORD: Final = "lake/id"

@@ -17,7 +17,7 @@ from penstock.errors import NotFound
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace
 from penstock.pipeline.lake import open_lake
-from penstock.wire.lake import TYPED, shown_name, tables_of
+from penstock.wire.lake_files import TYPED, shown_name, tables_of
 
 
 def register_lake(spark: SparkSession, url: str, token: str, lake: str = "") -> list[str]:

@@ -19,7 +19,7 @@ from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.commit import Intent, TableChange, Turn
 from penstock.pipeline.jobs import Workplace
 from penstock.pipeline.writing import Split, write_frame
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
 
 SURELY_BYTES: Final = 1024 * 1024
 """Files that are no larger, all together, are rewritten without a closer look at what is in them."""

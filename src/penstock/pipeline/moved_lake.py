@@ -16,7 +16,7 @@ from penstock.pipeline.commit import Faults, Turn, record_names
 from penstock.pipeline.jobs import JobOutcome
 from penstock.pipeline.lake import Lake, LakeHole
 from penstock.pipeline.lake_identity import LakeMismatch, bind, claim, is_here, settle
-from penstock.wire.lake import TYPED, shown_name
+from penstock.wire.lake_files import TYPED, shown_name
 
 if TYPE_CHECKING:  # Spark's workers have this module, and no pyiceberg
     from penstock.iceberg.tables import Prepared

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from penstock.errors import InputInvalid
-from penstock.wire.columns import NAMES
+from penstock.wire.table_columns import NAMES
 
 DEFAULT_PARTITIONS: Final = 2
 MOST_PARTITIONS: Final = 1_000

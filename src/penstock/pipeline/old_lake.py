@@ -37,7 +37,7 @@ from penstock.pipeline.lake_identity import MARK, LakeMismatch, claim, is_here, 
 from penstock.pipeline.ledger_batches import LOOKED_AT, find_in, heads_to_rows, look_through
 from penstock.pipeline.merging import MergedTable
 from penstock.pipeline.writing import write_frame
-from penstock.wire.lake import ADOPTED, LETTERS, RECORDS, LakeFile, first_hole
+from penstock.wire.lake_files import ADOPTED, LETTERS, RECORDS, LakeFile, first_hole
 
 UNDER_WAY: Final = "migrating.json"
 """In the new place until all is done: whose lake is being taken over."""

@@ -55,7 +55,7 @@ from penstock.pipeline.offsets import (
     read_options,
     start_of,
 )
-from penstock.wire.columns import EVENT, ddl
+from penstock.wire.table_columns import EVENT, ddl
 
 log = logging.getLogger("penstock.pipeline")
 

@@ -16,8 +16,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from penstock.core.matching import matches
 from penstock.iceberg.files import PlannedFile, WrittenFile, arrow_schema, read_batches, write_file
 from penstock.iceberg.store import FileStore
-from penstock.wire.columns import Column
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
+from penstock.wire.table_columns import Column
 from penstock.wire.typed_tables import OWN, BodyMisfit, BodyReader, TypedTable
 
 _READ: Final = ("id", "stream", "time", "kind", "body")

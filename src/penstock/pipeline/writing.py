@@ -25,8 +25,8 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Slice
 from penstock.pipeline.offsets import Cut
 from penstock.pipeline.source import Part, read_slice
-from penstock.wire.columns import Column
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
+from penstock.wire.table_columns import Column
 
 _WRITTEN: Final = "location STRING, size BIGINT, footer BINARY, rows BIGINT"
 _WRITTEN_ARROW: Final = pa.schema(

@@ -19,8 +19,8 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Final, TypeVar
 
-from penstock.wire.columns import BOOL, BYTES, DATE, DOUBLE, INT32, INT64, TEXT, TIME, Column, decimal_size
-from penstock.wire.lake import TYPED
+from penstock.wire.lake_files import TYPED
+from penstock.wire.table_columns import BOOL, BYTES, DATE, DOUBLE, INT32, INT64, TEXT, TIME, Column, decimal_size
 
 TYPES: Final = {
     "string": TEXT, "boolean": BOOL, "int": INT32, "long": INT64, "double": DOUBLE, "date": DATE, "timestamp": TIME,

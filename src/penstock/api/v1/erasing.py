@@ -18,7 +18,7 @@ import msgspec
 from penstock.api.context import Context, decoded, only
 from penstock.api.describing import INTEGER, LARGEST, NAME_FIELD, an_object, operation, shown_as
 from penstock.core.names import check_name, is_system
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.errors import InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Response

@@ -26,14 +26,14 @@ from penstock.core.export import (
     check_not_trimmed,
     make_plan,
 )
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.errors import Busy, InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Headers, Response
 from penstock.limits import EXPORTS
 from penstock.values import Entry
-from penstock.wire.columns import NAMES
 from penstock.wire.http_chunks import chunk
+from penstock.wire.table_columns import NAMES
 
 PATIENCE_SECONDS: Final = 5.0
 """How long a request waits for an id of the log that this node has not followed yet. After it: 503."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.log import Log
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
 from penstock.http.timers import Timed, Wheel

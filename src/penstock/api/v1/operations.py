@@ -13,7 +13,7 @@ import msgspec
 from penstock import __version__
 from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import INTEGER, STRING, an_object, operation, shown_as, text
-from penstock.api.v1.way import WHICH_ENTRY
+from penstock.api.v1.why_recipients import WHICH_ENTRY
 from penstock.core.why import Folded, Why, WhyAnswer
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request

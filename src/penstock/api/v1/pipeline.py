@@ -37,7 +37,7 @@ from penstock.api.v1.news import NewsPolls
 from penstock.core.epoch import KEY as EPOCH
 from penstock.core.epoch import LogEpoch
 from penstock.core.export import BeyondLog, History
-from penstock.core.hourly import HourSum, LakeFigures, TableSize
+from penstock.core.hourly_figures import HourSum, LakeFigures, TableSize
 from penstock.core.registry import NEW, made_once
 from penstock.errors import Conflict, InputInvalid, TooLarge
 from penstock.http.requests import Request
@@ -45,7 +45,7 @@ from penstock.http.responses import Held, Response
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import LEVEL_BYTES, NEWS_SECONDS, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
 from penstock.values import Record
-from penstock.wire.lake import shown_name
+from penstock.wire.lake_files import shown_name
 
 DRIVER_SECONDS: Final = 30
 """A driver that was silent for so long counts as gone; it says something every five."""

@@ -27,10 +27,10 @@ from penstock.api.describing import (
 from penstock.api.describing import flag as flag_parameter
 from penstock.api.describing import limit as limit_parameter
 from penstock.api.v1.entries import EntryEncoder, EntryJson
-from penstock.core.everyone import Consumer, all_consumers
+from penstock.core.all_workers import Consumer, all_consumers
+from penstock.core.busy_streams import StreamTraffic
 from penstock.core.matching import matches
 from penstock.core.names import check_name, check_pattern
-from penstock.core.traffic import StreamTraffic
 from penstock.errors import InputInvalid, Trimmed
 from penstock.http.requests import Request
 from penstock.http.responses import Response

@@ -28,7 +28,7 @@ from penstock.api.recipients import (
     WaitingPage,
 )
 from penstock.api.v1.actions import ActionLog
-from penstock.api.v1.way import checked
+from penstock.api.v1.why_recipients import checked
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Response

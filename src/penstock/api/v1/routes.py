@@ -9,8 +9,8 @@ from penstock.api.v1.operations import OperationsApi
 from penstock.api.v1.publish import PublishApi
 from penstock.api.v1.read import ReadApi
 from penstock.api.v1.tail import TailApi
-from penstock.api.v1.way import WayApi
-from penstock.core.traffic import StreamTraffic
+from penstock.api.v1.why_recipients import WayApi
+from penstock.core.busy_streams import StreamTraffic
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES
 

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.api.context import Context, integer, only
 from penstock.api.describing import a_list, an_object, number, operation
-from penstock.http.outlet import Outlet
+from penstock.http.live_answer import Outlet
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
 from penstock.http.routing import Route

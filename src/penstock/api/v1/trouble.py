@@ -21,7 +21,7 @@ from penstock.api.describing import limit as limit_parameter
 from penstock.api.recipients import Redriven
 from penstock.api.v1.actions import ActionLog
 from penstock.api.v1.recipients import Kinds
-from penstock.api.v1.way import checked
+from penstock.api.v1.why_recipients import checked
 from penstock.core.trouble import Trouble, TroubleFilter, TroubleIndex, by_recipient
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request

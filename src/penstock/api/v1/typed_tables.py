@@ -39,7 +39,7 @@ from penstock.limits import (
     TYPED_TABLES,
 )
 from penstock.values import Record
-from penstock.wire.columns import TABLES
+from penstock.wire.table_columns import TABLES
 from penstock.wire.typed_tables import OWN, TypedColumn, TypedTable, column_type, is_promotion
 
 _NAME: Final = rf"^[a-z][a-z0-9_]{{0,{TYPED_NAME_CHARACTERS - 1}}}$"

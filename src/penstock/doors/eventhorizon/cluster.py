@@ -20,14 +20,14 @@ import msgspec
 from penstock.api.auth import Caller
 from penstock.api.context import Context
 from penstock.core.background import Loop
-from penstock.core.calls import Calls
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
-from penstock.core.members import node_of
+from penstock.core.liveness import node_of
+from penstock.core.node_calls import Calls
 from penstock.doors.eventhorizon.local_source import LocalSource
 from penstock.doors.eventhorizon.pusher import AppGone, Pusher, PusherStatus
 from penstock.doors.eventhorizon.requests import PusherView
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.http.outgoing import Answer, Target, Unreachable, parse_url
+from penstock.http.client import Answer, Target, Unreachable, parse_url
 from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES
 from penstock.settings import EventHorizonSettings
 from penstock.values import Record

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import Busy, InputInvalid, OperatorError, PenstockError
-from penstock.http.outgoing import Answer, OutgoingError, Target, Unreachable
+from penstock.http.client import Answer, OutgoingError, Target, Unreachable
 from penstock.wire import webhooks
 from penstock.wire.eventhorizon import (
     QUERY,

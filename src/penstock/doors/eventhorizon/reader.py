@@ -12,7 +12,7 @@ from penstock.core.names import check_name
 from penstock.doors.eventhorizon.requests import ReadRequest, check_subscription, read_cursor
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import NotFound
-from penstock.http.pipe import Tap
+from penstock.http.output import Tap
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
 from penstock.limits import PAGE_ENTRIES, SHOWN_BYTES

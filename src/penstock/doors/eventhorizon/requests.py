@@ -9,7 +9,7 @@ import msgspec
 from penstock.api.describing import WEBHOOK_KEY, shown_as
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid, TooLarge
-from penstock.http.outgoing import URL, parse_url
+from penstock.http.client import URL, parse_url
 from penstock.limits import (
     BATCH_ENTRIES,
     LEDGER_REASON_CHARACTERS,

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.core.log import Log
 from penstock.core.registry import Registry, delete_if
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry, Kind, Record
 from penstock.wire.eventhorizon import Cursor, parse_cursor

@@ -20,7 +20,7 @@ from penstock.api.context import integer, only
 from penstock.api.describing import PATH_LEVEL, STRING, STRING_OR_NULL, a_list, an_object, operation, text
 from penstock.api.describing import limit as limit_parameter
 from penstock.core.ledger import Recipient
-from penstock.core.members import node_of
+from penstock.core.liveness import node_of
 from penstock.doors.msgstream import records
 from penstock.doors.msgstream.packs import BROADCAST
 from penstock.doors.msgstream.records import DOOR, FORM, PREFIX, check_actor, mailbox_of

@@ -1,7 +1,7 @@
 """What nodes tell each other of sessions, beside who serves them (`core/ownership.py`).
 
 These are hints. What they tell of is in the mailbox or in the registry by then, so a node finds out by itself when one
-is lost (`core/lookout.py`).
+is lost (`core/change_watch.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from penstock.api.context import Context
-from penstock.core.lookout import MailboxChange
-from penstock.core.members import node_of
+from penstock.core.change_watch import MailboxChange
+from penstock.core.liveness import node_of
 from penstock.core.ownership import Ownership
 from penstock.doors.msgstream.records import PREFIX
 from penstock.doors.msgstream.session import Session

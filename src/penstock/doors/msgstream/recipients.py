@@ -14,7 +14,7 @@ from penstock.api.recipients import (
     items_waiting,
     pending_items,
 )
-from penstock.core.members import node_of
+from penstock.core.liveness import node_of
 from penstock.doors.msgstream.records import DOOR, is_actor, mailbox_of
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.wire.msgstream_actions import SessionRecord

@@ -24,8 +24,8 @@ import msgspec
 
 from penstock.api.auth import Caller
 from penstock.api.context import Context
-from penstock.core.calls import Calls
-from penstock.core.members import node_of
+from penstock.core.liveness import node_of
+from penstock.core.node_calls import Calls
 from penstock.core.ownership import ABSENT, RETRY_SECONDS, Ownership, RecordForm, Rule
 from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.requests import Topics

@@ -17,7 +17,7 @@ from penstock.core.names import ROOMS
 from penstock.doors.sps.frames import Audiences, EventFrames, Run, join_runs, runs_of
 from penstock.doors.sps.requests import ALL, Narrow, Topics, first_room, patterns_for
 from penstock.errors import Busy, NotFound
-from penstock.http.outlet import Outlet
+from penstock.http.live_answer import Outlet
 from penstock.http.timers import Timed, Wheel
 from penstock.limits import FORMER_TOPICS, TOPIC_CHANGES
 from penstock.values import Entry

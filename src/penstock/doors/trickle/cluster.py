@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.core.members import Membership
+from penstock.core.liveness import Membership
 from penstock.core.ownership import OwnedRecord, Ownership, RecordForm
 from penstock.core.registry import NEW, Registry
 from penstock.errors import Busy

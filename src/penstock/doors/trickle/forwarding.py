@@ -11,8 +11,8 @@ from typing import Final, cast
 
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Busy, PeerError, PenstockError
-from penstock.http.outgoing import OutgoingError, Target, parse_url
-from penstock.http.outlet import Outlet
+from penstock.http.client import OutgoingError, Target, parse_url
+from penstock.http.live_answer import Outlet
 from penstock.http.problems import error_response
 from penstock.http.requests import Request
 from penstock.http.responses import Headers, Held, Response

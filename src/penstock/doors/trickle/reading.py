@@ -13,7 +13,7 @@ from penstock.doors.trickle import answers
 from penstock.doors.trickle.channel import LiveChannel
 from penstock.doors.trickle.channels import Channels
 from penstock.errors import Busy, PenstockError
-from penstock.http.outlet import Outlet
+from penstock.http.live_answer import Outlet
 from penstock.http.problems import error_response
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response

@@ -16,7 +16,7 @@ from penstock.doors.trickle.channel import attributes_of, is_cut
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.reading import WaitingReader
 from penstock.errors import PenstockError, Trimmed
-from penstock.http.outlet import Outlet
+from penstock.http.live_answer import Outlet
 from penstock.http.problems import error_response
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from penstock.api.context import Context
+from penstock.core.change_watch import MailboxChange
 from penstock.core.ledger import Recipient
-from penstock.core.lookout import MailboxChange
 from penstock.core.months import month_of
 from penstock.doors.webpush.broadcasts import Broadcasts
 from penstock.doors.webpush.cluster import Cluster

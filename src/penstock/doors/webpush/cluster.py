@@ -17,11 +17,11 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.bus import Bus
-from penstock.core.calls import Calls
 from penstock.core.clock import Clock
+from penstock.core.node_calls import Calls
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import InputInvalid, Unauthenticated
-from penstock.http.outgoing import OutgoingError, Target, parse_url
+from penstock.http.client import OutgoingError, Target, parse_url
 from penstock.http.requests import Request
 from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route

@@ -21,9 +21,9 @@ import msgspec
 
 from penstock.api.context import Context
 from penstock.core.background import Loop
-from penstock.core.calls import Calls
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
-from penstock.core.members import node_of
+from penstock.core.liveness import node_of
+from penstock.core.node_calls import Calls
 from penstock.doors.webpush_sender.binding import POSITIONS, Binding, BindingRecord, SendingMeans, decode_position
 from penstock.doors.webpush_sender.push_client import PushClient, check_endpoint
 from penstock.doors.webpush_sender.receipts import AwaitedReceipts

@@ -8,7 +8,7 @@ import time
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock.errors import InputInvalid
-from penstock.http.outgoing import AddressPrivate, OutgoingError, Target, parse_url
+from penstock.http.client import AddressPrivate, OutgoingError, Target, parse_url
 from penstock.wire.vapid import origin_of, sign
 from penstock.wire.webcrypto import PrivateKey, encode64, encrypt, point_of
 from penstock.wire.webpush_sending import PushOutcome, PushReceiver, Verdict, Wish, judge, push_headers

@@ -1,4 +1,4 @@
-"""What changed in the registry and the mailboxes of a cluster (`core.lookout.Changes`).
+"""What changed in the registry and the mailboxes of a cluster (`core.change_watch.Changes`).
 
 One consumer per stream of cells, kept by the server in memory, of which a node asks now and then what is new. A cell
 that was changed many times is told once: the stream holds its newest message only. A consumer that is gone, with its
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.core.lookout import MailboxChange, RecordChange
+from penstock.core.change_watch import MailboxChange, RecordChange
 from penstock.engines.jetstream.cells import Cells, CellsMissing, Home, api
 from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, status
 from penstock.engines.jetstream.frames import NatsMessage
@@ -152,7 +152,7 @@ class Watch:
 
 
 class JetStreamChanges:
-    """`core.lookout.Changes` of one node."""
+    """`core.change_watch.Changes` of one node."""
 
     def __init__(self, home: Home, mailbox: JetStreamMailbox) -> None:
         self._home, self._mailbox = home, mailbox

@@ -15,7 +15,7 @@ from penstock.core.followers import Follower as Callee
 from penstock.core.followers import Followers
 from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.engines.jetstream import tombstones
 from penstock.engines.jetstream.appending import Appender
 from penstock.engines.jetstream.cells import PATIENCE_SECONDS

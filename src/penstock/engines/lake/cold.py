@@ -22,7 +22,7 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.log import Log
 from penstock.core.names import check_pattern
 from penstock.core.promise import Pending
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.engines.lake.lake import LakeReader
 from penstock.engines.pages import Look, look_within
 from penstock.errors import InputInvalid, Trimmed

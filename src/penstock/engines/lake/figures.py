@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.core.hourly import HourRow, HourSum, TableSize, add_up
+from penstock.core.hourly_figures import HourRow, HourSum, TableSize, add_up
 from penstock.engines.lake.lake import LakeReader
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import parse_location
+from penstock.wire.lake_files import parse_location
+from penstock.wire.table_columns import TABLES
 
 if TYPE_CHECKING:
     from penstock.engines.lake.rows import ParquetRows
@@ -40,7 +40,7 @@ _metadata = msgspec.json.Decoder(_Metadata)
 
 
 class Figures:
-    """`core.hourly.LakeFigures` over a lake."""
+    """`core.hourly_figures.LakeFigures` over a lake."""
 
     def __init__(self, lake: LakeReader) -> None:
         self._lake = lake

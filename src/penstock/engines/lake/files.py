@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.wire.lake import parse_location
+from penstock.wire.lake_files import parse_location
 
 if TYPE_CHECKING:
     from penstock.iceberg.reading import ColumnBounds, ListedFile

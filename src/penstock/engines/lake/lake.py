@@ -33,7 +33,7 @@ from penstock.engines.pages import Look
 from penstock.errors import Busy, ConfigInvalid, OperatorError, Trimmed
 from penstock.limits import LAKE_READS, LAKE_SECONDS
 from penstock.values import Entry
-from penstock.wire.lake import TYPED, shown_name
+from penstock.wire.lake_files import TYPED, shown_name
 
 if TYPE_CHECKING:
     from penstock.engines.lake.export_rows import ExportRows, FoundRows

@@ -18,7 +18,7 @@ from penstock.engines.pages import Look, shown
 from penstock.iceberg.reading import ColumnBounds
 from penstock.iceberg.store import FileStore
 from penstock.values import Entry, Kind
-from penstock.wire.columns import BYTES, EVENT, TEXT, TIME, Column
+from penstock.wire.table_columns import BYTES, EVENT, TEXT, TIME, Column
 
 FOOTERS: Final = 512
 """Footers that are kept: some kilobytes each."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Self
 
 from penstock.core.bus import LocalBus
+from penstock.core.change_watch import Changes, MailboxChange, RecordChange
 from penstock.core.clock import Clock, WallClock
 from penstock.core.export import LogExport
-from penstock.core.lookout import Changes, MailboxChange, RecordChange
 from penstock.engines.memory.log import MemoryLog
 from penstock.engines.memory.mailbox import MemoryMailbox
 from penstock.engines.memory.registry import MemoryRegistry
@@ -48,7 +48,7 @@ class MemoryEngine:
 
 
 class MemoryChanges:
-    """`core.lookout.Changes` of one of several nodes that share an engine in memory."""
+    """`core.change_watch.Changes` of one of several nodes that share an engine in memory."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         self._records: dict[str, int] = {}

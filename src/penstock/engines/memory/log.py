@@ -13,7 +13,7 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.matching import matches
 from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch, stamp
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.engines.pages import fitting, is_over, page_of_stream, shown, tombstone
 from penstock.engines.repeats import Address, addresses, first_answer, key_address, owner_of, sequence_address
 from penstock.errors import InputInvalid, KeyReused, NotFound, PenstockError, Trimmed

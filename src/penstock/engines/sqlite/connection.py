@@ -98,7 +98,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 def _connect(path: Path, how: str = "mode=rwc") -> sqlite3.Connection:
     # Connections are made in one thread and used in another, by one thread at a time. Several
-    # hundred statements stay prepared: inserts have one for each number of rows (rows.py).
+    # hundred statements stay prepared: inserts have one for each number of rows (entry_rows.py).
     try:
         return sqlite3.connect(
             f"{path.absolute().as_uri()}?{how}",

@@ -10,23 +10,23 @@ from typing import Self
 import msgspec
 
 from penstock.core.bus import LocalBus
+from penstock.core.change_watch import Changes
 from penstock.core.clock import Clock, WallClock
-from penstock.core.lookout import Changes
 from penstock.engines.sqlite import schema
-from penstock.engines.sqlite.background_check import FileCheck
 from penstock.engines.sqlite.backup import Manifest, backup
 from penstock.engines.sqlite.checkpoint import Checkpointer
 from penstock.engines.sqlite.connection import CHECKPOINT_PAGES, open_writer, translated
 from penstock.engines.sqlite.damage import Damage, stop_writing
 from penstock.engines.sqlite.export import SqliteExport
 from penstock.engines.sqlite.faults import SqliteFaults
-from penstock.engines.sqlite.known import KNOWN_STREAMS, KnownStream, KnownStreams, load_by_number
+from penstock.engines.sqlite.file_check import FileCheck
+from penstock.engines.sqlite.known_streams import KNOWN_STREAMS, KnownStream, KnownStreams, load_by_number
 from penstock.engines.sqlite.lock import DirectoryLock
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.engines.sqlite.mailbox import SqliteMailbox
-from penstock.engines.sqlite.readers import Readers
-from penstock.engines.sqlite.recent import Recent
+from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.registry import SqliteRegistry
+from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.engines.sqlite.writer import DEFAULTS, Limits, SqliteWriter
 from penstock.errors import DataCorrupt
 from penstock.values import Head, Kind

@@ -28,7 +28,7 @@ from penstock.core import arrow
 from penstock.core.export import ExportRange, Selection
 from penstock.engines.sqlite.export import DATA, FAILURE, TRAILER, ExportRequest
 from penstock.values import Kind
-from penstock.wire.columns import EVENT, SCHEMA_VERSION, TEXT, TIME
+from penstock.wire.table_columns import EVENT, SCHEMA_VERSION, TEXT, TIME
 
 PAGE_BYTES: Final = 2 * 1024 * 1024
 """What a page is meant to hold; a batch is at most four times as much."""

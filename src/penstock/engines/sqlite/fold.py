@@ -2,7 +2,7 @@
 
 An append writes to the end of `entries` only. To keep an index by stream at the same time would write to
 a random page for each entry: over a million streams that costs four times the append itself. So
-the coordinates of the newest entries stay in memory (recent.py), and when enough have gathered they
+the coordinates of the newest entries stay in memory (unfolded_entries.py), and when enough have gathered they
 go into the file sorted by stream:
 
     gather     copy the coordinates of the unfolded entries into a table in memory, sorted

@@ -11,15 +11,15 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, is_exact
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
-from penstock.core.wishes import Wishes
+from penstock.core.wanted_streams import Wishes
 from penstock.engines.pages import Look, look_within
-from penstock.engines.sqlite import pages, retention
-from penstock.engines.sqlite.ahead import Ahead, Read, ReplayKind
-from penstock.engines.sqlite.known import KnownStream, KnownStreams, load_by_name
-from penstock.engines.sqlite.pages import Source
+from penstock.engines.sqlite import retention, stream_pages
+from penstock.engines.sqlite.known_streams import KnownStream, KnownStreams, load_by_name
+from penstock.engines.sqlite.read_ahead import Ahead, Read, ReplayKind
 from penstock.engines.sqlite.reader import SqliteReader
-from penstock.engines.sqlite.readers import SHORT_ENTRIES, Readers
-from penstock.engines.sqlite.recent import Recent
+from penstock.engines.sqlite.reader_threads import SHORT_ENTRIES, Readers
+from penstock.engines.sqlite.stream_pages import Source
+from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import CallerError, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
@@ -130,7 +130,7 @@ class SqliteLog:
         async def read() -> Page:
             source, look = await self._source(stream), self._look(limit, limit_bytes, meta)
             long = limit > SHORT_ENTRIES
-            return await self._readers.run(lambda reader: pages.by_index(reader, source, index, look), long=long)
+            return await self._readers.run(lambda reader: stream_pages.by_index(reader, source, index, look), long=long)
 
         return await self._steadily(read)
 
@@ -141,7 +141,7 @@ class SqliteLog:
             source, look = await self._source(stream), self._look(limit, limit_bytes, True)
             long = limit > SHORT_ENTRIES
             return await self._readers.run(
-                lambda reader: pages.by_cursor(reader, source, chunk, offset, look), long=long
+                lambda reader: stream_pages.by_cursor(reader, source, chunk, offset, look), long=long
             )
 
         return await self._steadily(read)
@@ -176,9 +176,9 @@ class SqliteLog:
     async def _pages(self, wanted: tuple[str, ...], look: Look) -> Read:
         """How to read pages of what is wanted, as far as *look* goes."""
         if not _are_exact(wanted):
-            return lambda reader, after: pages.by_scan(reader, wanted, after, self._now(look))
+            return lambda reader, after: stream_pages.by_scan(reader, wanted, after, self._now(look))
         sources = await self._sources(wanted, look.upto)
-        return lambda reader, after: pages.by_ids(reader, sources, after, self._now(look))
+        return lambda reader, after: stream_pages.by_ids(reader, sources, after, self._now(look))
 
     async def id_before(self, ms: int) -> int:
         upto = self.followed

@@ -18,9 +18,9 @@ from penstock.core.clock import Clock
 from penstock.core.months import check_month
 from penstock.engines.checks import check_position, check_recipient, check_room
 from penstock.engines.checks import weight as weight_of
-from penstock.engines.sqlite.bounds import Bounds, weigh
-from penstock.engines.sqlite.putting import ITEM, Put, Putting, numbered
-from penstock.engines.sqlite.readers import Readers
+from penstock.engines.sqlite.mailbox_puts import ITEM, Put, Putting, numbered
+from penstock.engines.sqlite.mailbox_room import Bounds, weigh
+from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.retention import in_slices
 from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import EngineGone, NotFound

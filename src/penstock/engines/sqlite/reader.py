@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.core.matching import matches
 from penstock.engines.pages import Look
-from penstock.engines.sqlite.recent import Spot, Spots
+from penstock.engines.sqlite.unfolded_entries import Spot, Spots
 from penstock.values import Entry, Head, Kind, PlainEntries, PlainRow
 
 SCAN_ROWS: Final = 32_768

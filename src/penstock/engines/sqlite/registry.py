@@ -6,7 +6,7 @@ import sqlite3
 
 from penstock.core.clock import Clock
 from penstock.engines.checks import check_record, check_version
-from penstock.engines.sqlite.readers import Readers
+from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.retention import in_slices
 from penstock.engines.sqlite.schema import fact, set_fact
 from penstock.engines.sqlite.writer import SqliteWriter

@@ -29,9 +29,9 @@ from penstock.engines.sqlite import fold, schema
 from penstock.engines.sqlite.checkpoint import Checkpointer
 from penstock.engines.sqlite.damage import Damage
 from penstock.engines.sqlite.faults import SqliteFaults
-from penstock.engines.sqlite.group import GROUP_BYTES, GROUP_JOBS, WriteGroup
-from penstock.engines.sqlite.known import KnownStreams
-from penstock.engines.sqlite.recent import Recent
+from penstock.engines.sqlite.group_commit import GROUP_BYTES, GROUP_JOBS, WriteGroup
+from penstock.engines.sqlite.known_streams import KnownStreams
+from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
 from penstock.settings import LogSettings
 from penstock.values import Appended, Batch, Entry

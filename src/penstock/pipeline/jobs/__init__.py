@@ -20,7 +20,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn, record_names
 from penstock.pipeline.lake import Lake, columns_in, covering, record_of
 from penstock.pipeline.writing import ReadFiles
-from penstock.wire.columns import TABLES, Column, ddl
+from penstock.wire.table_columns import TABLES, Column, ddl
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -14,8 +14,8 @@ from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Intent, Slice, TableChange
 from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace
 from penstock.pipeline.writing import CopySlice, file_of, write_frame
-from penstock.wire.columns import NAMES
-from penstock.wire.lake import parse_location
+from penstock.wire.lake_files import parse_location
+from penstock.wire.table_columns import NAMES
 
 OPTIONS: Mapping[str, str] = {}
 

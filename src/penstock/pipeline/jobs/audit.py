@@ -31,8 +31,8 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.file_sums import SUMS, SumUpFile
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
-from penstock.wire.columns import NAMES
-from penstock.wire.lake import LakeFile
+from penstock.wire.lake_files import LakeFile
+from penstock.wire.table_columns import NAMES
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
 

@@ -22,8 +22,8 @@ from penstock.pipeline.commit import TableChange, Turn
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.lake import columns_in
 from penstock.pipeline.writing import MergeFiles
-from penstock.wire.columns import TABLES, Column
-from penstock.wire.lake import TYPED, LakeFile, tables_of
+from penstock.wire.lake_files import TYPED, LakeFile, tables_of
+from penstock.wire.table_columns import TABLES, Column
 
 OPTIONS: Mapping[str, str] = {"all": "whatever there are two of, also of the day that is not over yet"}
 

@@ -24,7 +24,7 @@ from penstock.pipeline.erasing import STREAM, EraseFrom, FindRequests, Gone, gon
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive
 from penstock.pipeline.lake import columns_in, covering
 from penstock.pipeline.typed_rows import RemoveRows
-from penstock.wire.lake import TYPED
+from penstock.wire.lake_files import TYPED
 
 OPTIONS: Mapping[str, str] = {
     "ids": "first erase these events in the log: their ids with commas",

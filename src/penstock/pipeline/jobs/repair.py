@@ -28,7 +28,7 @@ from penstock.pipeline.commit import Slice, TableChange, watermark
 from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, archive, ledger, rollup, say_progress, typed
 from penstock.pipeline.lake import RECORD_OF, Lake, LakeHole
 from penstock.pipeline.writing import CopyRows, CopySlice, file_of, rows_between
-from penstock.wire.lake import RECORDS, TYPED, LakeFile, first_hole, parse_location, shown_name, tables_of
+from penstock.wire.lake_files import RECORDS, TYPED, LakeFile, first_hole, parse_location, shown_name, tables_of
 
 OPTIONS: Mapping[str, str] = {
     "table": "make this table again, a typed one too, and those written with it; without it, whatever has lost files",

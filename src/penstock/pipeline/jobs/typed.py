@@ -29,8 +29,8 @@ from penstock.pipeline.jobs.erase import erased_upto, rows_removed
 from penstock.pipeline.jobs.ledger import plan_from_lake
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.typed_rows import DecodedFile, DecodeFile, RemoveRows, may_be_in
-from penstock.wire.columns import TABLES
-from penstock.wire.lake import TYPED, LakeFile, shown_name
+from penstock.wire.lake_files import TYPED, LakeFile, shown_name
+from penstock.wire.table_columns import TABLES
 from penstock.wire.typed_tables import TypedTable
 
 OPTIONS: Mapping[str, str] = {}

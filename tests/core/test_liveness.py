@@ -1,4 +1,4 @@
-"""Which nodes are alive: nobody's clock is trusted, and a dead node's place is taken once (core/members.py)."""
+"""Which nodes are alive: nobody's clock is trusted, and a dead node's place is taken once (core/liveness.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.core.members import DEAD_SECONDS, HOLD_SECONDS, RENEW_SECONDS, Alone, Members, chosen, node_of
+from penstock.core.liveness import DEAD_SECONDS, HOLD_SECONDS, RENEW_SECONDS, Alone, Members, chosen, node_of
 from penstock.engines.memory import MemoryRegistry
 from tests.nodes import Network
 

@@ -13,10 +13,10 @@ from penstock.engines.lake import rows
 from penstock.engines.sqlite.schema import migrate
 from penstock.pipeline.lake import EVENTS
 from penstock.values import Entry
-from penstock.wire.columns import EVENT, NAMES, TEXT, Column, ddl
+from penstock.wire.table_columns import EVENT, NAMES, TEXT, Column, ddl
 
 SOURCE = Path(penstock.__file__).parent
-ALLOWED = {"wire/columns.py", "engines/sqlite/reader.py"}
+ALLOWED = {"wire/table_columns.py", "engines/sqlite/reader.py"}
 """The latter takes rows of its engine's own table apart by place, and is what a replay waits for."""
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
-from penstock.core.wishes import UNKNOWN, Wishes
+from penstock.core.wanted_streams import UNKNOWN, Wishes
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.log_link import LogLink, Remote
+from penstock.engines.local.worker_calls import LogLink, Remote
 from penstock.errors import Busy, CallerError
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Page

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import InputInvalid, PeerError
-from penstock.http.outgoing import (
+from penstock.http.client import (
     AnswerBroken,
     Target,
     TimedOut,

@@ -1,7 +1,7 @@
 """One end of the socket between the log process and a worker: frames in, one frame out for each turn of the loop.
 
-Both ends are made of it: `worker_link.py` in the log process, which cuts a worker that is too slow, and `log_link.py`
-in a worker.
+Both ends are made of it: `served_worker.py` in the log process, which cuts a worker that is too slow, and
+`worker_calls.py` in a worker.
 """
 
 from __future__ import annotations

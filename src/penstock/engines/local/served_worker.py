@@ -17,16 +17,16 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import msgspec
 
+from penstock.core.change_watch import MailboxChange, RecordChange
 from penstock.core.export import ExportRange
-from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.matching import Interest
 from penstock.core.metering import Sample, process_samples
 from penstock.core.names import is_exact
 from penstock.core.promise import Pending, Promise
 from penstock.core.storage import Storage
 from penstock.engines.local.contracts import METHODS
+from penstock.engines.local.framed_socket import Link
 from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
-from penstock.engines.local.link import Link
 from penstock.errors import PenstockError
 from penstock.values import Appended, Batch, Entry
 
@@ -75,7 +75,7 @@ class NewestIds:
 
 
 class WorkersHome(Protocol):
-    """What a worker's link needs of the server that it belongs to (`engines/local/server.py`)."""
+    """What a worker's link needs of the server that it belongs to (`engines/local/log_process.py`)."""
 
     engine: Storage
     interest: Interest[WorkerLink]

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from penstock.core.bus import Bus
-from penstock.core.calls import Calls
 from penstock.core.hub import Hub
-from penstock.core.members import Membership, node_of
+from penstock.core.liveness import Membership, node_of
+from penstock.core.node_calls import Calls
 
 Told = TypeVar("Told")
 Answer = Callable[[bytes], Awaitable[Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from penstock.http.pipe import Pipe, Tap
+from penstock.http.output import Pipe, Tap
 from penstock.wire.http_chunks import LAST_CHUNK
 
 

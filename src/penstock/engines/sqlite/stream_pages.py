@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from penstock.engines.pages import Look
 from penstock.engines.sqlite.reader import PlaceQuery, SqliteReader, from_cursor, from_id, from_index
-from penstock.engines.sqlite.recent import Spot, Spots
+from penstock.engines.sqlite.unfolded_entries import Spot, Spots
 from penstock.errors import InputInvalid, NotFound, Trimmed
 from penstock.limits import BATCH_BYTES, BATCH_ENTRIES
 from penstock.values import Entry, Head, Kind, Page

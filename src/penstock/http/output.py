@@ -1,4 +1,4 @@
-"""The pipe: the output of a connection, collected and written once per loop turn; and the tap at its end.
+"""The output of a connection: collected, written once per loop turn; and the tap that handlers write into.
 
 An event that goes to 5,000 connections is framed once; each connection then costs one note that it has
 output and one system call. On plain TCP that call is made here, straight on the socket, as long as the
@@ -18,7 +18,7 @@ import socket
 import struct
 from typing import Final, Protocol, cast
 
-from penstock.http.flush import Flusher
+from penstock.http.flushing import Flusher
 from penstock.http.timers import Timed
 
 EXPIRED: Final = "the token has expired"

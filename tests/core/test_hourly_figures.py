@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.hourly import PERCENTILES, add_up, percentiles
+from penstock.core.hourly_figures import PERCENTILES, add_up, percentiles
 
 classes = st.dictionaries(st.sampled_from([1, 2, 4, 8, 1024]), st.integers(1, 50), min_size=1)
 rows = st.lists(

@@ -1,4 +1,4 @@
-"""Questions from node to node: what is lost or cannot be read costs its own answer alone (core/calls.py)."""
+"""Questions from node to node: what is lost or cannot be read costs its own answer alone (core/node_calls.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.core.bus import Receivers
-from penstock.core.calls import Calls
+from penstock.core.node_calls import Calls
 from tests.nodes import Network
 
 
@@ -65,7 +65,7 @@ async def test_what_a_letter_holds_and_cannot_be_read_counts_as_lost(
     network = Network()
     async with Calls(network.bus("a"), "t", shout) as a, Calls(network.bus("b"), "t", shout):
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.core.calls.ANSWER_SECONDS", 0.05)
+            patch.setattr("penstock.core.node_calls.ANSWER_SECONDS", 0.05)
             assert await a.ask("b", b"\xff", bytes) is None  # no ASCII: the answerer fails
         assert await a.ask("b", b"who", int) is None
         assert await a.ask("b", b"7", int) == 7

@@ -20,12 +20,12 @@ from typing import Final, Self
 import msgspec
 
 from penstock.core.background import Background, Loop
-from penstock.core.lookout import MailboxChange
+from penstock.core.change_watch import MailboxChange
 from penstock.core.matching import Interest
 from penstock.core.storage import Storage
+from penstock.engines.local.framed_socket import BEAT_SECONDS, SocketPath
 from penstock.engines.local.frames import encode
-from penstock.engines.local.link import BEAT_SECONDS, SocketPath
-from penstock.engines.local.worker_link import NewestIds, WorkerLink
+from penstock.engines.local.served_worker import NewestIds, WorkerLink
 from penstock.values import Entry, Kind
 
 SILENT_SECONDS: Final = 10.0

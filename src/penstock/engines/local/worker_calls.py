@@ -11,8 +11,8 @@ import msgspec
 
 from penstock.core.promise import Promise, failed
 from penstock.engines.local.contracts import METHODS
+from penstock.engines.local.framed_socket import Link
 from penstock.engines.local.frames import LogFrame, encode, error_of
-from penstock.engines.local.link import Link
 from penstock.errors import EngineGone, InputInvalid
 from penstock.values import Appended, Batch, Place
 

@@ -1,6 +1,6 @@
 """The engine of a worker: the contracts of `core/`, kept by the log process of the same machine.
 
-    log process        SQLite (or memory): log, mailboxes, registry         `engines/local/server.py`
+    log process        SQLite (or memory): log, mailboxes, registry         `engines/local/log_process.py`
         │ Unix socket
     worker             connections, doors, hub, a ledger of its own         this package
 
@@ -19,15 +19,15 @@ from typing import Any, Final, Self, cast
 
 from penstock.core.background import Background, Loop
 from penstock.core.bus import Receivers
+from penstock.core.change_watch import MailboxChange, RecordChange
 from penstock.core.export import Block, ExportRange
-from penstock.core.lookout import MailboxChange, RecordChange
 from penstock.core.mailbox import Mailbox
 from penstock.core.metering import Sample
 from penstock.core.registry import Registry
+from penstock.engines.local.framed_socket import BEAT_SECONDS, SocketPath
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.link import BEAT_SECONDS, SocketPath
-from penstock.engines.local.log import WorkerLog
-from penstock.engines.local.log_link import GONE, LogLink, Remote, connect
+from penstock.engines.local.worker_calls import GONE, LogLink, Remote, connect
+from penstock.engines.local.worker_log import WorkerLog
 from penstock.errors import PenstockError
 from penstock.settings import LogSettings
 
@@ -143,7 +143,7 @@ class WorkerBus(Receivers):
 
 
 class WorkerMembers:
-    """`core.members.Membership` of a worker: the log process says who lives."""
+    """`core.liveness.Membership` of a worker: the log process says who lives."""
 
     alone = False
 
@@ -169,7 +169,7 @@ class WorkerMembers:
 
 
 class WorkerChanges:
-    """`core.lookout.Changes` of a worker."""
+    """`core.change_watch.Changes` of a worker."""
 
     def __init__(self, link: LogLink) -> None:
         self._link = link

@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
+from penstock.engines.sqlite.entry_rows import EntryRows
 from penstock.engines.sqlite.keys import GroupKeys
-from penstock.engines.sqlite.known import KnownStream, KnownStreams
-from penstock.engines.sqlite.recent import Recent
-from penstock.engines.sqlite.rows import EntryRows
+from penstock.engines.sqlite.known_streams import KnownStream, KnownStreams
+from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.values import Appended, Batch, Entry, Head, Kind
 
 GROUP_JOBS: Final = 1_024

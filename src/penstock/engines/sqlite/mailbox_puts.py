@@ -1,6 +1,6 @@
 """Puts of many recipients at once, with three statements whatever their number.
 
-SQLite's calls give the interpreter lock away, and beside a busy event loop each return waits for it (rows.py has
+SQLite's calls give the interpreter lock away, and beside a busy event loop each return waits for it (entry_rows.py has
 the figures). Senders that wait together are stored together anyway, so the puts of one group become one
 change of heads, one look at them, and one INSERT.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.engines.sqlite.bounds import Bounds
-from penstock.engines.sqlite.rows import counts
+from penstock.engines.sqlite.entry_rows import counts
+from penstock.engines.sqlite.mailbox_room import Bounds
 from penstock.errors import NotFound
 from penstock.values import Item, NewItem, Room
 

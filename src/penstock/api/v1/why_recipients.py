@@ -9,8 +9,8 @@ import msgspec
 from penstock.api.context import Context, integer, only
 from penstock.api.describing import limit as limit_parameter
 from penstock.api.describing import number, operation, text
-from penstock.core.way import Way, WayAnswer, WayFilter
 from penstock.core.why import Why
+from penstock.core.why_recipients import Way, WayAnswer, WayFilter
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
 from penstock.http.responses import Response

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.http.caps import Caps, RateExceeded, TokenBuckets, TooManyOpen
+from penstock.http.rate_limits import Caps, RateExceeded, TokenBuckets, TooManyOpen
 
 
 def test_connections_are_counted_in_all_and_per_address() -> None:

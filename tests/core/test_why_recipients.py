@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core import way as way_module
+from penstock.core import why_recipients as way_module
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Ledger, Recipient
-from penstock.core.way import ORDER, Way, WayFilter
 from penstock.core.why import Why
+from penstock.core.why_recipients import ORDER, Way, WayFilter
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import NotFound
 from penstock.values import Batch, Draft, Entry

@@ -15,12 +15,12 @@ import sqlite3
 from functools import cache
 from typing import Any, Final
 
-from penstock.engines.sqlite.recent import Columns
+from penstock.engines.sqlite.unfolded_entries import Columns
 from penstock.values import Entry, Kind
-from penstock.wire.columns import EVENT
+from penstock.wire.table_columns import EVENT
 
 _FULL: Final = ("?",) * sum(bool(column.sql) for column in EVENT)
-"""Values of the table `entries`, in the order of `wire/columns.py`; the stream is its number."""
+"""Values of the table `entries`, in the order of `wire/table_columns.py`; the stream is its number."""
 _PLAIN: Final = ("?", "?", "?", "?", "?", "?", "0", "''", "?", "NULL", "''", "?")  # no kind, type, expiry, attributes
 _PLAIN_VALUES: Final = _PLAIN.count("?")
 _EXACT_UPTO: Final = 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import traffic
+from penstock.core import busy_streams
+from penstock.core.busy_streams import StreamTraffic
 from penstock.core.metering import BOUNDS, Histogram, quantile
-from penstock.core.traffic import StreamTraffic
 from penstock.values import Entry, Kind
 
 
@@ -24,7 +24,7 @@ def test_rates_rise_to_what_is_published_and_fade() -> None:
     assert round(counted.rates["/busy"], 1) == 10.0
     assert list(counted.rates) == ["/busy"]
     assert counted.published == 3000
-    counted.fold(traffic.HALF_LIFE_SECONDS)
+    counted.fold(busy_streams.HALF_LIFE_SECONDS)
     assert round(counted.rates["/busy"], 1) == 5.0
     counted.fold(3600)
     assert counted.rates == {}
@@ -32,13 +32,13 @@ def test_rates_rise_to_what_is_published_and_fade() -> None:
 
 def test_memory_stays_bounded_and_the_busiest_stay_in_it() -> None:
     counted = StreamTraffic()
-    for number in range(3 * traffic.COUNTED):
+    for number in range(3 * busy_streams.COUNTED):
         counted.follow([entry("/busy"), entry(f"/once/{number}")])
     counted.fold(1.0)
 
-    assert len(counted.rates) == traffic.KEPT
+    assert len(counted.rates) == busy_streams.KEPT
     assert max(counted.rates, key=counted.rates.__getitem__) == "/busy"
-    assert counted.published == 6 * traffic.COUNTED  # what found no room in the table is in the sum
+    assert counted.published == 6 * busy_streams.COUNTED  # what found no room in the table is in the sum
 
 
 @given(st.lists(st.floats(0, 6), min_size=1, max_size=200), st.sampled_from((0.0, 0.5, 0.9, 0.99, 1.0)))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.lake import LETTERS, LakeFile, parse_location
+from penstock.wire.lake_files import LETTERS, LakeFile, parse_location
 
 files = st.builds(
     LakeFile, st.integers(0, 2**62), st.integers(0, 2**62), st.dates().map(str), st.sampled_from(sorted(LETTERS)),
