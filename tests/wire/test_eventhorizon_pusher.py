@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from penstock.wire.eventhorizon import Cursor, PushAnswer, parse_cursor
 from penstock.wire.eventhorizon_pusher import (
     AnswerInvalid,
+    AppGone,
+    AppRefused,
     Conversation,
     Flow,
     PushedPage,
     SubscriptionChanged,
+    judge,
     read_answer,
     read_subscription_id,
 )
@@ -329,6 +332,24 @@ def test_a_question_must_not_be_taken_for_a_push() -> None:
 def test_garbage_is_no_answer(body: bytes) -> None:
     with pytest.raises(AnswerInvalid):
         read_answer(body)
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "concerns_all"),
+    [(204, None, False), (301, None, False), (429, 7.0, True), (500, None, False), (503, 7.0, True)],
+)
+def test_any_status_but_200_is_a_refusal_that_says_when_to_come_back(
+    status: int, asked: float | None, concerns_all: bool
+) -> None:
+    with pytest.raises(AppRefused, match=f"answered {status}: not now") as refused:
+        judge(status, b" not now ", f"{asked:.0f}" if asked else "")
+
+    assert (refused.value.retry_after, refused.value.concerns_all) == (asked, concerns_all)
+
+
+def test_410_is_the_end() -> None:
+    with pytest.raises(AppGone):
+        judge(410, b'{"Code":"success","AcceptedOffset":"/a:0:1"}', "1")
 
 
 @given(st.binary(max_size=200))

@@ -204,7 +204,7 @@ def pusher(
 
 
 async def _run_until_told(pusher: Pusher, stop_on_eof: bool) -> int:
-    from penstock.doors.eventhorizon.pusher import AppGone
+    from penstock.wire.eventhorizon_pusher import AppGone
 
     running = asyncio.ensure_future(pusher.run())
     _stop_when_told(running, stop_on_eof)

@@ -41,10 +41,25 @@ from penstock.wire.eventhorizon import (
     PushAnswer,
     parse_cursor,
 )
+from penstock.wire.retrying import parse_retry_after
 
 
 class AnswerInvalid(Exception):
     """The app said something that it should not have. Worth another try, later."""
+
+
+class AppGone(Exception):
+    """The app wants no more pushes, ever."""
+
+
+class AppRefused(Exception):
+    """The app answered with another status than 200. Worth another try, when it asks for it."""
+
+    def __init__(self, status: int, body: bytes, retry_after: str) -> None:
+        shown = body[:200].decode(errors="replace").strip()
+        super().__init__(f"the app answered {status}" + (f": {shown}" if shown else ""))
+        self.retry_after = parse_retry_after(retry_after)
+        self.concerns_all = status in (429, 503)  # no other stream would fare better
 
 
 class SubscriptionChanged(Exception):
@@ -97,6 +112,15 @@ class Flow:
     def aim_at(self, cursor: Cursor) -> None:
         if self.goal is None or cursor.ahead_of(self.goal):
             self.goal = cursor
+
+
+def judge(status: int, body: bytes, retry_after: str) -> PushAnswer:
+    """What the app said. Raises *AppGone*, *AppRefused*, or *AnswerInvalid*."""
+    if status == 410:
+        raise AppGone("the app answered 410")
+    if status != 200:
+        raise AppRefused(status, body, retry_after)
+    return read_answer(body)
 
 
 def read_answer(body: bytes) -> PushAnswer:

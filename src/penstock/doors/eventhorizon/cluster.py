@@ -24,7 +24,7 @@ from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
 from penstock.core.liveness import node_of
 from penstock.core.node_calls import Calls
 from penstock.doors.eventhorizon.local_source import LocalSource
-from penstock.doors.eventhorizon.pusher import AppGone, Pusher, PusherStatus
+from penstock.doors.eventhorizon.pusher import Pusher, PusherStatus
 from penstock.doors.eventhorizon.requests import PusherView
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.http.client import Answer, Target, Unreachable, parse_url
@@ -32,6 +32,7 @@ from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES
 from penstock.settings import EventHorizonSettings
 from penstock.values import Record
 from penstock.wire.eventhorizon import Cursor, timestamp
+from penstock.wire.eventhorizon_pusher import AppGone
 from penstock.wire.retrying import RetryPolicy
 from penstock.wire.webhooks import parse_secret
 

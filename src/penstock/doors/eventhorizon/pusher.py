@@ -1,4 +1,4 @@
-"""Carries the lines of a subscription to one app: the I/O around `wire.pusher.Conversation`.
+"""Carries the lines of a subscription to one app. `wire/eventhorizon_pusher.py` decides what its answers mean.
 
 It keeps nothing that it could not learn again from the app, so it may be killed at any point.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.errors import Busy, InputInvalid, OperatorError, PenstockError
-from penstock.http.client import Answer, OutgoingError, Target, Unreachable
+from penstock.http.client import OutgoingError, Target, Unreachable
 from penstock.wire import webhooks
 from penstock.wire.eventhorizon import (
     QUERY,
@@ -30,14 +30,16 @@ from penstock.wire.eventhorizon import (
 )
 from penstock.wire.eventhorizon_pusher import (
     AnswerInvalid,
+    AppGone,
+    AppRefused,
     Conversation,
     Flow,
     PushedPage,
     SubscriptionChanged,
-    read_answer,
+    judge,
     read_subscription_id,
 )
-from penstock.wire.retrying import RetryPolicy, parse_retry_after
+from penstock.wire.retrying import RetryPolicy
 
 log = logging.getLogger("penstock.eventhorizon")
 
@@ -49,20 +51,6 @@ class PusherSource(Protocol):
     def watch(self, id: str, wake: Callable[[Cursor], None]) -> None: ...
     def unwatch(self, id: str, wake: Callable[[Cursor], None]) -> None: ...
     async def record(self, id: str, stream: str, ids: list[int], *states: tuple[str, str]) -> None: ...
-
-
-class AppGone(Exception):
-    """The app wants no more pushes, ever (410)."""
-
-
-class AppRefused(Exception):
-    """The app answered with another status than 200."""
-
-    def __init__(self, answer: Answer) -> None:
-        shown = answer.body[:200].decode(errors="replace").strip()
-        super().__init__(f"the app answered {answer.status}" + (f": {shown}" if shown else ""))
-        self.status = answer.status
-        self.retry_after = parse_retry_after(answer.headers.get("retry-after", ""))
 
 
 @dataclass(slots=True)
@@ -272,11 +260,7 @@ class Pusher:
     async def _post(self, id: str, from_offset: str, lines: list[Line]) -> PushAnswer:
         body = push_request(id, from_offset, lines)
         answer = await self._target.post(body, self._signature(id, from_offset, lines, body))
-        if answer.status == 410:
-            raise AppGone("the app answered 410")
-        if answer.status != 200:
-            raise AppRefused(answer)
-        return read_answer(answer.body)
+        return judge(answer.status, answer.body, answer.headers.get("retry-after", ""))
 
     def _signature(self, id: str, begin: str, lines: list[Line], body: bytes) -> tuple[tuple[str, str], ...]:
         if self._secret is None:
@@ -318,7 +302,7 @@ class Pusher:
 def _concerns_all(error: Exception) -> bool:
     """The app, or the log, is out of reach: no other stream would fare better."""
     if isinstance(error, AppRefused):
-        return error.status in (429, 503)
+        return error.concerns_all
     return isinstance(error, (Unreachable, Busy, OperatorError))
 
 
