@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.sqlite.damage import Damage
+from penstock.engines.sqlite.disk_failures import Damage
 from penstock.engines.sqlite.reader_threads import LONG_FIRST, Readers
 from penstock.testing import wait_until_async
 

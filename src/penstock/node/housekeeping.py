@@ -1,6 +1,6 @@
 """What a node does now and then by itself: expiry, months, `log.keep`, an eye on the disk.
 
-That eye only measures. New events are refused when a write fails: `engines/sqlite/connection.py` (`translated`).
+That eye only measures. New events are refused when a write fails: `engines/sqlite/disk_failures.py`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,10 @@ from typing import Final
 import msgspec
 
 from penstock.core.epoch import KEY, LogEpoch
-from penstock.engines.sqlite.connection import open_reader, translated
-from penstock.engines.sqlite.schema import FILE_NAME, check_file, fact, last_id, set_fact
+from penstock.engines.sqlite.connection import open_reader
+from penstock.engines.sqlite.disk_failures import translated
+from penstock.engines.sqlite.file_check import check_file
+from penstock.engines.sqlite.schema import FILE_NAME, fact, last_id, set_fact
 from penstock.errors import DataCorrupt, DiskFull, InputInvalid
 
 MANIFEST: Final = "manifest.json"

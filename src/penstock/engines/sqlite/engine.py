@@ -15,8 +15,8 @@ from penstock.core.clock import Clock, WallClock
 from penstock.engines.sqlite import schema
 from penstock.engines.sqlite.backup import Manifest, backup
 from penstock.engines.sqlite.checkpoint import Checkpointer
-from penstock.engines.sqlite.connection import CHECKPOINT_PAGES, open_writer, translated
-from penstock.engines.sqlite.damage import Damage, stop_writing
+from penstock.engines.sqlite.connection import CHECKPOINT_PAGES, open_reader, open_writer
+from penstock.engines.sqlite.disk_failures import Damage, stop_writing, translated
 from penstock.engines.sqlite.export import SqliteExport
 from penstock.engines.sqlite.faults import SqliteFaults
 from penstock.engines.sqlite.file_check import FileCheck
@@ -122,7 +122,7 @@ class SqliteEngine:
         _read_unfolded(connection, known, recent)
         schema.set_fact(connection, "clean", 0)
         self._damage = damage = Damage(self.path, lambda: loop.call_soon_threadsafe(self._stop_writing))
-        self.check = FileCheck(self.path, damage, needed=not clean)
+        self.check = FileCheck(self.path, damage, open_reader, needed=not clean)
         self._readers = Readers(self.path, damage, threads=options.readers)
         self._writer = options.writer(
             self.path, connection, known=known, recent=recent, next_id=schema.last_id(connection) + 1,

@@ -1,13 +1,69 @@
-"""Reads through the whole file after an unclean stop, beside the running server."""
+"""What is checked of the file: at the start before anything is changed, and all of it after an unclean stop.
+
+A file that is refused at the start is left as it is. The whole of it is read beside the running server (`FileCheck`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
-from penstock.engines.sqlite.connection import open_reader
-from penstock.engines.sqlite.damage import Damage
+from penstock.engines.sqlite.disk_failures import Damage
+from penstock.engines.sqlite.lock import FILE_NAME as LOCK_NAME
+from penstock.engines.sqlite.schema import APPLICATION_ID, MIGRATIONS
+from penstock.errors import DataCorrupt
+
+
+def check_file(connection: sqlite3.Connection, path: str, newest: int = len(MIGRATIONS)) -> None:
+    """Refuse a file that is damaged at first sight, not ours, or newer than this program."""
+    try:
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        application: int = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables: int = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise  # it cannot be read now: that says nothing about what is in it
+        raise DataCorrupt(path, str(error)) from error
+    if application != APPLICATION_ID and (application or version or tables):
+        raise DataCorrupt(path, "it is a database of another program", remedy="Give another --data directory.")
+    if version > newest:
+        raise DataCorrupt(
+            path,
+            f"its schema is version {version}, this program knows up to {newest}",
+            remedy="Run the version of Penstock that wrote it, or a newer one.",
+        )
+
+
+def check_unchanged(path: Path, connect: Callable[[Path, str], sqlite3.Connection]) -> None:
+    """Refuse what `check_file` refuses, and an emptied file, through a connection that changes nothing."""
+    if path.with_name(path.name + "-journal").exists():
+        return  # only a connection that writes can look behind it
+    if not path.stat().st_size:
+        _check_new(path)
+        return
+    # Without a write-ahead log nothing beside the file matters, and nothing is made beside it.
+    log = path.with_name(path.name + "-wal")
+    connection = connect(path, "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1")
+    try:
+        check_file(connection, str(path))
+    except DataCorrupt as error:
+        error.remedy += " The file was left as it is."
+        raise
+    finally:
+        connection.close()
+
+
+def _check_new(path: Path) -> None:
+    """An empty file is all that the first start has made before it was cut off, or what became of a log."""
+    others = {one.name for one in path.parent.iterdir()} - {path.name, LOCK_NAME}
+    if others:
+        raise DataCorrupt(
+            str(path),
+            f"it is empty, but this directory was in use: {min(others)} is there",
+            remedy="Restore a backup into a new directory; or remove the empty file, to begin a new log.",
+        )
 
 
 class FileCheck:
@@ -16,8 +72,10 @@ class FileCheck:
     `state` is "not needed", "running", "sound", "damaged" or "stopped"; `detail` says what is damaged.
     """
 
-    def __init__(self, path: Path, damage: Damage, *, needed: bool) -> None:
-        self._path, self._damage = path, damage
+    def __init__(
+        self, path: Path, damage: Damage, open_reader: Callable[[Path], sqlite3.Connection], *, needed: bool
+    ) -> None:
+        self._path, self._damage, self._open_reader = path, damage, open_reader
         self.state = "running" if needed else "not needed"
         self.detail = ""
         self._connection: sqlite3.Connection | None = None
@@ -25,7 +83,7 @@ class FileCheck:
 
     def start(self) -> None:
         if self.state == "running":
-            self._connection = open_reader(self._path)
+            self._connection = self._open_reader(self._path)
             self._task = asyncio.get_running_loop().run_in_executor(None, self._run, self._connection)
 
     def again(self) -> None:

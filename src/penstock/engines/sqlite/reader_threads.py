@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from penstock.engines.sqlite.connection import open_reader
-from penstock.engines.sqlite.damage import Damage
+from penstock.engines.sqlite.disk_failures import Damage
 from penstock.engines.sqlite.reader import SqliteReader, StreamNames
 from penstock.errors import Busy, EngineGone
 from penstock.limits import READS, SCANS

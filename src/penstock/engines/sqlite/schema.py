@@ -29,8 +29,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from penstock.errors import DataCorrupt
-
 APPLICATION_ID = 0x50454E53  # "PENS": tells our files from other SQLite files
 FILE_NAME = "penstock.db"
 
@@ -134,26 +132,6 @@ def _run(script: str) -> Migration:
 
 MIGRATIONS: tuple[Migration, ...] = (_run(_VERSION_1), _run(_VERSION_2))
 """The n-th takes a file from version n to n + 1; an empty file has version 0."""
-
-
-def check_file(connection: sqlite3.Connection, path: str, newest: int = len(MIGRATIONS)) -> None:
-    """Refuse a file that is damaged at first sight, not ours, or newer than this program."""
-    try:
-        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        application: int = connection.execute("PRAGMA application_id").fetchone()[0]
-        tables: int = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise  # it cannot be read now: that says nothing about what is in it
-        raise DataCorrupt(path, str(error)) from error
-    if application != APPLICATION_ID and (application or version or tables):
-        raise DataCorrupt(path, "it is a database of another program", remedy="Give another --data directory.")
-    if version > newest:
-        raise DataCorrupt(
-            path,
-            f"its schema is version {version}, this program knows up to {newest}",
-            remedy="Run the version of Penstock that wrote it, or a newer one.",
-        )
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration] = MIGRATIONS) -> None:

@@ -27,7 +27,7 @@ from penstock.core.followers import Followers
 from penstock.core.promise import Promise
 from penstock.engines.sqlite import fold, schema
 from penstock.engines.sqlite.checkpoint import Checkpointer
-from penstock.engines.sqlite.damage import Damage
+from penstock.engines.sqlite.disk_failures import Damage
 from penstock.engines.sqlite.faults import SqliteFaults
 from penstock.engines.sqlite.group_commit import GROUP_BYTES, GROUP_JOBS, WriteGroup
 from penstock.engines.sqlite.known_streams import KnownStreams

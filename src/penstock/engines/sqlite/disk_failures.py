@@ -1,20 +1,42 @@
-"""What SQLite finds wrong with a file while it is in use, whoever meets it first: a reader, the writer or the check.
+"""What SQLite's errors mean: the disk is full, the file is damaged, or it is out of reach.
 
-From then on nothing is stored (`stop_writing`), and the server is not ready. What is refused at the start already is in
-`schema.py` (`check_file`) and `connection.py`.
+Once damage is met, by a reader, the writer or the check, nothing is stored any more (`stop_writing`), and the server is
+not ready. What is refused at the start already: `file_check.py`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from penstock.engines.sqlite.connection import translated
-from penstock.errors import DataCorrupt, OperatorError
+from penstock.errors import DataCorrupt, DiskFull, EngineGone, OperatorError
 
 log = logging.getLogger("penstock.engines")
+
+_LOW_DISK_BYTES: Final = 1024 * 1024
+
+
+def translated(error: sqlite3.Error, path: Path) -> OperatorError:
+    """What a failure of SQLite means for the operator."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _disk_is_full(path)):
+        return DiskFull(f"no space left for {path}")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DataCorrupt(str(path), str(error))
+    return EngineGone(f"{path}: {error}")
+
+
+def _disk_is_full(path: Path) -> bool:
+    # The shared-memory file that cannot grow is an I/O error to SQLite, not a full disk.
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LOW_DISK_BYTES
 
 
 class Damage:
