@@ -1,4 +1,4 @@
-"""What those who run a push service of their own trip over: the public origin, keys, nodes, and proxies."""
+"""Checks for those who run a push service: the public origin, keys, nodes, and proxies."""
 
 from __future__ import annotations
 

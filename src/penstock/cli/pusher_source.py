@@ -1,4 +1,4 @@
-"""A server somewhere else as the source of a pusher that runs by itself."""
+"""A server elsewhere as the source of a pusher that runs by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One live reader: carried from its position through the log into the live flow.
+"""One live reader: from its position through the log into the live flow.
 
 A feed is always in one of these states:
 

@@ -17,7 +17,7 @@ import sys
 from typing import cast
 
 from penstock.errors import PeerError, TooLarge
-from penstock.http import encoding
+from penstock.http import answers
 from penstock.http.bodies import Intake
 from penstock.http.handling import Phase
 from penstock.http.receiving import FRAME_SLICE, Receiving
@@ -261,7 +261,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
         try:
             if shared.settings.requests_per_address:
                 shared.caps.request_of_address(request.peer, shared.loop.time())
-            route = encoding.resolve(shared, request)
+            route = answers.resolve(shared, request)
             if isinstance(route, Response):
                 self._answer_early(route)
                 return
@@ -272,7 +272,7 @@ class Connection(Receiving, asyncio.BaseProtocol):
             if head.length > COUNTED_BODY_BYTES and route.body.kind is BodyKind.WHOLE:
                 self._book(request.peer, head.length)
         except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
-            self._answer_early(encoding.early_problem(shared, request, error))
+            self._answer_early(answers.early_problem(shared, request, error))
             return
         self._route = route
         whole = not head.chunked and head.length <= COUNTED_BODY_BYTES and route.body.kind is not BodyKind.STREAM

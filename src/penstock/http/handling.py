@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from penstock.core.promise import Pending
 from penstock.errors import PeerError
-from penstock.http import encoding
+from penstock.http import answers
 from penstock.http.bodies import Booking, Intake
 from penstock.http.live_answer import Outlet, Owner
 from penstock.http.live_lease import LiveLease
@@ -195,7 +195,7 @@ class Handling(Pipe):
     def _answer(self, response: Response) -> None:
         keep_alive = self._keep_alive = self._keep_alive and not self._shared.draining
         request = cast("Request", self._request)
-        data = encoding.encode(self._shared, request, response, keep_alive=keep_alive)
+        data = answers.encode(self._shared, request, response, keep_alive=keep_alive)
         if self._buffer:
             self.write(data)  # more answers may follow in this turn
         else:
@@ -237,7 +237,7 @@ class Handling(Pipe):
         self._check_unanswered(request)
         if request.http10 or self._shared.draining:
             self._keep_alive = False
-        head = encoding.live_head(self._shared, request, status, headers, keep_alive=self._keep_alive)
+        head = answers.live_head(self._shared, request, status, headers, keep_alive=self._keep_alive)
         if request.method != "HEAD":
             self._take_lease(request)
         self.write(head)
@@ -266,13 +266,13 @@ class Handling(Pipe):
         head = cast("http_requests.RequestHead", self._head)
         if not head.upgrade or head.has_body or request.method != "GET":
             raise PeerError(426, "a WebSocket handshake is required here")
-        return encoding.handshake(self._shared, request, subprotocol)
+        return answers.handshake(self._shared, request, subprotocol)
 
     def interim(self, request: Request, status: int, headers: Headers) -> None:
         if self._request is request and not request.http10:
             if status == 100 and self._head is not None:
                 self._head.expects_continue = False
-            self.write(encoding.interim(status, headers))
+            self.write(answers.interim(status, headers))
 
     def _check_unanswered(self, request: Request) -> None:
         if self._request is not request:

@@ -1,4 +1,4 @@
-"""How much one address or one token may ask of the server. Pure: the time comes in as an argument."""
+"""How much one address or token may ask. Pure: the time comes in as an argument."""
 
 from __future__ import annotations
 

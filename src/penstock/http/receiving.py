@@ -11,7 +11,7 @@ from typing import Final, cast
 from websockets.frames import CloseCode
 
 from penstock.errors import Busy, PeerError, PenstockError
-from penstock.http import encoding
+from penstock.http import answers
 from penstock.http.bodies import BodyStream, Booking, Intake
 from penstock.http.handling import CLOSE_SECONDS, Handling, Phase
 from penstock.http.requests import Request
@@ -178,7 +178,7 @@ class Receiving(Handling):
         elif self._head is None:
             self.hang_up()
         else:
-            self._answer(encoding.early_problem(self._shared, cast("Request", self._request), error))
+            self._answer(answers.early_problem(self._shared, cast("Request", self._request), error))
 
     # ── when the peer must wait, and how long is waited for it ────────────────────────────────
 
@@ -291,5 +291,5 @@ class Receiving(Handling):
         self._buffer = b""
         self._keep_alive = False
         self._intake = None
-        self.write(encoding.refusal(self._shared, error, head))
+        self.write(answers.refusal(self._shared, error, head))
         self.hang_up()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -199,6 +199,14 @@ class EventStream(Form):
     def ended(self, reason: str) -> bytes:
         # A page that does not know `replaced` comes back by itself: late, so that two do not fight.
         return b"%bevent: %b\ndata: {}\n\n" % (b"retry: 60000\n" if reason == REPLACED else b"", reason.encode())
+
+
+FORMATS: Final[Mapping[str, Callable[[int], Form]]] = {
+    "lines": lambda _: JsonLines(),
+    "sse": EventStream,
+    "raw": lambda _: Form(),
+}
+"""What `format` may name, and what makes it, given how many milliseconds an EventSource waits."""
 
 
 def _type(entry: Entry) -> str:

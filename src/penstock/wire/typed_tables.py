@@ -1,4 +1,4 @@
-"""Typed tables: columns that somebody has declared of the JSON bodies of some streams.
+"""Typed tables: declared columns of the JSON bodies of some streams.
 
     orders = TypedTable("orders", "1f2e3d4c", ("/orders/*",), (TypedColumn("price", "decimal(10,2)", "price"),))
     BodyReader(orders.columns).read(b'{"price": 4.50}')       # [Decimal('4.50')], or `BodyMisfit`

@@ -1,4 +1,4 @@
-"""The log of this node as the source of a pusher that runs in it: where it reads, and where it records."""
+"""This node as the source of a pusher that runs in it: where it reads, and where it records."""
 
 from __future__ import annotations
 

@@ -110,7 +110,6 @@ def check_topics(caller: Caller, topics: Topics) -> Narrow | None:
 # ── GET /subscribe ─────────────────────────────────────────────────────────────────────────────
 
 _SUBSCRIBE = ("uid", "hid", "tid", "o", "i", "s", "format", "access_token")
-_FORMS = ("lines", "sse", "raw")
 
 
 @dataclass(slots=True)
@@ -155,8 +154,8 @@ def _after(request: Request, params: dict[str, str]) -> int | None:
 def _form(request: Request, params: dict[str, str]) -> str:
     accept = request.header(b"accept") or b""
     form = params.get("format") or ("sse" if b"text/event-stream" in accept.lower() else "lines")
-    if form not in _FORMS:
-        raise InputInvalid("parameter format", f"{form[:40]!r} is none of {', '.join(_FORMS)}")
+    if form not in sps.FORMATS:
+        raise InputInvalid("parameter format", f"{form[:40]!r} is none of {', '.join(sps.FORMATS)}")
     return form
 
 

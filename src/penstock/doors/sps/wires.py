@@ -19,7 +19,7 @@ from penstock.http.requests import Request
 from penstock.http.timers import Timed
 from penstock.settings import SpsSettings
 from penstock.wire.http_chunks import chunk
-from penstock.wire.sps import REPLACED, EventStream, Form, JsonLines
+from penstock.wire.sps import FORMATS, REPLACED
 
 DOOR = "sps"
 
@@ -76,13 +76,12 @@ class Wires:
         self._numbers: dict[str, int] = {}  # of open wires
         self._unclaimed: dict[DeviceWire, UnclaimedWire] = {}
         self._opened = 0
-        forms: dict[str, Form] = {"lines": JsonLines(), "sse": EventStream(settings.retry_ms), "raw": Form()}
         self._frames = {
             (name, chunked): EventFrames(
                 form, chunk if chunked else bytes, self.audiences, self.ledger, self.time,
                 limit=settings.encoded, limit_bytes=settings.encoded_bytes,
             )
-            for name, form in forms.items()
+            for name, form in ((name, make(settings.retry_ms)) for name, make in FORMATS.items())
             for chunked in (True, False)
         }  # fmt: skip
 

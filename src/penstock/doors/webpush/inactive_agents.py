@@ -1,4 +1,4 @@
-"""User agents that were not seen for 30 to 60 days are dropped with their month.
+"""User agents that are dropped: not seen for 30 to 60 days, with their month.
 
 Which month is due is decided in `core/months.py` (`oldest_kept`); `node/mailbox_months.py` calls this.
 """

@@ -1,4 +1,4 @@
-"""What changed in the registry and the mailboxes of a cluster (`core.change_watch.Changes`).
+"""What changed in a cluster's registry and mailboxes (`core.change_watch.Changes`).
 
 One consumer per stream of cells, kept by the server in memory, of which a node asks now and then what is new. A cell
 that was changed many times is told once: the stream holds its newest message only. A consumer that is gone, with its

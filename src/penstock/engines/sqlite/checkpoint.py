@@ -1,4 +1,4 @@
-"""Moves what was written from the write-ahead log into the file, beside the writer.
+"""Moves pages from the write-ahead log into the file, beside the writer.
 
 Left to itself SQLite does it within a commit, which then takes twenty times as long, and with it every publish
 that waits for it. Here a thread of its own moves most of it while the writer goes on; the writer moves what came

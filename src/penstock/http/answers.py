@@ -1,4 +1,4 @@
-"""How answers become bytes: the fields that every answer carries, and the table's own answers."""
+"""How answers become bytes: the fields that every answer carries, and the table's own answers (404, 405, OPTIONS)."""
 
 from __future__ import annotations
 
