@@ -1,4 +1,4 @@
-// One entry in full: where it is, what it says, and the way to its way.
+// One entry in full: where it is, what it says, and a link to what became of it.
 
 import { bytes, copyButton, h, moment, name } from "./kit.js";
 

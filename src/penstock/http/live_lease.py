@@ -1,4 +1,4 @@
-"""What a live answer has of its holder: a place among those of its subject, and time until the holder's token ends.
+"""Ends a live answer with the token of its holder, and counts it among those of the same subject.
 
 A live answer that was opened for somebody (`Request.caller`) has one. Its end stands in the one
 wheel; when it comes the answer is ended, so that nobody goes on reading with a token that is over.

@@ -88,7 +88,7 @@ def partitions_of(table: str, columns: Sequence[Column]) -> PartitionSpec:
 
 
 def properties_of(columns: Sequence[Column]) -> dict[str, str]:
-    """What a table says of itself. The mapping of names lets every reader read files that have no field ids."""
+    """What a table says of itself. The mapping of names is for files that have no field ids."""
     names = [{"field-id": number, "names": [column.name]} for number, column in enumerate(columns, 1)]
     unmeasured = [column.name for column in columns if column.name in UNMEASURED]
     return {

@@ -4,9 +4,10 @@
     s3://bucket/prefix               S3 and what speaks it; keys, region and endpoint from the usual environment
     gs://… abfs://… hdfs://…         what else pyarrow opens
 
-A file is written once under a name that nobody else uses, and is never changed. So the two things that object stores
-lack, renames and locks, are not needed. On a folder a file is durable when `write` or `sync` returns; on an object
-store it is when it is stored.
+A file of a table is written once, under a name that nobody else uses, and is not changed afterwards. So the two things
+that object stores lack, renames and locks, are not needed for tables. The few small files beside them that change
+(`put`) are replaced in one step. On a folder a file is durable when `write` or `sync` returns; on an object store it is
+when it is stored.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class StoredRecord:
 
 
 class PipelineClient:
-    """One server, one token. Every call is a connection of its own: it may be pickled, and used from threads.
+    """One server, one token. A call has a connection of its own, so this may be pickled, and used from threads.
 
     With *keep* one connection serves all calls, for one thread at a time: `close` it.
     """

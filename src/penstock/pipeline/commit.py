@@ -1,4 +1,4 @@
-"""The one way in which anything gets into the lake.
+"""The one way in which rows get into the lake's tables.
 
 The record `lake/<name>` at the server = {fence, done, intent, tables} is the only truth: `tables` says which
 metadata.json is each table's present state, `done` up to which id of the log they hold everything. A turn is

@@ -1,4 +1,4 @@
-"""The table of Penstock's API."""
+"""The table of Penstock's API. Doors have rows of their own under `/v1`, in `doors/*/door.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def v1_routes(
     document: OpenApiDocument,
     traffic: StreamTraffic,
 ) -> list[Route]:
-    """Every path of Penstock's API, and of operations."""
+    """The paths that are there whatever doors are open, those for operators among them."""
     reader, tails = ReadApi(context, traffic), TailApi(context)
     admin = context.admitting(lambda caller: caller.check_admin("backup"))
     return [
