@@ -224,7 +224,7 @@ PLANTED = [
     ("doors/sps/wires.py", "from penstock.doors.trickle import anything"),
     ("doors/sps.py", "from penstock.http.listener import Listener"),
     ("doors/sps.py", "from penstock.http import connection"),
-    ("doors/sps.py", "from penstock.api.v1.entries import EntryEncoder"),
+    ("doors/sps.py", "from penstock.api.v1.entry_json import EntryEncoder"),
     ("doors/sps.py", "from penstock.node import mailbox_months"),
     ("doors/sps.py", "from penstock.engines.sqlite import open_sqlite"),
     ("node/node.py", "from penstock.pipeline.jobs import archive"),
@@ -237,7 +237,7 @@ ALLOWED = [
     ("core/hub.py", "import asyncio\nfrom penstock.core.log import Log\nfrom . import names"),
     ("engines/jetstream.py", "import nats\nfrom penstock.core import stamp"),
     ("http/connection.py", "from penstock.wire import http\nfrom penstock.core.clock import Clock"),
-    ("doors/sps/wires.py", "from penstock.doors.sps import rooms\nfrom penstock.http.requests import Request"),
+    ("doors/sps/wires.py", "from penstock.doors.sps import wire_commands\nfrom penstock.http.requests import Request"),
     ("node/node.py", "from penstock.doors import sps\nfrom penstock.engines import sqlite"),
     ("pipeline/source.py", "import pyspark\nfrom penstock.client import api"),
 ]

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 
 from penstock.core.log import prepare
-from penstock.engines.jetstream import JetStreamEngine, open_jetstream, planning
+from penstock.engines.jetstream import JetStreamEngine, batch_planning, open_jetstream
 from penstock.errors import Busy, OperatorError
 from penstock.settings import LogSettings
 from penstock.testing import wait_until_async
@@ -238,6 +238,6 @@ async def test_the_same_check_convicts_an_engine_without_expectations(
     async def nothing(nats: NatsCluster, stream: str) -> None:
         return None
 
-    monkeypatch.setattr(planning, "_EXPECT", b"Penstock-Ignored: %d\r\n")
+    monkeypatch.setattr(batch_planning, "_EXPECT", b"Penstock-Ignored: %d\r\n")
 
     assert any("reordered" in problem for problem in await run(nats_three, nothing))

@@ -30,7 +30,7 @@ from penstock.http.timers import Wheel
 from penstock.settings import HubSettings, WebPushSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft
-from penstock.wire.webpush_sending import PushOutcome, PushReceiver, PushSubscription, Verdict, Wish
+from penstock.wire.webpush_sender import PushOutcome, PushReceiver, PushSubscription, Verdict, Wish
 from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 from tests.doors.push_service import Browser
 

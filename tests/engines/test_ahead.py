@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.api.v1.entries import EntryEncoder
+from penstock.api.v1.entry_json import EntryEncoder
 from penstock.core.clock import ManualClock
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.log import SqliteLog

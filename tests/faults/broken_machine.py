@@ -14,7 +14,7 @@ from penstock.cli.workers import Child
 from penstock.core.promise import Promise
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog
-from penstock.node.children import main
+from penstock.node.worker_processes import main
 from penstock.values import Appended, Batch, Place
 
 WATCHED = "/killed/"  # the streams that the test reads

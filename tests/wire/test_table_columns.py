@@ -9,7 +9,7 @@ from pathlib import Path
 
 import penstock
 from penstock.core import arrow
-from penstock.engines.lake import rows
+from penstock.engines.lake import event_rows
 from penstock.engines.sqlite.schema import migrate
 from penstock.pipeline.lake import EVENTS
 from penstock.values import Entry
@@ -41,7 +41,7 @@ def test_fields_and_columns_of_tables_are_there() -> None:
     assert [column.name for column in EVENT if column.nullable and column.field] == [
         "index", "type", "expires_at", "attributes", "body",
     ]  # fmt: skip
-    assert NAMES[:-1] == rows.ALL
+    assert NAMES[:-1] == event_rows.ALL
 
 
 def test_no_second_list_of_columns_stands_in_the_source() -> None:

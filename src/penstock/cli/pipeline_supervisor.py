@@ -1,4 +1,4 @@
-"""Keeps the pipeline's driver running beside the server, for `up`.
+"""Keeps the driver running beside the server, for `up`.
 
 The server is ready before anything of this begins, and goes on whatever becomes of it.
 """

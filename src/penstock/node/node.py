@@ -17,19 +17,19 @@ from penstock.api.context import Context
 from penstock.api.door import Door, MonthlyDoor, RecipientsDoor, ServingDoor
 from penstock.api.iceberg import IcebergCatalog
 from penstock.api.recipients import RecipientKind
-from penstock.api.v1.actions import ActionLog
 from penstock.api.v1.erasing import ErasureApi
 from penstock.api.v1.export import ExportApi
 from penstock.api.v1.lake_sql import LakeSqlApi
 from penstock.api.v1.openapi import OpenApiDocument
 from penstock.api.v1.operations import OperationsApi
+from penstock.api.v1.operator_actions import ActionLog
 from penstock.api.v1.pipeline import PipelineApi
 from penstock.api.v1.publish import PublishApi
-from penstock.api.v1.readers import ConsumerRecipients, TailRecipients
 from penstock.api.v1.recipients import RecipientsApi
 from penstock.api.v1.retention import RetentionApi
 from penstock.api.v1.routes import v1_routes
 from penstock.api.v1.stats import StatsApi
+from penstock.api.v1.tail_recipients import ConsumerRecipients, TailRecipients
 from penstock.api.v1.trouble import TroubleApi
 from penstock.api.v1.typed_tables import TypedTablesApi
 from penstock.core.all_workers import CONSUMERS, FLUSH, Consumer, Everyone, consumers_of
@@ -64,7 +64,7 @@ from penstock.node.engine import Distant, KnowsMembers, check_server_name, log_s
 from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.node.mailbox_months import MailboxMonths
 from penstock.node.metrics import Metrics, samples
-from penstock.node.sampling import STEP_SECONDS, Sampler
+from penstock.node.stats_sampling import STEP_SECONDS, Sampler
 from penstock.node.trim_limit import Trimming
 from penstock.settings import AuthSettings, Settings
 from penstock.units import parse_keep

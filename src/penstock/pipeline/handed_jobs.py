@@ -1,4 +1,4 @@
-"""Jobs that a command hands to the driver that is running: a record each, `pipeline/tasks/<id>`.
+"""Jobs that commands hand to the running driver: a record each, `pipeline/tasks/<id>`.
 
 {"state": "asked", "job": …, "options": …}                 put by the command, which wakes the driver
 {"state": "running", "by": …, …}                           the driver's process has it; no other can go on with it

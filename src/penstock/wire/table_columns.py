@@ -1,8 +1,8 @@
 """The columns of an event and of the lake's tables, declared once.
 
 The Arrow schema of the export (`core/arrow.py`), its SQL (`engines/sqlite/export_pages.py`), the lake's tables
-(`iceberg/schemas.py`), Spark's DDL (`pipeline/lake.py`), the rows that are read back (`engines/lake/rows.py`) and the
-table in docs/export.md follow from this.
+(`iceberg/schemas.py`), Spark's DDL (`pipeline/lake.py`), the rows that are read back (`engines/lake/event_rows.py`) and
+the table in docs/export.md follow from this.
 """
 
 from __future__ import annotations

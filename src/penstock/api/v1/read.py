@@ -26,7 +26,7 @@ from penstock.api.describing import (
 )
 from penstock.api.describing import flag as flag_parameter
 from penstock.api.describing import limit as limit_parameter
-from penstock.api.v1.entries import EntryEncoder, EntryJson
+from penstock.api.v1.entry_json import EntryEncoder, EntryJson
 from penstock.core.all_workers import Consumer, all_consumers
 from penstock.core.busy_streams import StreamTraffic
 from penstock.core.matching import matches

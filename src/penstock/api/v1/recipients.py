@@ -27,7 +27,7 @@ from penstock.api.recipients import (
     RecipientView,
     WaitingPage,
 )
-from penstock.api.v1.actions import ActionLog
+from penstock.api.v1.operator_actions import ActionLog
 from penstock.api.v1.why_recipients import checked
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request

@@ -9,7 +9,7 @@ from penstock.api.context import Context, flag, integer, only, readable
 from penstock.api.describing import INTEGER, an_object, number, operation, patterns, text
 from penstock.api.describing import flag as flag_parameter
 from penstock.api.live import Lines, LiveWire
-from penstock.api.v1.entries import EntryEncoder, EntryJson
+from penstock.api.v1.entry_json import EntryEncoder, EntryJson
 from penstock.core.ledger import Ledger, Recipient
 from penstock.core.names import is_exact
 from penstock.errors import InputInvalid

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.api.context import Context, decoded, only
 from penstock.api.describing import PATTERN_FIELD, a_list, an_object, operation, shown_as, text
-from penstock.api.v1.actions import ActionLog
+from penstock.api.v1.operator_actions import ActionLog
 from penstock.core.names import check_pattern
 from penstock.core.registry import change
 from penstock.core.trim_limit import Watermark

@@ -20,7 +20,7 @@ from penstock.doors.sps.presence import Presence
 from penstock.doors.sps.publish import REACHED, Notify, count_for_others, to_all, to_room, to_user
 from penstock.doors.sps.recipients import WireRecipients
 from penstock.doors.sps.requests import TokenRequest, read_subscribe
-from penstock.doors.sps.rooms import Rooms
+from penstock.doors.sps.wire_commands import Rooms
 from penstock.doors.sps.wires import DOOR, Wires
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request

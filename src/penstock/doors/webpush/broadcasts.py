@@ -1,4 +1,4 @@
-"""Broadcasts: versions of things that concern every user agent, told to those that asked as soon as they change.
+"""Broadcasts: versions that concern every user agent, told to those that asked as soon as they change.
 
     webpush/broadcasts      one record: {"ID": "VERSION", …}, what was put since the first start
 

@@ -1,4 +1,4 @@
-"""Brings a notification to the node where its user agent is connected.
+"""Brings a notification to the node of its user agent.
 
     PUT /push/<uaid>                       take this notification: 200, 503 busy, 404 not connected here
     PUT /notif/<uaid>                      look into the storage: 200, 202 later, 404

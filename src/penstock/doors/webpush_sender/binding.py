@@ -34,7 +34,7 @@ from penstock.errors import Forbidden, NotRecorded, PenstockError
 from penstock.http.timers import Timed
 from penstock.values import Entry, Kind
 from penstock.wire.retrying import RetryPolicy
-from penstock.wire.webpush_sending import (
+from penstock.wire.webpush_sender import (
     PushOutcome,
     PushReceiver,
     PushSubscription,

@@ -35,7 +35,7 @@ from penstock.http.routing import WHOLE, Route
 from penstock.limits import BINDINGS, ENTRY_BYTES, PAGE_ENTRIES
 from penstock.settings import Settings
 from penstock.wire.eventhorizon import timestamp
-from penstock.wire.webpush_sending import check_subscription
+from penstock.wire.webpush_sender import check_subscription
 from penstock.wire.webpush_tokens import KEYS_RECORD, EndpointTokens
 
 _ID = (text("id", "As it was given when it was made.", pattern=PATH_LEVEL),)

@@ -11,7 +11,7 @@ from penstock.errors import InputInvalid
 from penstock.http.client import AddressPrivate, OutgoingError, Target, parse_url
 from penstock.wire.vapid import origin_of, sign
 from penstock.wire.webcrypto import PrivateKey, encode64, encrypt, point_of
-from penstock.wire.webpush_sending import PushOutcome, PushReceiver, Verdict, Wish, judge, push_headers
+from penstock.wire.webpush_sender import PushOutcome, PushReceiver, Verdict, Wish, judge, push_headers
 
 _SIGNED_SECONDS = 12 * 3600
 _RENEWED_SECONDS = 3600  # before its end a signature is replaced: clocks differ, and messages wait

@@ -32,7 +32,7 @@ from penstock.core.ledger import Recipient
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry
 from penstock.wire.vapid import origin_of
-from penstock.wire.webpush_sending import Verdict
+from penstock.wire.webpush_sender import Verdict
 from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 
 log = logging.getLogger("penstock.webpush")

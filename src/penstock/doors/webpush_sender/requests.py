@@ -11,7 +11,7 @@ from penstock.api.describing import LARGEST, PATTERN_FIELD, shown_as
 from penstock.doors.webpush_sender.push_client import check_endpoint
 from penstock.errors import Busy, InputInvalid, NotFound, PenstockError, TooLarge
 from penstock.limits import ENTRY_BYTES, URL_BYTES
-from penstock.wire.webpush_sending import (
+from penstock.wire.webpush_sender import (
     URGENCIES,
     PushOutcome,
     PushSubscription,

@@ -28,13 +28,13 @@ from typing import Any, Final, Self
 
 from penstock.core.background import Background
 from penstock.core.clock import Clock
+from penstock.engines.jetstream.append_order import GROUP_BYTES, GROUP_MESSAGES, AppendJob, Lanes, is_plain, lanes_of
+from penstock.engines.jetstream.batch_planning import AppendGroup, HeadMissing, Planned, Planner, remember
 from penstock.engines.jetstream.connection import JetStreamRefused, read_ack
-from penstock.engines.jetstream.heads import KnownHeads, load
-from penstock.engines.jetstream.keys import KnownAnswers, NotKnown
-from penstock.engines.jetstream.lanes import GROUP_BYTES, GROUP_MESSAGES, AppendJob, Lanes, is_plain, lanes_of
-from penstock.engines.jetstream.planning import AppendGroup, HeadMissing, Planned, Planner, remember
-from penstock.engines.jetstream.rows import row
+from penstock.engines.jetstream.entry_messages import row
+from penstock.engines.jetstream.idempotency_keys import KnownAnswers, NotKnown
 from penstock.engines.jetstream.store import Store
+from penstock.engines.jetstream.stream_heads import KnownHeads, load
 from penstock.engines.repeats import addresses
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError, TooLarge
 from penstock.values import Appended, Batch

@@ -10,7 +10,7 @@ from penstock.core.bus import Receivers
 from penstock.engines.jetstream.cells import Home
 from penstock.engines.jetstream.connection import header
 from penstock.engines.jetstream.frames import NatsMessage
-from penstock.engines.jetstream.tokens import text_of, token
+from penstock.engines.jetstream.subject_tokens import text_of, token
 from penstock.errors import EngineGone
 
 ANSWER_SECONDS = 1.0

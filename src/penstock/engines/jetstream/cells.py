@@ -1,4 +1,4 @@
-"""A JetStream stream that keeps the newest message of each subject: what registry and mailboxes are made of.
+"""The newest message of each subject, in a JetStream stream: registry and mailboxes are made of these.
 
 All reads go to the stream's leader (`STREAM.MSG.GET`, `STREAM.INFO`): a follower could answer with the past.
 A cell's sequence is its version. As a subject holds one message, a sequence is there exactly as long as it

@@ -21,7 +21,7 @@ from penstock.engines.jetstream.cells import Cells, CellsMissing, Home, api
 from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, status
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
-from penstock.engines.jetstream.tokens import key_of, path, text_of
+from penstock.engines.jetstream.subject_tokens import key_of, path, text_of
 from penstock.errors import EngineGone
 
 PAGE: Final = 1_000

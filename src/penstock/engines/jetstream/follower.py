@@ -17,7 +17,7 @@ from typing import Final, Self
 from penstock.core.background import Background, Loop
 from penstock.engines.jetstream import frames
 from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, NatsConnection, header, status
-from penstock.engines.jetstream.rows import LogRow, Side, row, side
+from penstock.engines.jetstream.entry_messages import LogRow, Side, row, side
 from penstock.engines.jetstream.store import Store
 from penstock.errors import EngineGone
 

@@ -20,12 +20,12 @@ from penstock.engines.jetstream import tombstones
 from penstock.engines.jetstream.appending import Appender
 from penstock.engines.jetstream.cells import PATIENCE_SECONDS
 from penstock.engines.jetstream.connection import REQUEST_SECONDS
+from penstock.engines.jetstream.entry_messages import HEAD, LogRow, Side, row
 from penstock.engines.jetstream.follower import Follower, Message
-from penstock.engines.jetstream.heads import KnownHead, KnownHeads, SortedNames, load
 from penstock.engines.jetstream.reading import JetStreamReader, View
 from penstock.engines.jetstream.retention import JetStreamRetention
-from penstock.engines.jetstream.rows import HEAD, LogRow, Side, row
 from penstock.engines.jetstream.store import Store
+from penstock.engines.jetstream.stream_heads import KnownHead, KnownHeads, SortedNames, load
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.errors import CallerError, EngineGone, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES

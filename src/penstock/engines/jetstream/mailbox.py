@@ -39,7 +39,7 @@ from penstock.engines.jetstream.cells import (
     Write,
     stream_names,
 )
-from penstock.engines.jetstream.tokens import text_of, token
+from penstock.engines.jetstream.subject_tokens import text_of, token
 from penstock.errors import EngineGone, NotFound, TooLarge
 from penstock.limits import BATCH_ENTRIES, MAILBOX_PAGE
 from penstock.values import Item, MailboxHead, NewItem, Room

@@ -24,8 +24,8 @@ from penstock.engines.jetstream.connection import (
     header,
     status,
 )
+from penstock.engines.jetstream.entry_messages import LogRow, row
 from penstock.engines.jetstream.frames import NatsMessage
-from penstock.engines.jetstream.rows import LogRow, row
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.errors import ConfigInvalid, EngineGone
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from penstock.engines.jetstream.tokens import key_of, path, token
+from penstock.engines.jetstream.subject_tokens import key_of, path, token
 
 
 class Subjects:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.engines.jetstream.rows import Facts, LogRow
+from penstock.engines.jetstream.entry_messages import Facts, LogRow
 from penstock.engines.jetstream.store import Store
 
 

@@ -17,7 +17,7 @@ from penstock.engines.lake.lake import READ, LakeReader
 from penstock.wire.ledger import CONFIRMED, COVERED
 
 if TYPE_CHECKING:
-    from penstock.engines.lake.rows import Footer, ParquetRows
+    from penstock.engines.lake.event_rows import Footer, ParquetRows
     from penstock.iceberg.reading import ColumnBounds
 
 _ROW: Final = (
@@ -108,7 +108,7 @@ class Deliveries:
 
     @cached_property
     def _reader(self) -> ParquetRows:
-        from penstock.engines.lake.rows import ParquetRows
+        from penstock.engines.lake.event_rows import ParquetRows
 
         return ParquetRows(self._lake.store, footers=8192)
 

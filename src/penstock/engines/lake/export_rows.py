@@ -15,8 +15,8 @@ from penstock.core import arrow
 from penstock.core.export import Block, ExportRange, Selection
 from penstock.core.months import DAY_MS
 from penstock.core.names import is_exact
+from penstock.engines.lake.event_rows import LIVE, Footer, ParquetRows, are_live
 from penstock.engines.lake.files import CoveringFile, TableFiles
-from penstock.engines.lake.rows import LIVE, Footer, ParquetRows, are_live
 from penstock.errors import Trimmed
 
 SCAN_GROUPS: Final = 16

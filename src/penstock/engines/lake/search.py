@@ -15,9 +15,9 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.core.matching import matches
 from penstock.core.names import is_exact
-from penstock.engines.lake import rows
+from penstock.engines.lake import event_rows
+from penstock.engines.lake.event_rows import Footer, ParquetRows
 from penstock.engines.lake.files import ChunkLine, CoveringFile, TableFiles
-from penstock.engines.lake.rows import Footer, ParquetRows
 from penstock.engines.pages import Look
 from penstock.errors import Trimmed
 from penstock.iceberg.store import FileStore
@@ -59,10 +59,10 @@ class Search:
             return
         footer = self.rows.footer(file.path)
         for group in self.rows.groups(footer, after, upto, page.exact):
-            places = rows.matching(self.rows.table(footer, group, rows.KEYS), page.wants, after, upto)
+            places = event_rows.matching(self.rows.table(footer, group, event_rows.KEYS), page.wants, after, upto)
             page.looked += footer.metadata.row_group(group).num_rows
             if len(places):
-                page.take(self.rows.table(footer, group, rows.ALL), places)
+                page.take(self.rows.table(footer, group, event_rows.ALL), places)
             if page.full:
                 return
 
@@ -110,7 +110,7 @@ class Search:
             footer = self.rows.footer(file.path)
             groups = list(self.rows.groups(footer, 0, 2**63 - 1, frozenset((stream,))))
             for group in reversed(groups) if backwards else groups:
-                table = self.rows.table(footer, group, rows.KEYS)
+                table = self.rows.table(footer, group, event_rows.KEYS)
                 own = table.filter(pc.equal(table.column("stream"), stream))
                 yield own if own.num_rows else None
             if not groups:
@@ -172,10 +172,10 @@ class _FoundPage:
     def take(self, table: Any, places: Any) -> None:
         """Add the rows at these places, as far as there is room."""
         look = self._look
-        shown = rows.visible(table, places, look)
+        shown = event_rows.visible(table, places, look)
         room = look.limit - len(self.entries)
-        count = rows.fitting(shown, room, self._room_bytes, first=not self.entries)
-        fresh = rows.entries_of(shown.slice(0, count), look.now_ms)
+        count = event_rows.fitting(shown, room, self._room_bytes, first=not self.entries)
+        fresh = event_rows.entries_of(shown.slice(0, count), look.now_ms)
         self.entries += fresh
         self._room_bytes -= sum(len(entry.body) for entry in fresh)
         self.full = count < shown.num_rows or len(self.entries) == look.limit

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
 from penstock.engines.sqlite.entry_rows import EntryRows
-from penstock.engines.sqlite.keys import GroupKeys
+from penstock.engines.sqlite.idempotency_keys import GroupKeys
 from penstock.engines.sqlite.known_streams import KnownStream, KnownStreams
 from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.values import Appended, Batch, Entry, Head, Kind

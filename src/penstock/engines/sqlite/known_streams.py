@@ -1,4 +1,4 @@
-"""What the writer knows of streams without asking the file: their numbers and heads."""
+"""What the writer knows of streams: their numbers and heads."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engines.jetstream.heads import KnownHead, KnownHeads
-from penstock.engines.jetstream.lanes import GROUP_MESSAGES, AppendJob, Lanes, lanes_of
+from penstock.engines.jetstream.append_order import GROUP_MESSAGES, AppendJob, Lanes, lanes_of
+from penstock.engines.jetstream.stream_heads import KnownHead, KnownHeads
 from penstock.values import Batch, Draft, Head, Key, Producer
 
 NAMES = ["/a", "/b", "/c", "k\0x", "p\0y"]

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.engines.jetstream.rows import row
+from penstock.engines.jetstream.entry_messages import row
 from penstock.engines.jetstream.store import Store, Stored
 from penstock.engines.repeats import Address, Owner, addresses, first_answer, key_address, owner_of, sequence_address
 from penstock.errors import KeyReused

@@ -1,4 +1,4 @@
-"""Makes one atomic batch of messages out of a group of appends. Pure, but for what it is given to look at.
+"""Makes one atomic batch out of a group of appends. Pure, but for what it is given to look at.
 
 Ids are not known yet: while it plans, the id of a message is `BASE` plus its place in the batch. JetStream
 gives a batch consecutive sequences, so one number, the first, turns all of them into real ids.
@@ -14,12 +14,12 @@ from typing import Final
 import msgspec
 
 from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
-from penstock.engines.jetstream import keys
+from penstock.engines.jetstream import idempotency_keys
+from penstock.engines.jetstream.append_order import AppendJob
+from penstock.engines.jetstream.entry_messages import facts_of, payload, side_payload
 from penstock.engines.jetstream.frames import NatsMessage
-from penstock.engines.jetstream.heads import KnownHead, KnownHeads
-from penstock.engines.jetstream.keys import HeldAnswer, KnownAnswers, NotKnown, shifted
-from penstock.engines.jetstream.lanes import AppendJob
-from penstock.engines.jetstream.rows import facts_of, payload, side_payload
+from penstock.engines.jetstream.idempotency_keys import HeldAnswer, KnownAnswers, NotKnown, shifted
+from penstock.engines.jetstream.stream_heads import KnownHead, KnownHeads
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.engines.repeats import Address, Owner, addresses, owner_of
 from penstock.errors import PositionMismatch
@@ -139,7 +139,7 @@ class Planner:
     def _add_key(self, job: AppendJob, address: Address, digest: bytes, appended: Appended) -> None:
         subject = self._subjects.key(address)
         data = self._answer(digest, 0, appended)
-        self._parts.append(_Part(subject, data, None, _EXPECT % job.old_keys.get(subject, 0) + keys.TTL))
+        self._parts.append(_Part(subject, data, None, _EXPECT % job.old_keys.get(subject, 0) + idempotency_keys.TTL))
 
     def _add_producer(self, producer: Producer, appended: Appended) -> None:
         owner = owner_of(producer)
@@ -151,7 +151,7 @@ class Planner:
 
     def _answer(self, digest: bytes, sequence: int, appended: Appended) -> bytes:
         place = BASE + len(self._parts)
-        return keys.encode(digest, self._now_ms, sequence, shifted(appended, -place, repeated=True))
+        return idempotency_keys.encode(digest, self._now_ms, sequence, shifted(appended, -place, repeated=True))
 
     def _add_entries(self, stamped: Stamped) -> None:
         for stream, head in stamped.heads.items():
@@ -231,9 +231,11 @@ class Planner:
         ((_, appended),) = self._answers
         subject, expected, place = self._mark()
         distances = shifted(appended, -BASE - place, repeated=True)
-        data = keys.encode(digest, self._now_ms, 0, distances, keys.Begun(self._nonce, subject, expected))
+        data = idempotency_keys.encode(
+            digest, self._now_ms, 0, distances, idempotency_keys.Begun(self._nonce, subject, expected)
+        )
         key = self._subjects.key(address)
-        return [_Part(key, data, None, _EXPECT % job.old_keys.get(key, 0) + keys.TTL)]
+        return [_Part(key, data, None, _EXPECT % job.old_keys.get(key, 0) + idempotency_keys.TTL)]
 
     def _mark(self) -> tuple[str, int, int]:
         """Where the first entry goes: its subject, that subject's last sequence, and its place in the batch."""

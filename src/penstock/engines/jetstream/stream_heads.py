@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.matching import matches
-from penstock.engines.jetstream.rows import row
+from penstock.engines.jetstream.entry_messages import row
 from penstock.engines.jetstream.store import Store
 from penstock.values import Head
 

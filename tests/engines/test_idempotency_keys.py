@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.engines.sqlite import keys, open_sqlite, schema
+from penstock.engines.sqlite import idempotency_keys, open_sqlite, schema
 from penstock.engines.sqlite.connection import open_reader
 from penstock.errors import SequencePassed, SequenceReused
 from penstock.limits import KEY_SECONDS
@@ -32,7 +32,7 @@ def count_keys(engine) -> int:
 
 
 async def test_keys_of_yesterday_are_dropped_while_new_ones_come(tmp_path):
-    clock, many = ManualClock(), keys.PRUNE_EVERY
+    clock, many = ManualClock(), idempotency_keys.PRUNE_EVERY
     async with open_sqlite(tmp_path, node="n", clock=clock) as engine:
         await append_many(engine, range(many))
         clock.advance(KEY_SECONDS + 1)
@@ -43,8 +43,8 @@ async def test_keys_of_yesterday_are_dropped_while_new_ones_come(tmp_path):
 
 
 async def test_the_oldest_keys_go_when_there_are_too_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "KEY_COUNT", 500)
-    many = keys.PRUNE_EVERY
+    monkeypatch.setattr(idempotency_keys, "KEY_COUNT", 500)
+    many = idempotency_keys.PRUNE_EVERY
     async with open_sqlite(tmp_path, node="n", clock=ManualClock()) as engine:
         await append_many(engine, range(many))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.errors import InputInvalid
 from penstock.values import Entry, Kind
 from penstock.wire.webcrypto import encode64, load_private, point_of
-from penstock.wire.webpush_sending import (
+from penstock.wire.webpush_sender import (
     PushKeys,
     PushOutcome,
     PushSubscription,

@@ -14,7 +14,7 @@ from penstock.wire.lake_files import parse_location
 from penstock.wire.table_columns import TABLES
 
 if TYPE_CHECKING:
-    from penstock.engines.lake.rows import ParquetRows
+    from penstock.engines.lake.event_rows import ParquetRows
 
 _COLUMNS: Final = ("hour", "door", "state", "latency_ms", "count", "bytes")
 
@@ -66,7 +66,7 @@ class Figures:
 
     @cached_property
     def _reader(self) -> ParquetRows:
-        from penstock.engines.lake.rows import ParquetRows
+        from penstock.engines.lake.event_rows import ParquetRows
 
         return ParquetRows(self._lake.store)
 

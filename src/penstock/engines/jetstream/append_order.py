@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.names import ROOT, parent
-from penstock.engines.jetstream.heads import KnownHeads
+from penstock.engines.jetstream.stream_heads import KnownHeads
 from penstock.values import Appended, Batch, Kind
 
 GROUP_MESSAGES: Final = 1_000
