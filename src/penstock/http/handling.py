@@ -22,7 +22,7 @@ from penstock.http.requests import Request
 from penstock.http.responses import LIVE, HandlerAnswer, Headers, Held, Later, Response
 from penstock.http.routing import Route
 from penstock.http.shared import Shared
-from penstock.http.websocket import WebSocket, WebSocketOwner
+from penstock.http.websocket import CLOSE_SECONDS, WebSocket, WebSocketOwner
 from penstock.limits import UNREAD_BODY_BYTES
 from penstock.wire import http_requests
 
@@ -30,9 +30,6 @@ log = logging.getLogger("penstock.http")
 
 DISCARD_SECONDS: Final = 2.0
 """How long is read on after the last answer of a connection whose peer still sends."""
-
-CLOSE_SECONDS: Final = 5.0
-"""How long a peer may take to answer a WebSocket's close frame."""
 
 
 class Phase(Enum):

@@ -13,11 +13,11 @@ from websockets.frames import CloseCode
 from penstock.errors import Busy, PeerError, PenstockError
 from penstock.http import answers
 from penstock.http.bodies import BodyStream, Booking, Intake
-from penstock.http.handling import CLOSE_SECONDS, Handling, Phase
+from penstock.http.handling import Handling, Phase
 from penstock.http.requests import Request
 from penstock.http.routing import BodyKind, Route
 from penstock.http.shared import Shared
-from penstock.http.websocket import WebSocket
+from penstock.http.websocket import CLOSE_SECONDS, WebSocket
 from penstock.limits import BODY_PROGRESS_BYTES, COUNTED_BODY_BYTES, INPUT_QUEUE_BYTES, PIPELINED_BYTES
 from penstock.wire import http_requests, http_responses
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from websockets.exceptions import ProtocolError
 from websockets.frames import CloseCode, Frame, Opcode
@@ -24,6 +24,9 @@ from penstock.wire.websocket import PING_FRAME
 log = logging.getLogger("penstock.http")
 _quiet = logging.getLogger("penstock.http.frames")
 _quiet.setLevel(logging.WARNING)  # the parser would say "connection closed" at INFO for each of them
+
+CLOSE_SECONDS: Final = 5.0
+"""How long a peer may take to answer a close frame."""
 
 
 class WebSocketOwner(Protocol):
