@@ -17,7 +17,7 @@ from penstock.core.ledger import Recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.local import LogServer, WorkerEngine, log_process, open_worker_engine, served_worker
 from penstock.engines.local.frames import framed
-from penstock.engines.local.served_worker import WorkerLink
+from penstock.engines.local.served_worker import ServedWorker
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
@@ -308,15 +308,15 @@ async def test_a_worker_that_takes_nothing_is_cut_and_no_other_notices(tmp_path,
 def stalling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server for which nobody leaves: answers are made for those who are gone, and it raises."""
 
-    def flush(self: WorkerLink) -> None:
+    def flush(self: ServedWorker) -> None:
         if not self.is_open:
             self._loop.call_soon(self._server._listening.close)
             for link in list(self._server.links):
                 link.abort()
         Link_flush(self)
 
-    Link_flush = WorkerLink.flush  # noqa: N806
-    monkeypatch.setattr(WorkerLink, "flush", flush)
+    Link_flush = ServedWorker.flush  # noqa: N806
+    monkeypatch.setattr(ServedWorker, "flush", flush)
 
 
 @pytest.mark.parametrize("sabotage", [None, stalling])

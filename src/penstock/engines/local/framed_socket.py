@@ -20,7 +20,7 @@ BEAT_SECONDS: Final = 1.0
 """How often a worker shows that it lives, and how often the log process looks."""
 
 
-class Link(asyncio.Protocol):
+class FramedSocket(asyncio.Protocol):
     """What both ends have in common. Nothing here ever waits for the peer: what it does not take gathers here."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The log process's side: gives the contracts to its workers, and each entry to those that want it.
 
-    worker ── wishes, appends, calls ──▶ WorkerLink ──▶ the engine that keeps the log
-    worker ◀── entries, answers ──────── WorkerLink ◀── one frame for each turn of the loop
+    worker ── wishes, appends, calls ──▶ ServedWorker ──▶ the engine that keeps the log
+    worker ◀── entries, answers ──────── ServedWorker ◀── one frame for each turn of the loop
 
 A worker that takes nothing costs the others nothing: what waits for it is bounded, and then it is cut. To be cut is to
 be killed: so nobody who was cut goes on doing what only a member may do. `serve` starts it again, and its wires come
@@ -25,7 +25,7 @@ from penstock.core.matching import Interest
 from penstock.core.storage import Storage
 from penstock.engines.local.framed_socket import BEAT_SECONDS, SocketPath
 from penstock.engines.local.frames import encode
-from penstock.engines.local.served_worker import NewestIds, WorkerLink
+from penstock.engines.local.served_worker import NewestIds, ServedWorker
 from penstock.values import Entry, Kind
 
 SILENT_SECONDS: Final = 10.0
@@ -43,8 +43,8 @@ class LogServer:
     def __init__(self, engine: Storage, path: Path, background: Background | None = None) -> None:
         self.engine, self._path = engine, path
         self._background = background or Background()
-        self.interest: Interest[WorkerLink] = Interest()
-        self.links: dict[WorkerLink, None] = {}  # all who have said who they are
+        self.interest: Interest[ServedWorker] = Interest()
+        self.links: dict[ServedWorker, None] = {}  # all who have said who they are
         self.followed = engine.log.followed
         self.newest = NewestIds(self.followed)
         self._version = 0  # no record is at a higher one
@@ -63,7 +63,7 @@ class LogServer:
         with suppress(FileNotFoundError):
             self._path.unlink()
         self._listening = await asyncio.get_running_loop().create_unix_server(
-            partial(WorkerLink, self), self._socket.short
+            partial(ServedWorker, self), self._socket.short
         )
         self._path.chmod(0o600)
         self._looked = asyncio.get_running_loop().time()
@@ -85,7 +85,7 @@ class LogServer:
 
     # ── members ────────────────────────────────────────────────────────────────────────────────
 
-    def joined(self, link: WorkerLink) -> None:
+    def joined(self, link: ServedWorker) -> None:
         """A worker has said who it is. One of the same name is an older life of it."""
         for other in [one for one in self.links if one.node == link.node]:
             other.cut("another one of its name has come")
@@ -93,7 +93,7 @@ class LogServer:
         self.links[link] = None
         self._members_changed()
 
-    def gone(self, link: WorkerLink) -> None:
+    def gone(self, link: ServedWorker) -> None:
         """A worker has no connection any more: it is no member from now on."""
         if link in self.links:
             del self.links[link]
@@ -108,7 +108,7 @@ class LogServer:
             link.members_changed = True
             link.book()
 
-    def link_of(self, node: str) -> WorkerLink | None:
+    def link_of(self, node: str) -> ServedWorker | None:
         """The worker of that name."""
         return next((link for link in self.links if link.node == node), None)
 
@@ -148,7 +148,7 @@ class LogServer:
         if self._later is None and self.links:
             self._later = asyncio.get_running_loop().call_later(POSITION_SECONDS, self._tell_position)
 
-    def _want_type(self, entry: Entry) -> list[WorkerLink]:
+    def _want_type(self, entry: Entry) -> list[ServedWorker]:
         """Who wants a meta entry wherever it comes: from now on it also wants what comes after it there."""
         wanting = [link for link in self.links if entry.type in link.types]
         for link in wanting:

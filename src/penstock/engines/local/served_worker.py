@@ -25,7 +25,7 @@ from penstock.core.names import is_exact
 from penstock.core.promise import Pending, Promise
 from penstock.core.storage import Storage
 from penstock.engines.local.contracts import METHODS
-from penstock.engines.local.framed_socket import Link
+from penstock.engines.local.framed_socket import FramedSocket
 from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
 from penstock.errors import PenstockError
 from penstock.values import Appended, Batch, Entry
@@ -78,22 +78,22 @@ class WorkersHome(Protocol):
     """What a worker's link needs of the server that it belongs to (`engines/local/log_process.py`)."""
 
     engine: Storage
-    interest: Interest[WorkerLink]
-    links: dict[WorkerLink, None]
+    interest: Interest[ServedWorker]
+    links: dict[ServedWorker, None]
     newest: NewestIds
     followed: int
     appended: int
     cut: int
 
-    def joined(self, link: WorkerLink) -> None: ...
-    def gone(self, link: WorkerLink) -> None: ...
+    def joined(self, link: ServedWorker) -> None: ...
+    def gone(self, link: ServedWorker) -> None: ...
     def members(self) -> list[str]: ...
-    def link_of(self, node: str) -> WorkerLink | None: ...
+    def link_of(self, node: str) -> ServedWorker | None: ...
     def record_changed(self, key: str, version: int | None) -> None: ...
     async def mailbox_changed(self, recipient: str, month: str, next_number: int | None = None) -> None: ...
 
 
-class WorkerLink(Link):
+class ServedWorker(FramedSocket):
     """One worker, as the log process sees it."""
 
     def __init__(self, server: WorkersHome) -> None:
@@ -390,17 +390,17 @@ CHANGING_MAILBOXES: Final = frozenset(
     f"mailbox.{name}" for name in ("put", "set_channels", "add_channel", "remove_channel", "forget")
 )
 OTHER_CALLS: Final[dict[str, tuple[Any, Callable[..., Awaitable[object]]]]] = {
-    "hello": (tuple[str, str, bool], WorkerLink.hello),
-    "send": (tuple[str, str, bytes], WorkerLink.send),
-    "is_member": (tuple[str], WorkerLink.is_member),
-    "look": (tuple[tuple[str, ...]], WorkerLink.look),
-    "backup": (tuple[str], WorkerLink.backup),
-    "counts": (tuple[()], WorkerLink.counts),
-    "find_readers": (tuple[tuple[str, ...]], WorkerLink.find_readers),
-    "blocks": (tuple[int, int, int], WorkerLink.blocks),
-    "export_open": (tuple[int, ExportRange], WorkerLink.export_open),
-    "export_next": (tuple[int], WorkerLink.export_next),
-    "export_close": (tuple[int], WorkerLink.export_close),
+    "hello": (tuple[str, str, bool], ServedWorker.hello),
+    "send": (tuple[str, str, bytes], ServedWorker.send),
+    "is_member": (tuple[str], ServedWorker.is_member),
+    "look": (tuple[tuple[str, ...]], ServedWorker.look),
+    "backup": (tuple[str], ServedWorker.backup),
+    "counts": (tuple[()], ServedWorker.counts),
+    "find_readers": (tuple[tuple[str, ...]], ServedWorker.find_readers),
+    "blocks": (tuple[int, int, int], ServedWorker.blocks),
+    "export_open": (tuple[int, ExportRange], ServedWorker.export_open),
+    "export_next": (tuple[int], ServedWorker.export_next),
+    "export_close": (tuple[int], ServedWorker.export_close),
 }
 """Calls that belong to no contract of `core/`, or not in its words: what they are given, and who answers."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.core.promise import Promise, failed
 from penstock.engines.local.contracts import METHODS
-from penstock.engines.local.framed_socket import Link
+from penstock.engines.local.framed_socket import FramedSocket
 from penstock.engines.local.frames import LogFrame, encode, error_of
 from penstock.errors import EngineGone, InputInvalid
 from penstock.values import Appended, Batch, Place
@@ -32,7 +32,7 @@ class Call(Promise[Any]):
         self.decoder, self.batch, self.weight = decoder, batch, weight
 
 
-class LogLink(Link):
+class LogCalls(FramedSocket):
     """The log process, as a worker sees it."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class LogLink(Link):
 class Remote:
     """A contract whose every call goes over the link."""
 
-    def __init__(self, link: LogLink, part: str) -> None:
+    def __init__(self, link: LogCalls, part: str) -> None:
         self._link, self._part = link, part
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -191,10 +191,10 @@ _ANY: Final = msgspec.msgpack.Decoder()
 _frames: Final = msgspec.msgpack.Decoder(LogFrame)
 
 
-async def connect(path: str) -> LogLink:
+async def connect(path: str) -> LogCalls:
     """The link to the log process that listens at *path*."""
     try:
-        _, link = await asyncio.get_running_loop().create_unix_connection(LogLink, path)
+        _, link = await asyncio.get_running_loop().create_unix_connection(LogCalls, path)
     except OSError as error:
         raise EngineGone(f"no log process listens at {path}: {error.strerror or error}") from error
     return link

@@ -26,7 +26,7 @@ from penstock.core.metering import Sample
 from penstock.core.registry import Registry
 from penstock.engines.local.framed_socket import BEAT_SECONDS, SocketPath
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.worker_calls import GONE, LogLink, Remote, connect
+from penstock.engines.local.worker_calls import GONE, LogCalls, Remote, connect
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.errors import PenstockError
 from penstock.settings import LogSettings
@@ -123,7 +123,7 @@ class WorkerBus(Receivers):
 
     alone = False
 
-    def __init__(self, link: LogLink, node: str) -> None:
+    def __init__(self, link: LogCalls, node: str) -> None:
         super().__init__()
         self.node, self._link = node, link
 
@@ -147,7 +147,7 @@ class WorkerMembers:
 
     alone = False
 
-    def __init__(self, link: LogLink, me: str, members: Sequence[str]) -> None:
+    def __init__(self, link: LogCalls, me: str, members: Sequence[str]) -> None:
         self._link, self.me, self._living = link, me, tuple(members)
         self.on_change: list[Callable[[], None]] = []
 
@@ -171,7 +171,7 @@ class WorkerMembers:
 class WorkerChanges:
     """`core.change_watch.Changes` of a worker."""
 
-    def __init__(self, link: LogLink) -> None:
+    def __init__(self, link: LogCalls) -> None:
         self._link = link
 
     async def look(self, prefixes: Sequence[str]) -> tuple[list[RecordChange], list[MailboxChange]]:
@@ -184,7 +184,7 @@ class WorkerChanges:
 class WorkerExport:
     """`core.export.Export` of a worker: the pieces come one by one, each when it is asked for."""
 
-    def __init__(self, link: LogLink) -> None:
+    def __init__(self, link: LogCalls) -> None:
         self._link, self._numbers = link, count(1)
 
     async def blocks(self, after: int, upto: int, step: int) -> list[Block]:

@@ -11,7 +11,7 @@ from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
 from penstock.core.wanted_streams import UNKNOWN, Wishes
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.worker_calls import LogLink, Remote
+from penstock.engines.local.worker_calls import LogCalls, Remote
 from penstock.errors import Busy, CallerError
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Page
@@ -20,7 +20,7 @@ from penstock.values import Appended, Batch, Page
 class WorkerLog(Remote):
     """`core.log.Log` over the link to the log process."""
 
-    def __init__(self, link: LogLink, welcome: Welcome, *, selective: bool, queue: int, queue_bytes: int) -> None:
+    def __init__(self, link: LogCalls, welcome: Welcome, *, selective: bool, queue: int, queue_bytes: int) -> None:
         super().__init__(link, "log")
         self.durability, self.server = welcome.durability, welcome.server
         self._followed, self._trimmed_upto = welcome.followed, welcome.trimmed_upto
