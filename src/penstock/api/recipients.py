@@ -19,6 +19,9 @@ from penstock.values import Item
 
 Action = Literal["pause", "resume", "retry", "disconnect"]
 ACTIONS: Final[tuple[Action, ...]] = ("pause", "resume", "retry", "disconnect")
+DISCONNECT: Final[tuple[Action, ...]] = ("disconnect",)  # of those who have a connection
+RUNNING: Final[tuple[Action, ...]] = ("pause", "retry")  # of those who are sent to
+HALTED: Final[tuple[Action, ...]] = ("resume",)
 
 
 class ActionImpossible(Conflict):

@@ -8,19 +8,18 @@ from typing import Any, Final
 import msgspec
 
 from penstock.api.context import Context
-from penstock.api.recipients import Action, RecipientKind, RecipientView, WaitingPage, entries_waiting
+from penstock.api.recipients import DISCONNECT, Action, RecipientKind, RecipientView, WaitingPage, entries_waiting
 from penstock.api.v1.tail import TailWire
 from penstock.core.feed import Feed
 from penstock.limits import PAGE_ENTRIES
 
-_ACTIONS: Final[tuple[Action, ...]] = ("disconnect",)
 CONSUMERS: Final = "pipeline/consumers/"
 
 
 class TailRecipients(RecipientKind):
     """Who follows streams on this node by `/v1/tail`, one for each name: the ledger knows no more."""
 
-    kind, actions = "tail", _ACTIONS
+    kind, actions = "tail", DISCONNECT
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -37,7 +36,7 @@ class TailRecipients(RecipientKind):
             streams = tuple(dict.fromkeys(pattern for feed, _ in tails for pattern in feed.patterns))
             yield RecipientView(
                 "tail", name, "v1", "behind" if lag else "live", streams, min(feed.reached for feed, _ in tails), lag,
-                since_ms=min(wire.opened_ms for _, wire in tails), connections=len(tails), actions=_ACTIONS,
+                since_ms=min(wire.opened_ms for _, wire in tails), connections=len(tails), actions=DISCONNECT,
             )  # fmt: skip
 
     async def act(self, view: RecipientView, action: Action) -> None:

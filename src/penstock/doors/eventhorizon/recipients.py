@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Final
 
 from penstock.api.recipients import (
+    HALTED,
+    RUNNING,
     Action,
     ActionImpossible,
     RecipientKind,
@@ -19,14 +20,11 @@ from penstock.core.trouble import Trouble
 from penstock.doors.eventhorizon.cluster import ManagedPusher, Pushers
 from penstock.doors.eventhorizon.requests import PusherView
 
-_RUNNING: Final[tuple[Action, ...]] = ("pause", "retry")
-_HALTED: Final[tuple[Action, ...]] = ("resume",)
-
 
 class PusherRecipients(RecipientKind):
     """The pushers of all nodes."""
 
-    kind, actions = "pusher", (*_RUNNING, *_HALTED)
+    kind, actions = "pusher", (*RUNNING, *HALTED)
 
     def __init__(self, pushers: Pushers) -> None:
         self._pushers = pushers
@@ -43,7 +41,7 @@ class PusherRecipients(RecipientKind):
         return RecipientView(
             "pusher", managed.id, "eventhorizon", shown.state, (shown.subscription,) if shown.subscription else (),
             None, shown.lag_bytes, "bytes", shown.error, _ms(shown.error_time), managed.record.created_ms,
-            shown.node if elsewhere else "", actions=_HALTED if halted else _RUNNING,
+            shown.node if elsewhere else "", actions=HALTED if halted else RUNNING,
         )  # fmt: skip
 
     async def act(self, view: RecipientView, action: Action) -> None:

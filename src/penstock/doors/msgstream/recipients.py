@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final
 
 from penstock.api.recipients import (
+    DISCONNECT,
     Action,
     ActionImpossible,
     RecipientKind,
@@ -19,13 +19,11 @@ from penstock.doors.msgstream.records import DOOR, is_actor, mailbox_of
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.wire.msgstream_actions import SessionRecord
 
-_ACTIONS: Final[tuple[Action, ...]] = ("disconnect",)
-
 
 class SessionRecipients(RecipientKind):
     """The sessions of all nodes, connected or not."""
 
-    kind, actions = "session", _ACTIONS
+    kind, actions = "session", DISCONNECT
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions, self._context = sessions, sessions.context
@@ -47,7 +45,7 @@ class SessionRecipients(RecipientKind):
         view = RecipientView(
             "session", actor, DOOR, "served elsewhere" if elsewhere else "connected" if transport else "away",
             record.follow, record.after, None, "items", since_ms=record.created_ms, connections=int(bool(transport)),
-            node=node_of(record.owner) if elsewhere else "", actions=_ACTIONS if transport else (),
+            node=node_of(record.owner) if elsewhere else "", actions=DISCONNECT if transport else (),
         )  # fmt: skip
         if session is not None and not elsewhere:
             view.position, view.lag = session.machine.position, len(session.machine.packs)

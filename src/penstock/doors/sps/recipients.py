@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final
 
 from penstock.api.context import Context
-from penstock.api.recipients import Action, RecipientKind, RecipientView, WaitingPage, entries_waiting
+from penstock.api.recipients import DISCONNECT, Action, RecipientKind, RecipientView, WaitingPage, entries_waiting
 from penstock.doors.sps.wire import DeviceWire
 from penstock.doors.sps.wires import DOOR, Wires
-
-_ACTIONS: Final[tuple[Action, ...]] = ("disconnect",)
 
 
 class WireRecipients(RecipientKind):
     """The wires that are open on this node."""
 
-    kind, actions = "wire", _ACTIONS
+    kind, actions = "wire", DISCONNECT
 
     def __init__(self, context: Context, wires: Wires) -> None:
         self._context, self._wires = context, wires
@@ -35,7 +32,7 @@ class WireRecipients(RecipientKind):
         lag = feed.lag
         return RecipientView(
             "wire", wire.who.name, DOOR, "behind" if lag else "live", feed.patterns, feed.reached, lag,
-            since_ms=since_ms, connections=1, actions=_ACTIONS,
+            since_ms=since_ms, connections=1, actions=DISCONNECT,
         )  # fmt: skip
 
     async def act(self, view: RecipientView, action: Action) -> None:

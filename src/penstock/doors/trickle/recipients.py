@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
 
 from penstock.api.context import Context
-from penstock.api.recipients import Action, RecipientKind, RecipientView, WaitingPage
+from penstock.api.recipients import DISCONNECT, Action, RecipientKind, RecipientView, WaitingPage
 from penstock.doors.trickle.channel import LiveChannel
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.requests import DOOR
-
-_ACTIONS: Final[tuple[Action, ...]] = ("disconnect",)
 
 
 class ChannelRecipients(RecipientKind):
     """The channels that are open on this node."""
 
-    kind, actions = "channel", _ACTIONS
+    kind, actions = "channel", DISCONNECT
 
     def __init__(self, context: Context, channels: Channels) -> None:
         self._context, self._channels = context, channels
@@ -37,7 +34,7 @@ class ChannelRecipients(RecipientKind):
         readers = sum(len(segment.readers) for segment in channel)
         return RecipientView(
             "channel", channel.name, DOOR, "open", stream, channel.head, 0, "segments",
-            since_ms=int(self._context.clock.now_ms() - quiet_ms), connections=readers, actions=_ACTIONS,
+            since_ms=int(self._context.clock.now_ms() - quiet_ms), connections=readers, actions=DISCONNECT,
         )  # fmt: skip
 
     async def act(self, view: RecipientView, action: Action) -> None:

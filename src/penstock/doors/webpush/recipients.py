@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Final
 
 from penstock.api.recipients import (
+    DISCONNECT,
     Action,
     ActionImpossible,
     RecipientKind,
@@ -18,13 +18,11 @@ from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.wire.webpush import Close
 
-_ACTIONS: Final[tuple[Action, ...]] = ("disconnect",)
-
 
 class AgentRecipients(RecipientKind):
     """The user agents of all nodes, connected or not."""
 
-    kind, actions = "agent", _ACTIONS
+    kind, actions = "agent", DISCONNECT
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -43,7 +41,7 @@ class AgentRecipients(RecipientKind):
         return RecipientView(
             "agent", uaid, "webpush", "connected" if here else "served elsewhere" if elsewhere else "away",
             unit="items", since_ms=record.connected_at or None, node=record.node if elsewhere else "",
-            connections=int(here), actions=_ACTIONS if here else (),
+            connections=int(here), actions=DISCONNECT if here else (),
         )  # fmt: skip
 
     async def complete(self, view: RecipientView) -> RecipientView:

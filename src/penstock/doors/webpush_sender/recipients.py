@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Final
 
 import msgspec
 
 from penstock.api.context import Context
 from penstock.api.recipients import (
+    HALTED,
+    RUNNING,
     Action,
     ActionImpossible,
     RecipientKind,
@@ -21,14 +22,11 @@ from penstock.core.trouble import Trouble
 from penstock.doors.webpush_sender.binding import BindingRecord
 from penstock.doors.webpush_sender.bindings import BINDINGS, Bindings
 
-_RUNNING: Final[tuple[Action, ...]] = ("pause", "retry")
-_PAUSED: Final[tuple[Action, ...]] = ("resume",)
-
 
 class BindingRecipients(RecipientKind):
     """The bindings of all nodes."""
 
-    kind, actions = "binding", (*_RUNNING, *_PAUSED)
+    kind, actions = "binding", (*RUNNING, *HALTED)
 
     def __init__(self, context: Context, bindings: Bindings) -> None:
         self._context, self._bindings = context, bindings
@@ -45,7 +43,7 @@ class BindingRecipients(RecipientKind):
         binding, newest = self._bindings.running.get(id), self._context.hub.position
         view = RecipientView(
             "binding", id, "webpush", "elsewhere", (record.stream,), since_ms=record.created_ms,
-            actions=_PAUSED if record.paused else _RUNNING,
+            actions=HALTED if record.paused else RUNNING,
         )  # fmt: skip
         if binding is not None:
             status = binding.status
