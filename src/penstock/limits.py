@@ -115,6 +115,10 @@ RECIPIENT_BYTES: Final = 256
 MAILBOX_PAGE: Final = 500
 """Items that one `take` returns at most."""
 
+MAILBOX_MONTHS: Final = 1
+"""Months before the present one whose mailboxes are kept, as autopush does. After it: a user agent that was not seen
+since, for 30 to 60 days, is dropped with what waits for it, and registers again."""
+
 RECORD_BYTES: Final = 256 * 1024
 """Bytes of a registry record: records are small and read whole. Over it: 413."""
 

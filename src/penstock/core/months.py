@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime
 
 from penstock.errors import InputInvalid
+from penstock.limits import MAILBOX_MONTHS
 
 DAY_MS = 86_400_000
 _MONTH = re.compile(r"[0-9]{4}_(0[1-9]|1[0-2])")
@@ -37,11 +38,11 @@ def months_in_use(now_ms: int) -> tuple[str, str]:
 
 
 def oldest_kept(now_ms: int) -> str:
-    """The oldest month that stays: the one before this, for a day longer than the calendar says.
+    """The oldest month that stays, for a day longer than the calendar says.
 
     Nodes whose clocks differ, and recipients that were connected all the time, have that day to move on.
     """
-    return shifted(month_of(now_ms - DAY_MS), -1)
+    return shifted(month_of(now_ms - DAY_MS), -MAILBOX_MONTHS)
 
 
 def check_month(month: str) -> str:

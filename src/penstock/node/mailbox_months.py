@@ -1,7 +1,7 @@
 """The months of the mailboxes: made in advance, dropped whole when nobody is on them any more.
 
 This month and the one before are kept, so a recipient that was not seen for 30 to 60 days is on a month that is
-due to go. Its door says goodbye to it (`Lodging.leave_month`); then the month is dropped, unless somebody is on
+due to go. Its door says goodbye to it (`MonthlyDoor.leave_month`); then the month is dropped, unless somebody is on
 it all the same. The server does this once a day, `./penstock tables --apply` whenever it is asked to.
 """
 

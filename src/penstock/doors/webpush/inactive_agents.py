@@ -1,6 +1,6 @@
 """User agents that are dropped: not seen for 30 to 60 days, with their month.
 
-Which month is due is decided in `core/months.py` (`oldest_kept`); `node/mailbox_months.py` calls this.
+How many months are kept: `limits.py` (`MAILBOX_MONTHS`). `node/mailbox_months.py` calls this.
 """
 
 from __future__ import annotations
