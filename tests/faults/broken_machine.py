@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from penstock.cli.workers import Child
+from penstock.cli.worker_supervisor import Child
 from penstock.core.promise import Promise
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog
-from penstock.node.worker_processes import main
+from penstock.node.worker_main import main
 from penstock.values import Appended, Batch, Place
 
 WATCHED = "/killed/"  # the streams that the test reads

@@ -64,7 +64,7 @@ def serve(
     logs.set_up(settings.logs.format, settings.logs.level)
     _allow_open_files(settings.server.connections)
     if parse_workers(settings.server.workers) > 1:
-        from penstock.cli.workers import run_machine
+        from penstock.cli.worker_supervisor import run_machine
 
         return run_machine(settings, data)
     from penstock.node.process import run

@@ -2,7 +2,7 @@
 
 A feed is always in one of these states:
 
-    behind   its position is older than what it has been offered: pages come from the log
+    behind   its position is older than what it has been offered: pages come from the log (`hub.py` reads them)
     live     it has been offered everything up to the hub's position
     stopped  it has ended; it takes nothing any more
 

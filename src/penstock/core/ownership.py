@@ -16,8 +16,8 @@ The rules:
    while a change of our own is on its way waits until we know our version.
 2. An owner is a *member*: a node during one of its lives (`core/liveness.py`). `NEWEST` gives the thing to who claims
    last. `FREE` gives it only if nobody has it, or its owner is dead: the registry has no member of that name any more.
-3. The fence: `holds` is False as soon as this node could not show its life for four seconds (`members.HOLD_SECONDS`),
-   two seconds before anybody can take over from it (`members.DEAD_SECONDS`). Ask it before each step that
+3. The fence: `holds` is False as soon as this node could not show its life for four seconds (`liveness.HOLD_SECONDS`),
+   two seconds before anybody can take over from it (`liveness.DEAD_SECONDS`). Ask it before each step that
    only the owner may do.
 4. A node that was taken for dead comes back under a new name and holds nothing: `lost` is called for all it had, with
    `now` None. A door that wants to go on claims again with `rule=FREE`, so as not to take it from who has it by now.

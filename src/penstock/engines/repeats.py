@@ -1,4 +1,7 @@
-"""Batches that come again: under what their first answer is remembered, and what a repeat is told."""
+"""Batches that come again: under what their first answer is remembered, and what a producer's repeat is told.
+
+A key that comes again with other contents is refused by each engine (`KeyReused`, `idempotency_keys.py`).
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from typing import cast
 from penstock.errors import PeerError, TooLarge
 from penstock.http import answers
 from penstock.http.bodies import Intake
+from penstock.http.deadlines import Waiting
 from penstock.http.handling import Phase
-from penstock.http.receiving import FRAME_SLICE, Receiving
+from penstock.http.receiving import FRAME_SLICE
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
 from penstock.http.routing import BodyKind
@@ -35,7 +36,7 @@ _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
 
 
-class Connection(Receiving, asyncio.BaseProtocol):
+class Connection(Waiting, asyncio.BaseProtocol):
     """One peer."""
 
     __slots__ = ("_address", "_looked")

@@ -4,7 +4,7 @@ An event that goes to 5,000 connections is framed once; each connection then cos
 output and one system call. On plain TCP that call is made here, straight on the socket, as long as the
 transport holds nothing back: it saves uvloop's bookkeeping for each write (docs/connections.md has the
 figures). What the kernel does not take at once goes to the transport, and so does everything after it until
-that is gone, so bytes never overtake each other.
+that is gone, so bytes never overtake each other. A peer who takes nothing is cut by `deadlines.py`.
 
     Outlet.send ─▶ Pipe.out ─▶ Flusher, once per turn ─▶ send(2) ──short write──▶ transport
                                                             │                          │ resume_writing

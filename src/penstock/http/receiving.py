@@ -1,6 +1,7 @@
-"""The receiving half of a connection: bodies, WebSocket frames, and all that the server waits for.
+"""The receiving half of a connection: bodies and WebSocket frames.
 
 Bodies and frames are taken slice by slice, in turn with other connections, and no more of them than the peer may send.
+How long is waited for them: `deadlines.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from penstock.http.handling import Handling, Phase
 from penstock.http.requests import Request
 from penstock.http.routing import BodyKind, Route
 from penstock.http.shared import Shared
-from penstock.http.websocket import CLOSE_SECONDS, WebSocket
-from penstock.limits import BODY_PROGRESS_BYTES, COUNTED_BODY_BYTES, INPUT_QUEUE_BYTES, PIPELINED_BYTES
+from penstock.http.websocket import WebSocket
+from penstock.limits import COUNTED_BODY_BYTES, INPUT_QUEUE_BYTES, PIPELINED_BYTES
 from penstock.wire import http_requests, http_responses
 
 log = logging.getLogger("penstock.http")
@@ -180,7 +181,7 @@ class Receiving(Handling):
         else:
             self._answer(answers.early_problem(self._shared, cast("Request", self._request), error))
 
-    # ── when the peer must wait, and how long is waited for it ────────────────────────────────
+    # ── when the peer must wait ───────────────────────────────────────────────────────────────
 
     def _ready_for_next(self) -> None:
         self.phase = _IDLE
@@ -208,82 +209,6 @@ class Receiving(Handling):
         if intake is not None:
             return (intake.stream is not None and intake.stream.full) or len(self._buffer) >= PIPELINED_BYTES
         return len(self._buffer) >= PIPELINED_BYTES
-
-    def _arm_for_phase(self) -> None:
-        """Book the deadline of what is being waited for now, if that has one."""
-        seconds = self._deadline()
-        if seconds is None:
-            self.due = 0
-        else:
-            self._shared.wheel.arm(self, seconds)
-
-    def _deadline(self) -> float | None:
-        settings = self._shared.settings
-        if self.stuck:
-            self._mark = self.transport.get_write_buffer_size()
-            return settings.stall_timeout
-        if self._intake is not None:
-            self._mark = self._intake.received
-            return self._intake.timeout
-        if self.phase is _IDLE:
-            return settings.idle_timeout
-        if self.phase is _SOCKET:
-            return self._socket_deadline(cast("WebSocket", self.tap))
-        if self._request is not None:
-            return self._request.timeout
-        return settings.head_timeout if self.phase in (_HEAD, _PROXY) else None
-
-    def _socket_deadline(self, socket: WebSocket) -> float | None:
-        if not socket.open:
-            return CLOSE_SECONDS
-        self._mark = 0
-        return self._shared.settings.body_timeout if socket.halfway else None
-
-    def expired(self) -> None:
-        """The wheel calls: what was waited for did not come, unless something has moved since."""
-        if self.phase is _CLOSED:
-            return
-        if self.stuck:
-            self._expired_writing()
-        elif self.phase is _SOCKET and cast("WebSocket", self.tap).halfway:
-            self._expired_halfway(cast("WebSocket", self.tap))
-        elif self.phase is _DISCARD or self.phase is _SOCKET or self.phase is _PROXY:
-            self.cut()
-        elif self._intake is not None:
-            self._expired_reading(self._intake)
-        elif self.phase is _IDLE:
-            self.end()
-        elif self.phase is _HEAD:
-            self._shared.counters.timed_out += 1
-            remedy = f"Send the whole head within {self._shared.settings.head_timeout:g} s (server.head_timeout)."
-            self._refuse(PeerError(408, "the request head took too long", remedy=remedy), self._buffer)
-        elif self.phase is _BUSY and self._request is not None:
-            self._work = None
-            self._answer(self._timed_out())
-            self._go_on()
-
-    def _expired_writing(self) -> None:
-        if self.transport.get_write_buffer_size() < self._mark:
-            self._arm_for_phase()
-            return
-        self._shared.counters.cut += 1
-        log.info("connection.stalled", extra={"peer": self._peer, "pending": self.pending})
-        self.cut()
-
-    def _expired_reading(self, intake: Intake) -> None:
-        if self._paused or intake.received - self._mark >= BODY_PROGRESS_BYTES:
-            self._arm_for_phase()
-            return
-        self._shared.counters.timed_out += 1
-        remedy = f"Send at least {BODY_PROGRESS_BYTES:,} bytes of the body in every {intake.timeout:g} s."
-        self._body_failed(intake, PeerError(408, "the request body took too long", remedy=remedy))
-
-    def _expired_halfway(self, socket: WebSocket) -> None:
-        if self._paused or self._mark >= BODY_PROGRESS_BYTES:
-            self._arm_for_phase()
-            return
-        self._shared.counters.timed_out += 1
-        socket.close(CloseCode.POLICY_VIOLATION, "a message took too long")
 
     def _refuse(self, error: PeerError, head: bytes = b"") -> None:
         """Answer something that was no request, and end the connection: nobody knows where it would go on."""

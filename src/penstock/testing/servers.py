@@ -137,7 +137,7 @@ def start_log_process(data: Path) -> Iterator[str]:
     role = {"settings": Settings(), "data": str(data), "socket": str(path)}
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.node.worker_processes"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "penstock.node.worker_main"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=output,
         )  # fmt: skip
     try:

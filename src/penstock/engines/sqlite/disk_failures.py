@@ -1,7 +1,8 @@
 """What SQLite's errors mean: the disk is full, the file is damaged, or it is out of reach.
 
 Once damage is met, by a reader, the writer or the check, nothing is stored any more (`stop_writing`), and the server is
-not ready. What is refused at the start already: `file_check.py`.
+not ready. A full disk is not remembered: the next group tries again (`writer.py`).
+What is refused at the start already: `file_check.py`.
 """
 
 from __future__ import annotations

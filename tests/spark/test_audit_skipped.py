@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.pipeline.audit_skipped import presence, skipped, taken, without_absence
 from penstock.pipeline.lake import EVENTS, LEDGER
-from penstock.pipeline.skipped_entries import presence, skipped, taken, without_absence
 
 T0 = datetime(2026, 11, 15, tzinfo=UTC)
 

@@ -24,7 +24,7 @@ import msgspec
 from penstock.cli.processes import end_with_parent
 from penstock.errors import ConfigInvalid
 from penstock.http.listener import bind
-from penstock.node.worker_processes import Role
+from penstock.node.worker_main import Role
 from penstock.settings import Settings
 from penstock.units import parse_address, parse_workers
 from penstock.wire.retrying import RetryPolicy
@@ -52,7 +52,7 @@ class NotReady(Exception):
 class Child:
     """One process of this machine."""
 
-    module = "penstock.node.worker_processes"  # what Python runs; another one for processes that are broken on purpose
+    module = "penstock.node.worker_main"  # what Python runs; another one for processes that are broken on purpose
 
     def __init__(
         self, process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader

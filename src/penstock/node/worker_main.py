@@ -1,9 +1,9 @@
 """The processes of a machine with several workers, each told over its standard input what it is.
 
-    python -m penstock.node.worker_processes        what comes in is one `Role` as JSON
+    python -m penstock.node.worker_main        what comes in is one `Role` as JSON
 
-`cli/workers.py` starts them: one that keeps the log, and workers. Each says in one line on its standard output that it
-is ready.
+`cli/worker_supervisor.py` starts them, and again when they end: one that keeps the log, and workers. Each says in one
+line on its standard output that it is ready.
 """
 
 from __future__ import annotations
