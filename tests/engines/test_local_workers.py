@@ -11,13 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.core.export import ExportRange, Selection
 from penstock.core.feed import take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.local import LogServer, WorkerEngine, log_process, open_worker_engine, served_worker
+from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
+from penstock.engines.local.contracts import PAGE, SHORT
 from penstock.engines.local.frames import framed
 from penstock.engines.local.served_worker import ServedWorker
+from penstock.engines.local.worker_engine import WorkerExport
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
@@ -26,6 +30,7 @@ from penstock.settings import LogSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft, Kind
 from penstock.wire import eventhorizon
+from penstock.wire.table_columns import NAMES
 
 
 class Machine:
@@ -391,6 +396,104 @@ async def test_the_same_check_finds_a_log_process_that_is_too_strict_or_too_pati
     async with started(tmp_path, kind=kind) as machine:
         with pytest.raises(AssertionError):
             await check_silence(machine)
+
+
+def in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls of a worker wait for each other."""
+    monkeypatch.setattr(served_worker, "kind_of", lambda name, arguments: SHORT)
+
+
+@pytest.mark.parametrize("sabotage", [None, in_one_line])
+async def test_looks_through_all_names_hold_up_no_short_call_of_the_same_worker(
+    tmp_path, sabotage, monkeypatch
+) -> None:
+    async with started(tmp_path, durable=True) as machine:
+        worker = await machine.worker("a")
+        await worker.log.append(Batch(tuple(Draft(f"/n{number}/y", b"x") for number in range(100))))
+        if sabotage:
+            sabotage(monkeypatch)
+        scans = [asyncio.create_task(worker.log.heads("/*/x")) for _ in range(300)]
+        await asyncio.sleep(0)  # they are called before what follows
+        page = await worker.log.read_index("/n7/y", 0, limit=1)
+        await worker.registry.get("x")
+        before = sum(scan.done() for scan in scans)
+        assert data_of(page.entries) == [b"x"]
+        for scan in scans:
+            scan.cancel()
+
+        assert before > 300 - 2 * AT_ONCE[SHORT] if sabotage else before < 150
+
+
+def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServedWorker, "_give_up", lambda self, number: None)
+
+
+@pytest.mark.parametrize("sabotage", [None, in_one_line, unheard])
+async def test_calls_that_wait_for_ever_hold_up_no_other_and_end_with_their_callers(
+    tmp_path, sabotage, monkeypatch
+) -> None:
+    async with started(tmp_path) as machine:
+        worker, count = await machine.worker("a"), 2 * AT_ONCE[SHORT]
+        await Peer.join(machine, "silent")
+        link = machine.log.link_of("a")
+        if sabotage:
+            sabotage(monkeypatch)
+
+        def under_way() -> int:
+            return sum(map(len, link._running.values()))
+
+        call = worker._link.call
+        letters = [
+            asyncio.create_task(worker._link.wait_for(call("send", bool, "silent", "topic", b""))) for _ in range(count)
+        ]
+        await wait_until_async(lambda: under_way() >= AT_ONCE[SHORT])
+        short = asyncio.create_task(worker.registry.get("x"))
+        if sabotage is in_one_line:
+            with pytest.raises(TooLate):
+                await wait_until_async(short.done, within=0.5)
+            short.cancel()
+            return
+        assert await short is None
+        for letter in letters:
+            letter.cancel()
+        if sabotage is unheard:
+            with pytest.raises(TooLate):
+                await wait_until_async(lambda: not under_way(), within=0.5)
+            return
+        await wait_until_async(lambda: not under_way())
+        assert await worker.registry.get("x") is None  # the link is as it was
+
+
+async def close_at_once(self: WorkerExport, wanted: ExportRange) -> AsyncIterator[bytes]:
+    """Sabotage: does not wait for the piece that is being made."""
+    await self._link.call("export_open", None, 1, wanted)
+    try:
+        while (piece := await self._link.call("export_next", bytes | None, 1)) is not None:
+            yield piece
+    finally:
+        self._link.call("export_close", None, 1)
+
+
+@pytest.mark.parametrize("sabotage", [None, close_at_once])
+async def test_an_export_whose_reader_leaves_is_closed_without_a_complaint(
+    tmp_path, sabotage, monkeypatch, caplog
+) -> None:
+    async with started(tmp_path, durable=True) as machine:
+        worker = await machine.worker("a")
+        last = (await worker.log.append(Batch(tuple(Draft("/s", b"x") for _ in range(1_000))))).last.id
+        if sabotage:
+            monkeypatch.setattr(WorkerExport, "stream", sabotage)
+        stream = worker.export.stream(ExportRange(0, last, NAMES, Selection()))
+        link = machine.log.link_of("a")
+        reading = asyncio.create_task(anext(stream))
+        await wait_until_async(lambda: bool(link._running[PAGE]))
+        reading.cancel()
+        await asyncio.wait([reading])
+        await stream.aclose()
+        await wait_until_async(lambda: not link._exports)
+        await worker.registry.get("x")
+
+        assert ("call.failed" in caplog.text) == bool(sabotage)
 
 
 async def test_what_is_no_frame_ends_its_own_link_alone(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Entry, Kind, Page
+
+SHORT_ENTRIES: Final = 16
+"""A page of at most so many entries is no long read."""
 
 
 class Look(NamedTuple):

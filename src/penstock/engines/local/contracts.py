@@ -13,9 +13,19 @@ import msgspec
 
 from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
+from penstock.core.names import is_exact
 from penstock.core.registry import Registry
+from penstock.engines.pages import SHORT_ENTRIES
 
 _MISSING: Final = inspect.Parameter.empty
+
+SHORT, PAGE, SCAN, LETTER = "short", "page", "scan", "letter"
+CALLS_AT_ONCE: Final = {SHORT: 64, PAGE: 32, SCAN: 256, LETTER: 1_024}
+"""Calls of one worker that are under way at once, by what they wait for. Further ones wait for others of their kind.
+
+What looks through many names or makes a page of many entries takes long, and a letter waits for another worker: none of
+them is in the way of a short call. Pages are what is largest; a look through names takes turns with the others anyway.
+"""
 
 
 class Method:
@@ -29,6 +39,7 @@ class Method:
             answer = get_args(answer)[-1]
         parameters = list(inspect.signature(function).parameters.values())[1:]
         self._parameters = [(one.name, one.default) for one in parameters]
+        self._names = [one.name for one in parameters]
         self._positional = sum(one.kind is not one.KEYWORD_ONLY for one in parameters)
         self._arguments = msgspec.msgpack.Decoder(tuple[tuple(hints[one.name] for one in parameters)])  # type: ignore[misc]
         self.answer: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(answer)
@@ -45,10 +56,14 @@ class Method:
         values: tuple[Any, ...] = self._arguments.decode(arguments)
         return values
 
+    def limit_of(self, values: tuple[Any, ...]) -> int:
+        """How many entries a read asks for."""
+        limit: int = values[self._names.index("limit")]
+        return limit
+
     def call(self, part: object, values: tuple[Any, ...]) -> Awaitable[Any]:
         """Call it with what was read."""
-        names = [name for name, _ in self._parameters[self._positional :]]
-        named = dict(zip(names, values[self._positional :], strict=True))
+        named = dict(zip(self._names[self._positional :], values[self._positional :], strict=True))
         called: Awaitable[Any] = getattr(part, self.name)(*values[: self._positional], **named)
         return called
 
@@ -67,3 +82,20 @@ def _is_call(name: str, function: Callable[..., Any]) -> bool:
 METHODS: Final = {
     **_methods("log", Log), **_methods("mailbox", Mailbox), **_methods("registry", Registry),
 }  # fmt: skip
+
+
+_BY_LIMIT: Final = frozenset({"log.read_after", "log.read_index", "log.read_cursor"})
+_BY_NAME: Final = {"log.heads": SCAN, "export_next": PAGE, "blocks": PAGE, "send": LETTER}
+
+
+def kind_of(name: str, arguments: msgspec.Raw) -> str:
+    """What a call waits for (`CALLS_AT_ONCE`), as the engines tell long reads from short ones."""
+    if name not in _BY_LIMIT:
+        return _BY_NAME.get(name, SHORT)
+    try:
+        values = METHODS[name].read(arguments)
+    except msgspec.MsgspecError:
+        return SHORT  # it will fail when it is made, and who made it hears why
+    if name == "log.read_after" and not all(map(is_exact, values[0])):
+        return SCAN
+    return PAGE if METHODS[name].limit_of(values) > SHORT_ENTRIES else SHORT

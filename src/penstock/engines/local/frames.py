@@ -42,6 +42,7 @@ class WorkerFrame(msgspec.Struct, array_like=True, frozen=True):
     calls: list[tuple[int, str, msgspec.Raw]]
     hints: list[tuple[str, bytes]]
     taken: list[tuple[int, bool]]  # letters that somebody here has listened to, or not
+    given_up: list[int] = []  # calls that nobody waits for any more
 
 
 class LogFrame(msgspec.Struct, array_like=True, frozen=True):

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import struct
-from collections import deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,10 +24,11 @@ from penstock.core.metering import Sample, process_samples
 from penstock.core.names import is_exact
 from penstock.core.promise import Pending, Promise
 from penstock.core.storage import Storage
-from penstock.engines.local.contracts import METHODS
+from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
+from penstock.engines.local.contracts import LETTER, METHODS, PAGE, SCAN, kind_of
 from penstock.engines.local.framed_socket import FramedSocket
 from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
-from penstock.errors import PenstockError
+from penstock.errors import EngineGone, PenstockError
 from penstock.values import Appended, Batch, Entry
 
 log = logging.getLogger("penstock.workers")
@@ -36,13 +37,12 @@ WAITING_BYTES: Final = 256 * 1024 * 1024
 """Bytes that wait for one worker. Over it the worker is cut: it has stopped, or cannot keep up with what it wants."""
 UNHURRIED_BYTES: Final = 8 * 1024 * 1024
 """While so many bytes wait for a worker, its next calls are not begun: pages are what is largest."""
-CALLS_AT_ONCE: Final = 64
-"""Calls of one worker, appends aside, that are under way. Further ones wait for their turn."""
 CHANGES: Final = 200_000
 """Records and mailboxes that changed since a worker last looked, which it does twice a second. Over it: it is cut."""
 REMEMBERED: Final = 8_192
 """Streams whose newest id is known without a read; twice as many just before the older half is forgotten."""
 
+GIVEN_UP: Final = "nobody waits for it any more"
 _PEER: Final = struct.Struct("3i")  # process, user, group
 
 
@@ -111,8 +111,9 @@ class ServedWorker(FramedSocket):
         self._process = 0
         self._wished: dict[str, None] = {}
         self._forget()
-        self._queue: deque[tuple[int, str, msgspec.Raw]] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        # By what a call waits for, then by its number.
+        self._queues: dict[str, OrderedDict[int, tuple[str, msgspec.Raw]]] = {kind: OrderedDict() for kind in AT_ONCE}
+        self._running: dict[str, dict[int, asyncio.Task[None]]] = {kind: {} for kind in AT_ONCE}
         self._records: dict[str, int] = {}
         self._mailboxes: dict[tuple[str, str], MailboxChange] = {}
         self._prefixes: tuple[str, ...] | None = None
@@ -147,14 +148,16 @@ class ServedWorker(FramedSocket):
         for promise in self._letters_sent.values():
             promise.value = False
             promise.settle()
-        self._queue.clear()
-        for task in self._running:
-            task.cancel()
+        for kind, running in self._running.items():
+            self._queues[kind].clear()
+            for task in running.values():
+                task.cancel()
         self._forget()
         log.info("worker.gone", extra={"worker": self.node, "pid": self._process})
 
     def resume_writing(self) -> None:
-        self._begin_calls()
+        for kind in AT_ONCE:
+            self._begin_calls(kind)
 
     def cut(self, why: str) -> None:
         """End this worker: it may not go on as a member."""
@@ -204,8 +207,12 @@ class ServedWorker(FramedSocket):
             if promise := self._letters_sent.pop(number, None):
                 promise.value = given
                 promise.settle()
-        self._queue.extend(said.calls)
-        self._begin_calls()
+        for number, name, arguments in said.calls:
+            kind = kind_of(name, arguments)
+            self._queues[kind][number] = name, arguments
+            self._begin_calls(kind)
+        for number in said.given_up:
+            self._give_up(number)
 
     def want(self, pattern: str) -> None:
         """Send it what *pattern* covers from now on."""
@@ -263,16 +270,28 @@ class ServedWorker(FramedSocket):
 
     # ── calls ──────────────────────────────────────────────────────────────────────────────────
 
-    def _begin_calls(self) -> None:
-        queue, running = self._queue, self._running
-        while queue and len(running) < CALLS_AT_ONCE and self.waiting_bytes < UNHURRIED_BYTES:
-            task = self._loop.create_task(self._answer(*queue.popleft()))
-            running.add(task)
-            task.add_done_callback(self._call_done)
+    def _begin_calls(self, kind: str) -> None:
+        queue, running, most = self._queues[kind], self._running[kind], AT_ONCE[kind]
+        while queue and len(running) < most and self.waiting_bytes < UNHURRIED_BYTES:
+            number, call = queue.popitem(last=False)
+            task = running[number] = self._loop.create_task(self._answer(number, *call))
+            task.add_done_callback(partial(self._call_done, kind, number))
 
-    def _call_done(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        self._begin_calls()
+    def _call_done(self, kind: str, number: int, _: object) -> None:
+        del self._running[kind][number]
+        self._begin_calls(kind)
+
+    def _give_up(self, number: int) -> None:
+        """Nobody waits for a call any more: do no more for it. Those that may change something are short."""
+        for kind in (PAGE, SCAN, LETTER):
+            if self._queues[kind].pop(number, None):
+                self._fail(number, EngineGone(GIVEN_UP))
+            elif task := self._running[kind].get(number):
+                task.cancel()
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self._failures.append(failure(number, error))
+        self.book()
 
     async def _answer(self, number: int, name: str, arguments: msgspec.Raw) -> None:
         try:
@@ -280,10 +299,13 @@ class ServedWorker(FramedSocket):
         except Exception as error:  # whatever it is, who called hears of it
             if not isinstance(error, PenstockError | ValueError):
                 log.exception("call.failed", extra={"call": name})
-            self._failures.append(failure(number, error))
+            self._fail(number, error)
+        except asyncio.CancelledError:
+            self._fail(number, EngineGone(GIVEN_UP))
+            raise
         else:
             self._answers.append((number, answer))
-        self.book()
+            self.book()
 
     async def _perform(self, name: str, arguments: msgspec.Raw) -> object:
         if (method := METHODS.get(name)) is None:

@@ -25,11 +25,12 @@ _UNSENDABLE: Final = (UnicodeEncodeError, OverflowError, TypeError, ValueError)
 class Call(Promise[Any]):
     """One call that waits for its answer."""
 
-    __slots__ = ("batch", "decoder", "weight")
+    __slots__ = ("batch", "decoder", "number", "weight")
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Any], batch: Batch | None = None, weight: int = 0) -> None:
         Promise.__init__(self)
         self.decoder, self.batch, self.weight = decoder, batch, weight
+        self.number = 0
 
 
 class LogCalls(FramedSocket):
@@ -52,11 +53,12 @@ class LogCalls(FramedSocket):
         self._calls: list[tuple[int, str, msgspec.Raw]] = []
         self._hints: list[tuple[str, bytes]] = []
         self._taken: list[tuple[int, bool]] = []
+        self._given_up: list[int] = []
 
     # ── what is told ───────────────────────────────────────────────────────────────────────────
 
     def make(self) -> object:
-        parts = (self._wishes, self._types, self._appends, self._calls, self._hints, self._taken)
+        parts = (self._wishes, self._types, self._appends, self._calls, self._hints, self._taken, self._given_up)
         self._forget()
         return parts
 
@@ -66,30 +68,46 @@ class LogCalls(FramedSocket):
             encoded = msgspec.Raw(encode(batch))
         except _UNSENDABLE as error:
             return failed(InputInvalid("batch", str(error)))
-        number, call = self._new(Call(_ANY, batch, weight))
-        self._appends.append((number, encoded))
+        call = self._new(Call(_ANY, batch, weight))
+        self._appends.append((call.number, encoded))
         return call
 
-    def contract(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Promise[Any]:
+    def contract(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Call:
         """Call a method of a contract."""
         method = METHODS[name]
         return self._begin(name, method.arguments(given, named), method.answer)
 
-    def call(self, name: str, kind: Any, *given: object) -> Promise[Any]:
+    def call(self, name: str, kind: Any, *given: object) -> Call:
         """Call something else, which answers with a *kind*."""
         return self._begin(name, given, msgspec.msgpack.Decoder(kind))
 
-    def _begin(self, name: str, arguments: object, decoder: msgspec.msgpack.Decoder[Any]) -> Promise[Any]:
+    def _begin(self, name: str, arguments: object, decoder: msgspec.msgpack.Decoder[Any]) -> Call:
+        call = Call(decoder)
         try:
             encoded = msgspec.Raw(encode(arguments))
         except _UNSENDABLE as error:  # text that is no text, a number that no log has
-            return failed(InputInvalid(name, str(error)))
-        number, call = self._new(Call(decoder))
-        self._calls.append((number, name, encoded))
+            call.fail(InputInvalid(name, str(error)))
+            return call
+        self._calls.append((self._new(call).number, name, encoded))
         return call
 
-    def _new(self, call: Call) -> tuple[int, Call]:
+    async def wait_for(self, call: Call) -> Any:
+        """The answer. The log process does no more for a read whose only caller is cancelled here."""
+        try:
+            return await call
+        except asyncio.CancelledError:
+            self.give_up(call)
+            raise
+
+    def give_up(self, call: Call) -> None:
+        """Say that nobody waits for a call any more. What changes something is done nevertheless."""
+        if not call.done():
+            self._given_up.append(call.number)
+            self.book()
+
+    def _new(self, call: Call) -> Call:
         self._number += 1
+        call.number = self._number
         if self.is_open:
             self._open[self._number] = call
             self.queued += call.batch is not None
@@ -97,7 +115,7 @@ class LogCalls(FramedSocket):
             self.book()
         else:
             call.fail(EngineGone(GONE))
-        return self._number, call
+        return call
 
     def wish(self, pattern: str) -> int:
         """Say that what *pattern* covers is wanted; returns the number under which it is answered."""
@@ -182,7 +200,7 @@ class Remote:
             return put
 
         async def call(*given: Any, **named: Any) -> Any:
-            return await link.contract(full, given, named)
+            return await link.wait_for(link.contract(full, given, named))
 
         return call
 

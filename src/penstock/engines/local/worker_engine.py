@@ -132,7 +132,7 @@ class WorkerBus(Receivers):
             return self.give(topic, message)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                given: bool = await self._link.call("send", bool, node, topic, message)
+                given: bool = await self._link.wait_for(self._link.call("send", bool, node, topic, message))
         except (PenstockError, TimeoutError):
             return False
         return given
@@ -193,13 +193,19 @@ class WorkerExport:
 
     async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
         number, call = next(self._numbers), self._link.call
-        await call("export_open", None, number, wanted)
+        asked = call("export_open", None, number, wanted)
         try:
-            while (piece := await call("export_next", bytes | None, number)) is not None:
+            await asked
+            asked = call("export_next", bytes | None, number)
+            while (piece := await asked) is not None:
                 yield piece
-        finally:
-            if self._link.is_open:
-                call("export_close", None, number)
+                asked = call("export_next", bytes | None, number)
+        finally:  # after the piece that is being made: what is at work cannot be closed
+            asked.add_done_callback(lambda _: self._close_export(number))
+
+    def _close_export(self, number: int) -> None:
+        if self._link.is_open:
+            self._link.call("export_close", None, number)
 
     async def close(self) -> None:
         return None

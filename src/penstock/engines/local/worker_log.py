@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
 from penstock.core.wanted_streams import UNKNOWN, Wishes
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.worker_calls import LogCalls, Remote
+from penstock.engines.local.worker_calls import Call, LogCalls, Remote
 from penstock.errors import Busy, CallerError
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Page
@@ -31,7 +32,8 @@ class WorkerLog(Remote):
         self._since: dict[str, int] = {}
         self._asked: dict[int, str] = {}  # wishes that are not answered yet, by number
         self._asked_of: dict[str, int] = {}  # their newest number
-        self._reading: dict[tuple[Any, ...], Promise[Page]] = {}
+        self._reading: dict[tuple[Any, ...], Call] = {}
+        self._waiting: Counter[Call] = Counter()  # how many wait for a page
 
     @property
     def followed(self) -> int:
@@ -115,7 +117,17 @@ class WorkerLog(Remote):
         if reading is None:
             reading = self._reading[asked] = self._link.contract("log.read_after", (patterns, after), named)
             reading.add_done_callback(partial(self._read, asked))
-        return await reading
+        self._waiting[reading] += 1
+        try:
+            return cast("Page", await reading)
+        finally:
+            self._waiting[reading] -= 1
+            if not self._waiting[reading]:
+                del self._waiting[reading]
+                if not reading.done():
+                    self._read(asked, reading)
+                    self._link.give_up(reading)
 
-    def _read(self, asked: tuple[Any, ...], _: object) -> None:
-        del self._reading[asked]
+    def _read(self, asked: tuple[Any, ...], reading: Call) -> None:
+        if self._reading.get(asked) is reading:  # else it was given up, and perhaps begun anew
+            del self._reading[asked]

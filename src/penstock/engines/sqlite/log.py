@@ -12,12 +12,12 @@ from penstock.core.names import check_pattern, is_exact
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
 from penstock.core.wanted_streams import Wishes
-from penstock.engines.pages import Look, look_within
+from penstock.engines.pages import SHORT_ENTRIES, Look, look_within
 from penstock.engines.sqlite import retention, stream_pages
 from penstock.engines.sqlite.known_streams import KnownStream, KnownStreams, load_by_name
 from penstock.engines.sqlite.read_ahead import Ahead, Read, ReplayKind
 from penstock.engines.sqlite.reader import SqliteReader
-from penstock.engines.sqlite.reader_threads import SHORT_ENTRIES, Readers
+from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.stream_pages import Source
 from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.engines.sqlite.writer import SqliteWriter

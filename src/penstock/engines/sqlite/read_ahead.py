@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 
 from penstock.core.clock import Clock
 from penstock.core.promise import Promise
+from penstock.engines.pages import SHORT_ENTRIES
 from penstock.engines.sqlite.reader import SqliteReader
-from penstock.engines.sqlite.reader_threads import SHORT_ENTRIES, Readers
+from penstock.engines.sqlite.reader_threads import Readers
 from penstock.errors import PenstockError
 from penstock.values import Page
 

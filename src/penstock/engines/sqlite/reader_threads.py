@@ -27,8 +27,6 @@ from penstock.limits import READS, SCANS
 
 T = TypeVar("T")
 
-SHORT_ENTRIES: Final = 16
-"""A page of at most so many entries is no long read."""
 LONG_FIRST: Final = 4
 """Every so many times, a long read goes before short ones."""
 
