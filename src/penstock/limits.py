@@ -102,7 +102,12 @@ READS: Final = 10_000
 """Reads that wait or run in SQLite. Over it: 503."""
 
 EXPORTS: Final = 8
-"""Plans and exports that run at once: each takes some megabytes and a good part of a core. Over it: 503."""
+"""Plans and exports that run at once: each takes some megabytes and a good part of a core. The admin, and so the
+pipeline, has as many for himself. Over it: 503."""
+
+EXPORTS_SHARE: Final = 2
+"""What one token's subject may have of EXPORTS, as a divisor: half. Who reads slowly, or not at all, keeps nobody else
+from the log. Over it: 503."""
 
 NEWS_SECONDS: Final = 60
 """Longest time that a request for news waits: shorter than the silence that proxies cut. Over it: 400."""

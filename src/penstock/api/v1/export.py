@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Final
 
 import msgspec
 
-from penstock.api.auth import Caller
+from penstock.api.auth import ADMIN, Caller
 from penstock.api.context import Context, integer, only, readable
 from penstock.api.context import flag as wants
 from penstock.api.describing import flag, number, operation, patterns, text
@@ -30,7 +31,7 @@ from penstock.core.wanted_streams import Wishes
 from penstock.errors import Busy, InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Headers, Response
-from penstock.limits import EXPORTS
+from penstock.limits import EXPORTS, EXPORTS_SHARE
 from penstock.values import Entry
 from penstock.wire.http_chunks import chunk
 from penstock.wire.table_columns import NAMES
@@ -53,7 +54,7 @@ class ExportApi:
         """*history* is the log together with the lake; without a lake there is none."""
         self._context, self._log, self._export, self._history = context, context.log, export, history
         self._limit, self._patience = limit, patience
-        self._running = 0
+        self._running: Counter[str] = Counter()  # by the subjects of their tokens
         self._waiting: dict[asyncio.Future[None], int] = {}
         context.log.follow(self._followed, Wishes(moved=self._moved))
 
@@ -72,7 +73,8 @@ class ExportApi:
     )
     async def plan(self, request: Request) -> Response:
         """Slices of the log, each of one day, about equal in rows."""
-        self._context.caller(request).check_grant("export")
+        caller = self._context.caller(request)
+        caller.check_grant("export")
         only(request, "after", "upto", "parts", "max_rows", "max_bytes", "history")
         export = self._chosen(request)
         after = integer(request, "after", None)
@@ -84,7 +86,7 @@ class ExportApi:
             integer(request, "max_bytes", 2**63 - 1, least=1),
         )
         await self._check_range(export, question.after, question.upto)
-        with self._turn():
+        with self._turn(caller):
             plan = await make_plan(export, question)
         self._check_kept(export, after)
         return Response(200, _encode(plan))
@@ -111,7 +113,7 @@ class ExportApi:
         after = integer(request, "after", None)
         wanted = ExportRange(after, integer(request, "upto", None, least=after), columns, selection)
         await self._check_range(export, wanted.after, wanted.upto)
-        with self._turn():
+        with self._turn(caller):
             await self._send(request, export, wanted)
 
     async def _send(self, request: Request, export: Export, wanted: ExportRange) -> None:
@@ -176,15 +178,21 @@ class ExportApi:
                 future.set_result(None)
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def _turn(self, caller: Caller) -> Iterator[None]:
         """A place among those that may run at once."""
-        if self._running >= self._limit:
-            raise Busy("exports at once", self._limit)
-        self._running += 1
+        own, most = self._running[caller.subject], self._limit
+        share = most if caller.admin else max(1, most // EXPORTS_SHARE)
+        if own >= share:
+            raise Busy(f"exports of {caller.subject} at once", share)
+        if not caller.admin and self._running.total() - self._running[ADMIN] >= most:
+            raise Busy("exports at once", most)
+        self._running[caller.subject] += 1
         try:
             yield
         finally:
-            self._running -= 1
+            self._running[caller.subject] -= 1
+            if not self._running[caller.subject]:
+                del self._running[caller.subject]
 
 
 class _ArrowAnswer:
