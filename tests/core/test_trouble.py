@@ -132,6 +132,43 @@ async def test_what_is_over_a_day_old_goes_and_a_garbled_batch_hides_nothing() -
     assert await world.found() == [("b1", "dropped", 7, 1)]
 
 
+class Counting(dict):
+    """What is open, with a count of the looks at single ones."""
+
+    looks = 0
+
+    def __getitem__(self, key):
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def look_at_all(self, who, stream, first, last, state, before) -> None:
+    """Sabotage: each entry that went well is compared with all that did not."""
+    for key in [key for key in self._open if self._open[key].recipient == who[1]]:
+        if key[2] == stream and first <= key[4] <= last:
+            self._drop(key)
+
+
+@pytest.mark.parametrize("sabotage", [None, look_at_all])
+@pytest.mark.parametrize("streams", [1, 300])
+async def test_thousands_in_trouble_cost_what_goes_well_nothing(streams, sabotage, monkeypatch) -> None:
+    """A recipient may report what it likes of itself: an operator's look must not stop the loop for it."""
+    world, count = await opened(), 300
+    await world.found()
+    world.index._open = seen = Counting()
+    if sabotage:
+        monkeypatch.setattr(TroubleIndex, "_went_well", sabotage)
+    for state, offset in (("dead", 0), ("retried", 5_000), ("sent", 1)):
+        for id in range(1, 2 * count, 2):
+            world.ledger.record(APP, state, f"/s{id % streams}", id + offset, id + offset)
+            world.ledger.record(BROWSER, state, "/b", id, id)
+
+    found = await world.found()
+    assert sum(one[0] == "/_sub/app" for one in found) == 2 * count
+    assert not [one for one in found if one[0] == "b1"]
+    assert (seen.looks > count * count / 2) == bool(sabotage)
+
+
 async def test_memory_is_bounded_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trouble_module, "TROUBLES", 10)
     world = await opened()

@@ -9,6 +9,7 @@ shows it (`doors/*/recipients.py`).
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -75,7 +76,7 @@ class TroubleIndex:
     def __init__(self, log: Log, ledger: Ledger, clock: Clock) -> None:
         self._log, self._ledger, self._clock = log, ledger, clock
         self._open: dict[_Key, Trouble] = {}
-        self._of: dict[tuple[str, str], set[_Key]] = {}  # by door and recipient
+        self._of: dict[tuple[str, str], dict[str, _InStream]] = {}  # by door and recipient, then by stream
         self._upto = self._next_index = 0
         self._turn = asyncio.Lock()
         self.since_ms: int | None = None  # everything from then on was read
@@ -171,41 +172,76 @@ class TroubleIndex:
 
     def _add(self, new: Trouble, before: dict[_Key, Trouble]) -> None:
         key = (new.door, new.recipient, new.stream, new.message, new.first)
-        known = self._open.pop(key, None)
+        known = self._open.get(key)
         if known is not None and RANKS[known.state] < RANKS.get(new.state, UNKNOWN_RANK):
-            self._open[key] = known
             return
+        self._drop(key)
         if known := known or before.get(key):
             new.since_ms, new.tries = known.since_ms, known.tries + 1
         elif len(self._open) >= TROUBLES:
             self._drop(next(iter(self._open)))
             self.forgotten += 1
         self._open[key] = new
-        self._of.setdefault(key[:2], set()).add(key)
+        if not new.message:
+            self._of.setdefault(key[:2], {}).setdefault(new.stream, _InStream()).add(new)
 
     def _went_well(
         self, who: tuple[str, str], stream: str, first: int, last: int, state: str, before: dict[_Key, Trouble]
     ) -> None:
-        for key in list(self._of.get(who, ())):
-            one = self._open[key]
-            if one.message or (stream != one.stream and stream):
-                continue
-            # What is retried goes in order, so a later id that went well is beyond it. What was given up is not.
-            if last >= one.last if one.state == "retried" else state != CONFIRMED and first <= one.first <= last:
-                before[key] = one
-                self._drop(key)
+        streams = self._of.get(who, {})
+        for name in (stream,) if stream else tuple(streams):
+            if (troubles := streams.get(name)) is not None:
+                for begin in troubles.ended(first, last, given_up=state != CONFIRMED):
+                    key = (*who, name, "", begin)
+                    before[key] = self._open[key]
+                    self._drop(key)
 
     def _drop(self, key: _Key) -> None:
-        if self._open.pop(key, None) is not None:
-            keys = self._of[key[:2]]
-            keys.discard(key)
-            if not keys:
-                del self._of[key[:2]]
+        one = self._open.pop(key, None)
+        if one is not None and not one.message:
+            streams = self._of[key[:2]]
+            if streams[one.stream].remove(one):
+                del streams[one.stream]
+                if not streams:
+                    del self._of[key[:2]]
 
     def _forget_old(self) -> None:
         oldest_ms = self._clock.now_ms() - WINDOW_MS
         for key in [key for key, one in self._open.items() if one.ms < oldest_ms]:
             self._drop(key)
+
+
+class _InStream:
+    """What one recipient has in trouble of one stream, in order: thousands of them cost no look at each."""
+
+    __slots__ = ("_given_up", "_retried")
+
+    def __init__(self) -> None:
+        self._given_up: list[tuple[int, int]] = []  # first ids, twice
+        self._retried: list[tuple[int, int]] = []  # last ids, and first ones
+
+    def _place(self, one: Trouble) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+        return (self._retried, (one.last, one.first)) if one.state == "retried" else (self._given_up, (one.first,) * 2)
+
+    def add(self, one: Trouble) -> None:
+        some, place = self._place(one)
+        insort(some, place)
+
+    def remove(self, one: Trouble) -> bool:
+        """Whether nothing is left."""
+        some, place = self._place(one)
+        del some[bisect_left(some, place)]
+        return not self._retried and not self._given_up
+
+    def ended(self, first: int, last: int, *, given_up: bool) -> list[int]:
+        """The first ids of those that are in trouble no more when entries from *first* to *last* went well.
+
+        What is retried goes in order, so a later id that went well is beyond it. What was given up is not.
+        """
+        found = self._retried[: bisect_left(self._retried, (last + 1,))]
+        if given_up:
+            found += self._given_up[bisect_left(self._given_up, (first,)) : bisect_left(self._given_up, (last + 1,))]
+        return [begin for _, begin in found]
 
 
 def by_recipient(troubles: Iterable[Trouble]) -> dict[tuple[str, str], list[Trouble]]:
