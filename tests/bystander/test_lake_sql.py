@@ -152,6 +152,8 @@ REFUSED = (
     "ATTACH '{data}/penstock.db' AS mine",
     "INSTALL httpfs",
     "SELECT getenv('HOME')",
+    "SELECT TIMESTAMP 'infinity'",
+    "SELECT DATE '10000-01-01'",
     "\0",
 )
 TOO_MUCH = (

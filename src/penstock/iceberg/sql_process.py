@@ -55,6 +55,8 @@ def main() -> None:
         send(_asked(duckdb, question), question)
     except (duckdb.OutOfMemoryException, MemoryError):
         _fail("sql_too_large", f"the question needs more than {question.memory_mib} MiB of memory")
+    except OverflowError:
+        _fail("sql_refused", "a date or time is not within the years 1 to 9999: cast it to VARCHAR")
     except (duckdb.Error, OSError, ValueError) as error:
         _fail("sql_refused", str(error).partition("\n\n")[0].strip())
 
