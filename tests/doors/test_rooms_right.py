@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock.api import auth
@@ -23,7 +24,7 @@ from tests.doors.sps_client import Wire, new_user, notify_id
 from tests.doors.test_webpush_sender import GOOD
 
 SECRET = "for two rooms"
-ALL_GRANTS = ("pushers", "sessions", "webpush", "channels", "emit")
+ALL_GRANTS = ("pushers", "sessions", "webpush", "channels", "emit", "export")
 GRANTS: dict[tuple[str, ...], bool] = {
     ("/*",): False,
     ("/rooms/a",): False,
@@ -81,6 +82,14 @@ def session(server: RunningServer, token: str) -> bool:
     return let_in(server, token, "/v1/sessions", actorId="a", follow=["/rooms"])
 
 
+def export(server: RunningServer, token: str, streams: str) -> bool:
+    newest = ask(server, "GET", "/ready").json["upto"]
+    answer = ask(server, "GET", "/v1/log/arrow", token=token, after=0, upto=newest, streams=streams)
+    assert answer.status in (200, 403)
+    bodies = pa.ipc.open_stream(answer.body).read_all()["body"].to_pylist() if answer.status == 200 else []
+    return SECRET.encode() in bodies
+
+
 WAYS: dict[str, Callable[[RunningServer, str], bool]] = {
     "v1 read by index": lambda server, token: read(server, token, stream="/rooms"),
     "v1 read by id": lambda server, token: read(server, token, streams="/rooms"),
@@ -88,6 +97,8 @@ WAYS: dict[str, Callable[[RunningServer, str], bool]] = {
     "v1 read of everything": lambda server, token: read(server, token, streams=">"),
     "tail": lambda server, token: tail(server, token, "/rooms"),
     "tail by pattern": lambda server, token: tail(server, token, "/*"),
+    "export": lambda server, token: export(server, token, "/rooms"),
+    "export by pattern": lambda server, token: export(server, token, "/*"),
     "event horizon": lines,
     "event horizon subscription": lambda server, token: let_in(
         server, token, "/writer/subscribe", Stream="/rooms", SubscriptionId="/_sub/a"
@@ -98,7 +109,9 @@ WAYS: dict[str, Callable[[RunningServer, str], bool]] = {
 }
 
 
-PATTERNS = {"v1 read by pattern": "/*", "tail by pattern": "/*", "v1 read of everything": ">"}
+PATTERNS = {
+    "v1 read by pattern": "/*", "tail by pattern": "/*", "export by pattern": "/*", "v1 read of everything": ">",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("subscribe", GRANTS, ids=" ".join)
@@ -143,7 +156,8 @@ def no_rule_for_rooms() -> None:
 def test_without_the_rule_a_grant_of_one_level_sees_the_events_of_all_rooms(tmp_path: Path) -> None:
     with start_sabotaged(tmp_path / "data", no_rule_for_rooms) as server:
         notify_id(server, "room", SECRET.encode(), tid="a,b")
-        token = open_keys(server.data).issue("app", subscribe=("/*",))
+        token = open_keys(server.data).issue("app", subscribe=("/*",), grants=("export",))
 
         assert read(server, token, stream="/rooms")
         assert read(server, token, streams="/*")
+        assert export(server, token, "/*")

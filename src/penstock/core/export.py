@@ -18,6 +18,7 @@ import msgspec
 from penstock.core.log import Log
 from penstock.core.matching import matches
 from penstock.core.months import DAY_MS
+from penstock.core.names import ROOMS
 from penstock.errors import Busy, NotFound, PenstockError, Trimmed
 from penstock.values import Entry
 from penstock.wire.table_columns import NAMES
@@ -106,12 +107,13 @@ class Selection(msgspec.Struct, frozen=True):
 
     patterns: tuple[str, ...] | None = None  # None is every stream, those of the system too
     users: tuple[str, ...] | None = None  # if given, streams under /users/ must match one of these as well
+    rooms: bool = True  # False leaves out the stream with events for several rooms
 
     def wants(self, stream: str) -> bool:
         """Whether the export shows *stream*."""
         if self.patterns is None:
             return True
-        if not any(matches(pattern, stream) for pattern in self.patterns):
+        if not any(matches(pattern, stream) for pattern in self.patterns) or (stream == ROOMS and not self.rooms):
             return False
         if self.users is None or not stream.startswith("/users/"):
             return True

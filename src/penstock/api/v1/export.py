@@ -27,6 +27,7 @@ from penstock.core.export import (
     check_not_trimmed,
     make_plan,
 )
+from penstock.core.names import ROOMS
 from penstock.core.wanted_streams import Wishes
 from penstock.errors import Busy, InputInvalid, NotFound
 from penstock.http.requests import Request
@@ -232,7 +233,7 @@ def _selection(request: Request, caller: Caller) -> Selection:
         return Selection(patterns)
     own = f"/users/{caller.subject}"
     spelt = [grant for grant in caller.subscribe if grant.startswith("/users/")]
-    return Selection(patterns, (*spelt, *([own] if narrowed(own) else [])))
+    return Selection(patterns, (*spelt, *([own] if narrowed(own) else [])), narrowed(ROOMS))
 
 
 def _columns(request: Request) -> tuple[str, ...]:
