@@ -127,6 +127,10 @@ since, for 30 to 60 days, is dropped with what waits for it, and registers again
 RECORD_BYTES: Final = 256 * 1024
 """Bytes of a registry record: records are small and read whole. Over it: 413."""
 
+POSITION_BYTES: Final = 16 * 1024
+"""Bytes of a record that a token with `export` keeps at `/v1/pipeline/records`, the position of a consumer or a sink.
+Over it: 413."""
+
 RECORD_KEY_BYTES: Final = 512
 """Bytes of a registry key. Over it: 400."""
 

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from penstock.client.http import ApiError, HttpClient, ServerUnreachable, Values
 from penstock.errors import PenstockError
-from penstock.limits import PAGE_ENTRIES
 from penstock.wire.retrying import RetryPolicy
 from penstock.wire.typed_tables import TypedTable
 
@@ -114,11 +113,11 @@ class PipelineClient:
         found: dict[str, StoredRecord] = {}
         after: dict[str, str] = {}
         while True:
-            page = self.call("GET", "/v1/pipeline/records", {"prefix": prefix, **after})["records"]
-            found |= {one["key"]: StoredRecord(one["version"], one["value"]) for one in page}
-            if len(page) < PAGE_ENTRIES:
+            page = self.call("GET", "/v1/pipeline/records", {"prefix": prefix, **after})
+            found |= {one["key"]: StoredRecord(one["version"], one["value"]) for one in page["records"]}
+            if not page["more"]:
                 return found
-            after = {"after": page[-1]["key"]}
+            after = {"after": page["records"][-1]["key"]}
 
     def typed_tables(self) -> Sequence[TypedTable]:
         """The typed tables that are declared."""

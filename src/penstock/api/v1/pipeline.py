@@ -43,7 +43,15 @@ from penstock.errors import Conflict, InputInvalid, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
 from penstock.http.routing import WHOLE, Route
-from penstock.limits import LEVEL_BYTES, NEWS_SECONDS, PAGE_ENTRIES, RECORD_BYTES, RECORD_KEY_BYTES
+from penstock.limits import (
+    LEVEL_BYTES,
+    NEWS_SECONDS,
+    PAGE_BYTES,
+    PAGE_ENTRIES,
+    POSITION_BYTES,
+    RECORD_BYTES,
+    RECORD_KEY_BYTES,
+)
 from penstock.values import Record
 from penstock.wire.lake_files import shown_name
 
@@ -52,6 +60,9 @@ DRIVER_SECONDS: Final = 30
 
 RUNS: Final = "pipeline/runs/"
 """Records that a driver writes after each run of a job."""
+
+AT_ONCE: Final = 16
+"""Records that are read in one go: of the largest size, no more than fits into a page."""
 
 HOURS: Final = 24 * 90
 """Hours that one answer sums up at most."""
@@ -192,15 +203,21 @@ class PipelineApi:
             ),
             text("after", "Keys after this one."),
         ),
-        answers={200: an_object(records=a_list(_RECORD))},
+        answers={200: an_object(records=a_list(_RECORD), more=BOOLEAN)},
     )
     async def list(self, request: Request) -> Response:
-        """The records whose keys begin with `prefix`."""
+        """The records whose keys begin with `prefix`: a page of so many, or of so many bytes."""
         self._context.caller(request).check_grant("export")
         only(request, "prefix", "after")
         prefix = _checked_key(request.params.get("prefix", ""))
-        found = await self._registry.list(prefix, after=request.params.get("after", ""), limit=PAGE_ENTRIES)
-        return Response(200, _encode({"records": [{"key": one.key, **_shown(one)} for one in found]}))
+        after, room, more = request.params.get("after", ""), PAGE_BYTES, True
+        found: list[Record] = []
+        while more and room > 0 and len(found) < PAGE_ENTRIES:
+            some = await self._registry.list(prefix, after=after, limit=AT_ONCE)
+            found += some
+            room -= sum(len(one.value) for one in some)
+            after, more = found[-1].key if found else "", len(some) == AT_ONCE
+        return Response(200, _encode({"records": [{"key": one.key, **_shown(one)} for one in found], "more": more}))
 
     @operation("One record of the pipeline; version 0 if there is none.", path=_KEY, answers={200: _RECORD})
     async def get(self, request: Request) -> Response:
@@ -219,6 +236,8 @@ class PipelineApi:
     async def put(self, request: Request) -> Response:
         """Change one record, if its version is still the one in `expect`."""
         key = self._changeable(request)
+        if key.startswith(ANYBODY) and len(request.body) > POSITION_BYTES:
+            raise TooLarge("record of a position", len(request.body), POSITION_BYTES)
         only(request, "expect")
         expect = integer(request, "expect", None)
         await self._check_epoch(key, decoded(request.body, dict))
