@@ -127,7 +127,7 @@ def of_names(one: Hostile) -> None:
     assert one.post("/reader/read", Cursor=f"{MINE}:0:0", MaxLinesToRead=5).status == 403
     assert one.post("/reader/report", SubscriptionId=ID, Stream=MINE, Ids=[1, 1], States=[["acked", ""]]).status == 403
     assert one.ask("GET", "/reader/notify", subscription=ID).status == 403
-    assert one.ask("GET", "/v1/pushers").json == {"pushers": []}
+    assert one.ask("GET", "/v1/pushers").json == {"pushers": [], "more": False}
     for name in ("", "/", "/_sub/", "/_sub/x", "/_ledger", "/mallory/../x", "/mallory/a:0", "/mallory/*"):
         assert one.post("/writer/create_stream", Name=name).status in (400, 403, 409), name
     assert one.post("/v1/pushers", url="http://127.0.0.1:1/", allow_private=True).status == 403

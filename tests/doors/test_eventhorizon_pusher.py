@@ -609,3 +609,19 @@ def test_why_says_dead_after_410(server: RunningServer, name: str) -> None:
 def why(server: RunningServer, entry: int, recipient: str) -> str:
     verdict: str = ask(server, "GET", "/v1/why", entry=entry, recipient=recipient).json["verdict"]
     return verdict
+
+
+def test_pushers_are_listed_in_pages(server: RunningServer) -> None:
+    token = open_keys(server.data).issue("many", grants=("pushers",), subscribe=("/_sub/many",))
+    made = {call(server, "/v1/pushers", token, url=f"http://203.0.113.1/{number}").json["id"] for number in range(5)}
+    found, after, more = [], "", True
+    while more:
+        page = ask(server, "GET", "/v1/pushers", token=token, limit=2, after=after).json
+        assert 0 < len(page["pushers"]) <= 2
+        found += [one["id"] for one in page["pushers"]]
+        after, more = found[-1], page["more"]
+    for id in found:
+        assert ask(server, "DELETE", f"/v1/pushers/{id}", token=token).status == 204
+
+    assert found == sorted(made)
+    assert ask(server, "GET", "/v1/pushers", token=token, limit=1_001).status == 400

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from penstock.api.auth import Caller
-from penstock.api.context import Context, only
-from penstock.api.describing import PATH_LEVEL, a_list, an_object, operation, text
+from penstock.api.context import Context, integer, only
+from penstock.api.describing import BOOLEAN, PATH_LEVEL, a_list, an_object, operation, text
+from penstock.api.describing import limit as limit_parameter
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.cluster import ManagedPusher, PusherRecord, Pushers
 from penstock.doors.eventhorizon.local_source import LocalSource
@@ -15,7 +16,7 @@ from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.errors import NotFound, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Response
-from penstock.limits import PUSHERS
+from penstock.limits import PAGE_ENTRIES, PUSHERS
 
 _ID = (text("id", "As it was given when it was made.", pattern=PATH_LEVEL),)
 _encode = msgspec.json.Encoder().encode
@@ -48,15 +49,22 @@ class PusherCalls:
         managed = await self._pushers.add(record)
         return Response(201, _encode(self._pushers.view(managed)))
 
-    @operation("List the pushers, with their lag and last error.", answers={200: an_object(pushers=a_list(PusherView))})
+    @operation(
+        "List the pushers, in order of their ids, with their lag and last error.",
+        query=(text("after", "Ids after this one."), limit_parameter("Pushers at most.")),
+        answers={200: an_object(pushers=a_list(PusherView), more=BOOLEAN)},
+    )
     async def list(self, request: Request) -> Response:
         """Those of the caller; everybody's for the admin."""
         caller = self._caller(request)
-        only(request)
+        only(request, "after", "limit")
+        after = request.params.get("after", "")
+        limit = integer(request, "limit", PAGE_ENTRIES, least=1, most=PAGE_ENTRIES)
         await self._pushers.refresh()
         elsewhere = await self._pushers.views_elsewhere()
-        mine = [one for one in self._pushers.all.values() if one.belongs_to(caller)]
-        return Response(200, _encode({"pushers": [elsewhere.get(one.id) or self._pushers.view(one) for one in mine]}))
+        mine = sorted(id for id, one in self._pushers.all.items() if id > after and one.belongs_to(caller))
+        views = [elsewhere.get(id) or self._pushers.view(self._pushers.all[id]) for id in mine[:limit]]
+        return Response(200, _encode({"pushers": views, "more": len(mine) > limit}))
 
     @operation("One pusher.", path=_ID, answers={200: PusherView}, errors=(404,))
     async def show(self, request: Request) -> Response:
