@@ -1,11 +1,11 @@
-"""Batches that come again: under what their first answer is remembered, and what a producer's repeat is told.
+"""Batches that come again: under what their first answer is remembered, and what a repeat is told.
 
-A key that comes again with other contents is refused by each engine (`KeyReused`, `idempotency_keys.py`).
+Each engine keeps the answers in its own way (`idempotency_keys.py`).
 """
 
 from __future__ import annotations
 
-from penstock.errors import SequencePassed, SequenceReused
+from penstock.errors import KeyReused, SequencePassed, SequenceReused
 from penstock.values import Appended, Batch, Key, Producer
 
 Owner = tuple[str, str]  # subject, producer
@@ -15,6 +15,12 @@ Address = tuple[str, str, str]  # subject, stream, key; a producer's sequence ha
 def key_address(key: Key) -> Address:
     """Under what the answer to a key is remembered."""
     return key.subject, key.stream, key.key
+
+
+def check_key(key: Key, digest: bytes) -> None:
+    """Raise `KeyReused` if *key* was used for other contents, of this *digest*."""
+    if digest != key.digest:
+        raise KeyReused(key.key)
 
 
 def sequence_address(producer: Producer) -> Address:

@@ -35,6 +35,10 @@ class SessionRules(msgspec.Struct, frozen=True):
     bytes: int  # of emitted ones
     resend_all: bool = False  # a WebSocket gets all that is unconfirmed with each new pack
 
+    def has_room(self, packs: int, size: int, new_bytes: int) -> bool:
+        """An emitted pack of so many bytes may wait beside so many others. One that is alone always may."""
+        return packs < self.packs and (packs == 0 or size + new_bytes <= self.bytes)
+
 
 class PendingPack(msgspec.Struct, frozen=True, gc=False):
     """What is known of a pack that waits to be confirmed: all but its text."""

@@ -29,6 +29,8 @@ Streams are followed through a feed (`core/feed.py`), while a connection is ther
     STOPPED ──▶ READING ──caught_up──▶ LIVE       LIVE goes on without a connection: then the first entry ends it,
                    ▲ └──delivered──▶ PAUSED ◀──┘  and there is certainly nothing new before that
                    └─── there is room ──┘
+
+Whether an emitted pack has room: `SessionRules` (`msgstream_actions.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ one number behind that nobody is connected to; a lone one may still come, or is 
 begins at the number that comes: its publisher may be older than the server.
 
 A segment is open until it ends, for one of the reasons below; what has ended never changes. It may lose its
-writer and get another: what that one sends is appended. The head never moves back.
+writer and get another: what that one sends is appended. The head never moves back. What a reader is told who asks for
+a segment that is gone: `doors/trickle/door.py`.
 
     whole, or ended on somebody's word                     cut: nobody meant it to end there
     complete     its publisher said so                     abandoned  its writer left and nobody took over

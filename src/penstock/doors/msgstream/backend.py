@@ -223,7 +223,7 @@ class Emitter:
         session = self._sessions.at_hand(actor) or await self._sessions.open(actor)
         if isinstance(session, str) or self._sessions.why_not(actor, session.record, None):
             return OFFLINE
-        if self._is_full(len(session.machine.packs), session.machine.size, new):
+        if not self._sessions.rules.has_room(len(session.machine.packs), session.machine.size, len(new.body)):
             return FULL
         return self._accepted(actor, session.record, await self._sessions.put(session, new))
 
@@ -232,14 +232,10 @@ class Emitter:
         if record is None or self._sessions.why_not(actor, record, None):
             return OFFLINE
         head = await self._context.mailbox.head(mailbox_of(actor), record.month)
-        if self._is_full(head.pending, head.pending_bytes, new):
+        if not self._sessions.rules.has_room(head.pending, head.pending_bytes, len(new.body)):
             return FULL
         item, record = await self._sessions.put_anywhere(actor, record, new)
         return self._accepted(actor, record, item)
-
-    def _is_full(self, packs: int, size: int, new: NewItem) -> bool:
-        rules = self._sessions.rules
-        return packs >= rules.packs or (packs > 0 and size + len(new.body) > rules.bytes)
 
     def _accepted(self, actor: str, record: SessionRecord, item: Item) -> int:
         self.emitted += 1

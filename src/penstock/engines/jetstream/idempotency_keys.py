@@ -16,8 +16,16 @@ import msgspec
 
 from penstock.engines.jetstream.entry_messages import row
 from penstock.engines.jetstream.store import Store, Stored
-from penstock.engines.repeats import Address, Owner, addresses, first_answer, key_address, owner_of, sequence_address
-from penstock.errors import KeyReused
+from penstock.engines.repeats import (
+    Address,
+    Owner,
+    addresses,
+    check_key,
+    first_answer,
+    key_address,
+    owner_of,
+    sequence_address,
+)
 from penstock.limits import KEY_SECONDS
 from penstock.values import Appended, Batch, Place, Producer
 
@@ -86,8 +94,7 @@ class KnownAnswers:
         `NotKnown` if only the log can tell, and it was not looked up yet.
         """
         if (key := batch.key) and (held := self._get(key_address(key), now_ms)):
-            if held.digest != key.digest:
-                raise KeyReused(key.key)
+            check_key(key, held.digest)
             return held.appended
         return self._find_sequence(batch, batch.producer, now_ms, looked_up) if batch.producer else None
 

@@ -15,8 +15,16 @@ from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch, stamp
 from penstock.core.wanted_streams import Wishes
 from penstock.engines.pages import fitting, is_over, page_of_stream, shown, tombstone
-from penstock.engines.repeats import Address, addresses, first_answer, key_address, owner_of, sequence_address
-from penstock.errors import InputInvalid, KeyReused, NotFound, PenstockError, Trimmed
+from penstock.engines.repeats import (
+    Address,
+    addresses,
+    check_key,
+    first_answer,
+    key_address,
+    owner_of,
+    sequence_address,
+)
+from penstock.errors import InputInvalid, NotFound, PenstockError, Trimmed
 from penstock.limits import KEY_SECONDS, PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Kind, Page
 
@@ -87,9 +95,8 @@ class MemoryLog:
         """What was answered when this batch came for the first time: kept for a day, a producer's last for ever."""
         if key := batch.key:
             digest, answer = self._answer(key_address(key), now_ms)
-            if answer and digest != key.digest:
-                raise KeyReused(key.key)
             if answer:
+                check_key(key, digest)
                 return answer
         if producer := batch.producer:
             sequence, last = self._last_sequences.get(owner_of(producer), (0, None))

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.engines.repeats import Address, first_answer, key_address, owner_of, sequence_address
-from penstock.errors import KeyReused
+from penstock.engines.repeats import Address, check_key, first_answer, key_address, owner_of, sequence_address
 from penstock.limits import KEY_COUNT, KEY_SECONDS
 from penstock.values import Appended, Batch, Key, Producer
 
@@ -66,8 +65,8 @@ class GroupKeys:
 
     def _find_key(self, key: Key) -> Appended | None:
         digest, answer = self._get(key_address(key))
-        if answer and digest != key.digest:
-            raise KeyReused(key.key)
+        if answer:
+            check_key(key, digest)
         return answer
 
     def _find_sequence(self, batch: Batch, producer: Producer) -> Appended | None:

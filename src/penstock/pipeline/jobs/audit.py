@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.iceberg.files import PlannedFile
 from penstock.iceberg.store import StoredFile
-from penstock.pipeline import audit_checks, audit_skipped
+from penstock.pipeline import audit_checks, audit_readers
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.file_sums import SUMS, SumUpFile
@@ -118,7 +118,7 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
         return report
     summary = _summaries(place, files, full=full).cache()
     events = place.read("events", files, *_LOOKED_AT)
-    present = place.read("events", files, "stream", "kind", "body", streams=(audit_skipped.PRESENCE,))
+    present = place.read("events", files, "stream", "kind", "body", streams=(audit_readers.PRESENCE,))
     batches = place.read("events", files, *_LOOKED_AT, streams=(ledger.STREAM,))
     records = place.read("ledger", place.files("ledger"))
     report.counts = _counts(summary, files)
@@ -317,15 +317,15 @@ def _check_typed(place: Workplace, begin: int) -> Iterator[AuditFinding]:
 
 
 def _check_readers(events: DataFrame, present: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
-    """Entries that apps and devices skipped (`audit_skipped.py`)."""
-    given = audit_skipped.taken(ledger.without_repeats(records))
-    runs = audit_skipped.without_absence(audit_skipped.skipped(given, events), audit_skipped.presence(present))
+    """Entries that apps and devices skipped (`audit_readers.py`)."""
+    given = audit_readers.taken(ledger.without_repeats(records))
+    runs = audit_readers.without_absence(audit_readers.skipped(given, events), audit_readers.presence(present))
     for row, more in _named(runs.orderBy("door", "recipient", "stream", "first")):
         words = (
             f"{row.recipient} went on in {row.stream} without a record of {row.entries:,} entries, "
             f"ids {row.first} to {row.last}{more}"
         )
-        yield AuditFinding("unknown(skipped)", "pushers" if row.door == audit_skipped.APP else "devices", words)
+        yield AuditFinding("unknown(skipped)", "pushers" if row.door == audit_readers.APP else "devices", words)
 
 
 # ── words ──────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipeline.audit_skipped import presence, skipped, taken, without_absence
+from penstock.pipeline.audit_readers import presence, skipped, taken, without_absence
 from penstock.pipeline.lake import EVENTS, LEDGER
 
 T0 = datetime(2026, 11, 15, tzinfo=UTC)
