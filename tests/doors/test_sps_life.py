@@ -11,8 +11,8 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
-from penstock.doors.sps.admission import AT_ONCE, Admission
 from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.subscribe_pace import AT_ONCE, Admission
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import Busy, InputInvalid
 from penstock.http.requests import Request

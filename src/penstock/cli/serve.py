@@ -1,4 +1,4 @@
-"""`serve` and `up`."""
+"""`serve` and `up`. An address that cannot be listened on is refused in `http/listener.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The last fifteen minutes of the node, second by second: one stream for all views that show them.
+// The last fifteen minutes of the node, one stream for all views; it is also the link: when the server is asked again.
 
 import { api, ask, eventsOf, pause } from "./kit.js";
 

@@ -1,4 +1,7 @@
-"""The messages that are stored for user agents, and what the ledger hears of them."""
+"""The messages that are stored for user agents, and what the ledger hears of them.
+
+Which earlier one a message replaces is decided in `wire/webpush.py` (`to_item`).
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A binding is in one place at a time: it has nothing to send, waits in its service's line, is being served, or
 waits for its time after a failure of its own. Nothing of this costs a task while nothing is sent.
-Whether a failure is the service's or the binding's own is decided in `wire/webpush_sender.py`.
+Whether a failure is the service's or the binding's own is decided in `wire/webpush_sender.py`,
+how long it is waited in `binding.py`.
 
     Binding ──offers entries──▶ ServiceQueue ──a slot is free──▶ serve one entry ──▶ settle it ──▶ again
                                      ▲                                │

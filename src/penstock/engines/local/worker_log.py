@@ -1,4 +1,7 @@
-"""The log as a worker sees it: appends and reads go to the log process, entries come from there as they are wanted."""
+"""The log as a worker sees it: appends and reads go to the log process, entries come from there as they are wanted.
+
+What a caller is told when the log process is gone: `worker_calls.py`.
+"""
 
 from __future__ import annotations
 
