@@ -1,4 +1,4 @@
-"""Ends the processes that we have started: with us, as a group, or by a mark in their environment.
+"""Ends the processes that we have started: with us, as a group, or by a mark in their environment; counts their work.
 
 What a process starts inherits its environment, also in a session of its own and also when its parent is gone. So a mark
 that is in nobody else's environment names exactly the processes below one that was ended and could not clear up.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 VARIABLE = "STARTED_BY_TESTS_OF"  # not PENSTOCK_…: those are settings, and a server refuses one that it does not know
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
+_TAKES_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 _TRIES, _PAUSE_SECONDS = 200, 0.02  # a killed process is gone soon, and one that it has just started is found then
 
 
@@ -26,6 +27,41 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """In a child before it becomes its program (`preexec_fn`): it gets the signal when the thread that made it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, number)
+
+
+def count_orphans() -> None:
+    """In a child before it becomes its program (`preexec_fn`): the CPU time of orphans below it is counted, too.
+
+    `os.wait4` tells what a process and those that were waited for have used. An orphan is waited for by nobody that
+    counts. So a process stays between us and the program: orphans become its children, it waits for them all, hands on
+    the signals that we send, and ends as the program does.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_TAKES_ORPHANS, 1)
+    signals = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    if program := os.fork():
+        os.closerange(0, os.sysconf("SC_OPEN_MAX"))  # by one of these `subprocess` learns that the program runs
+        while (status := _wait_for_the_dead(program)) is None:
+            told = signal.sigwaitinfo(signals)
+            if told.si_signo != signal.SIGCHLD and told.si_pid == os.getppid():  # a terminal tells the program itself
+                os.kill(program, told.si_signo)
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 128 - code)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def _wait_for_the_dead(program: int) -> int | None:
+    """Wait for every child that has ended; returns the status of *program* when it was among them."""
+    status = None
+    with suppress(ChildProcessError):
+        while ended := os.waitpid(-1, os.WNOHANG):
+            if ended[0] == 0:
+                break
+            if ended[0] == program:
+                status = ended[1]
+    return status
 
 
 def end_group(leader: subprocess.Popen[bytes], within: float) -> None:

@@ -18,13 +18,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from penstock import debian
-from penstock.cli.processes import VARIABLE, end_marked, new_mark, with_mark
+from penstock.cli.processes import VARIABLE, count_orphans, end_marked, new_mark, with_mark
 from penstock.errors import NotFound
+from penstock.testing.waiting import TooLate, wait_until
 
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
@@ -85,7 +87,7 @@ class GroupOutcome:
 
     name: str
     seconds: float
-    cpu: float  # seconds of it and all that it started and waited for
+    cpu: float  # seconds of it and of all processes below it that have ended
     budget: float
     passed: int
     failed: int
@@ -234,17 +236,12 @@ class Running:
                 *chosen, *arguments,
             ],
             cwd=ROOT, env={**compiled_once(os.environ), VARIABLE: with_mark(self._mark)},
-            stdout=self._output, stderr=self._output,
+            stdout=self._output, stderr=self._output, preexec_fn=count_orphans,
         )  # fmt: skip
 
     def is_over(self) -> bool:
         """Whether it has ended; ends it if it takes too long."""
-        if self._tests.returncode is None:
-            pid, status, used = os.wait4(self._tests.pid, os.WNOHANG)
-            if pid:
-                self._tests.returncode = os.waitstatus_to_exitcode(status)
-                self._cpu = used.ru_utime + used.ru_stime
-        if self._tests.returncode is not None:
+        if self._has_ended():
             return True
         if time.monotonic() - self._begun < self._seconds:
             return False
@@ -253,19 +250,25 @@ class Running:
         self.end()
         return True
 
+    def _has_ended(self) -> bool:
+        if self._tests.returncode is None:
+            pid, status, used = os.wait4(self._tests.pid, os.WNOHANG)
+            if pid:
+                self._tests.returncode = os.waitstatus_to_exitcode(status)
+                self._cpu = used.ru_utime + used.ru_stime
+        return self._tests.returncode is not None
+
     def interrupt(self) -> None:
         """Have pytest end, as Ctrl-C does; the terminal may have told it already."""
-        if self._tests.poll() is None:
+        if not self._has_ended():
             self._tests.send_signal(signal.SIGINT)
 
     def end(self) -> None:
         """Let pytest end what its tests have started, but not for ever; then end what is left."""
-        try:
-            self._tests.wait(CLEARING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._tests.kill()
-            self._tests.wait()
+        with suppress(TooLate):
+            wait_until(self._has_ended, within=CLEARING_SECONDS)
         end_marked(self._mark)
+        wait_until(self._has_ended)
 
     def finish(self) -> list[GroupOutcome]:
         """Show what was said, and what became of it; nothing when no test was selected."""
