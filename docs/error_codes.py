@@ -36,20 +36,21 @@ class ErrorCode:
 
 def error_codes() -> list[ErrorCode]:
     """Each code once, in the order of the alphabet; what a class says of it comes before what a call says."""
-    trees = {file: ast.parse(file.read_text()) for file in sorted(SOURCE.rglob("*.py"))}
-    nodes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    texts = [file.read_text() for file in sorted(SOURCE.rglob("*.py"))]
+    trees = [ast.parse(text) for text in texts if "class " in text or "code=" in text]
+    nodes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
     bases = {node.name: [base.id for base in node.bases if isinstance(base, ast.Name)] for node in nodes}
     statuses = {node.name: int(status) for node in nodes if (status := _constant(node, "status")).isdigit()}
     found: dict[str, ErrorCode] = {}
     for read in (_of_classes, _of_calls):
-        for tree in trees.values():
+        for tree in trees:
             for one in read(tree, bases, statuses):
                 found.setdefault(one.code, one)
     return sorted(found.values(), key=lambda one: one.code)
 
 
 def _of_classes(tree: ast.Module, bases: Bases, statuses: Statuses) -> Iterator[ErrorCode]:
-    for node in ast.walk(tree):
+    for node in tree.body:
         if not (isinstance(node, ast.ClassDef) and _acting(node.name, bases)):
             continue
         if code := _constant(node, "code") or _default_code(node) or _given_code(node):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import textwrap
 from pathlib import Path
@@ -58,7 +57,8 @@ def rooms_list() -> str:
 
 def phrase(file: Path) -> str:
     """The beginning of a module's docstring: its first sentence, cut where a shorter one makes sense."""
-    text = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0].replace("\n", " ")
+    head = re.match(r'"""(.*?)"""', file.read_text(), re.DOTALL)
+    text = (head[1] if head else "").strip().partition("\n\n")[0].replace("\n", " ")
     sentence = re.split(r"\. |\.$", text)[0]
     for mark in (";", ":", ","):
         if len(sentence) <= LONGEST:

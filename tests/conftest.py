@@ -46,17 +46,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted, long = config.getoption("--group"), config.getoption("--long")
-    dropped = []
+    kept, dropped = [], []
     for item in items:
         group = next((name for name in BY_NAME if item.get_closest_marker(name)), None)
         if group is None:
             group = directory_group(item.path) or "fast"
             item.add_marker(group)
-        if (wanted and group != wanted) or (not long and item.get_closest_marker("long")):
-            dropped.append(item)
+        other = (wanted and group != wanted) or (not long and item.get_closest_marker("long"))
+        (dropped if other else kept).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in dropped]
+        items[:] = kept
 
 
 @pytest.hookimpl(tryfirst=True)

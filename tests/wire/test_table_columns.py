@@ -48,7 +48,10 @@ def test_no_second_list_of_columns_stands_in_the_source() -> None:
     """Neither as a list of names nor as text."""
     found = set()
     for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if sum(name in text for name in NAMES) <= 6:
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
                 elements = node.keys if isinstance(node, ast.Dict) else node.elts
                 names = {one.value for one in elements if isinstance(one, ast.Constant)}
