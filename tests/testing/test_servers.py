@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import http.client
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,12 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_two_servers_on_one_directory_are_refused(server: RunningServer) -> None:
     with pytest.raises(ServerFailed, match="data_locked"):
         RunningServer(server.data, (), {})
+
+
+def test_a_server_that_ctrl_c_meets_while_it_starts_passes_it_on(tmp_path: Path) -> None:
+    def be_interrupted() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), start_server(tmp_path / "data", before_exec=be_interrupted):
+        pass

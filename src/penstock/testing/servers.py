@@ -23,6 +23,8 @@ from penstock.testing.waiting import TooLate, wait_until
 READY_SECONDS = 60
 """A start takes a second of work; on a machine that does ten other things that can be long."""
 
+INTERRUPTED = (-signal.SIGINT, 128 + signal.SIGINT)  # how a server ends that Ctrl-C meets while it starts
+
 _READY = re.compile(
     r"^penstock ready on (?P<url>\w+://\S+:(?P<port>\d+)) durability=(?P<durability>\S+)$", re.MULTILINE
 )
@@ -91,6 +93,8 @@ class RunningServer:
             )  # fmt: skip
         try:
             wait_until(lambda: self._is_ready() or process.poll() is not None, within=READY_SECONDS)
+            if process.returncode in INTERRUPTED:
+                raise KeyboardInterrupt  # ours may be lost: Python ignores what is raised in the hooks of a fork
             if not self._is_ready():
                 raise ServerFailed(f"ended with {process.returncode} before it was ready\n{self.log_text()}")
         except BaseException as error:
