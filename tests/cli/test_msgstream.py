@@ -16,18 +16,19 @@ def penstock(server: RunningServer, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_session_is_begun_emitted_to_and_ended(shared_server: RunningServer) -> None:
-    made = penstock(shared_server, "session", "cli", "--follow", "/cli/*", "--ttl", "60")
+def test_a_session_is_begun_emitted_to_and_ended(server: RunningServer) -> None:
+    """On a server of its own: a broadcast is for every session, also one that begins later at an earlier entry."""
+    made = penstock(server, "session", "cli", "--follow", "/cli/*", "--ttl", "60")
     assert made.stdout.startswith("cli:")
 
-    emitted = penstock(shared_server, "emit", "shop.purchase", '{"item":"boots"}', "--to", "cli", "--to", "nobody")
+    emitted = penstock(server, "emit", "shop.purchase", '{"item":"boots"}', "--to", "cli", "--to", "nobody")
     assert emitted.stdout.splitlines() == ["cli: pack 1", "nobody: offline"]
-    assert "broadcast as id" in penstock(shared_server, "emit", "hello", "--broadcast").stdout
-    assert "stored as ids" in penstock(shared_server, "emit", "x", "1", "--stream", "/cli/a").stdout
-    assert json.loads(penstock(shared_server, "emit", "x", "--to", "cli", "--json").stdout) == {"packs": {"cli": 2}}
+    assert "broadcast as id" in penstock(server, "emit", "hello", "--broadcast").stdout
+    assert "stored as ids" in penstock(server, "emit", "x", "1", "--stream", "/cli/a").stdout
+    assert json.loads(penstock(server, "emit", "x", "--to", "cli", "--json").stdout) == {"packs": {"cli": 2}}
 
-    assert penstock(shared_server, "session", "cli", "--end", "loggedOut").stdout == "ended the session of cli\n"
-    again = penstock(shared_server, "session", "cli", "--end", "loggedOut")
+    assert penstock(server, "session", "cli", "--end", "loggedOut").stdout == "ended the session of cli\n"
+    again = penstock(server, "session", "cli", "--end", "loggedOut")
     assert again.returncode == 2
     assert "session_unknown" in again.stderr
 
