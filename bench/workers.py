@@ -146,14 +146,15 @@ def _kill(given: argparse.Namespace, report: Report, folder: Path) -> None:
     seconds: list[float] = []
     floors: list[float] = []
     returned: list[int] = []
-    with penstock(folder / "kill", server_workers=4) as (server, _):
+    workers = 2 if given.quick else 4
+    with penstock(folder / "kill", server_workers=workers) as (server, _):
         file = requests.save(folder / "kill.json", requests.tail(STREAM, server.admin_token))
         request = requests.publish(STREAM, requests.event(), server.admin_token)
         for number in range(given.rounds):
             say(f"kill: round {number + 1} of {given.rounds}")
             settle(given)
             began = time.monotonic()
-            with _open(server.port, given.killed // 4, file):
+            with _open(server.port, given.killed // workers, file):
                 floors.append(time.monotonic() - began)
             with _open(server.port, given.killed, file, "returns") as wires:
                 killed = time.monotonic()
@@ -167,7 +168,7 @@ def _kill(given: argparse.Namespace, report: Report, folder: Path) -> None:
                 if got["fewest"] < 1:
                     raise WiresLost(f"an event has not reached all wires after a kill: {got}")
     report.add(Figure(
-        "one of 4 workers is killed: all wires are back", median(seconds), "s", median(floors),
+        f"one of {workers} workers is killed: all wires are back", median(seconds), "s", median(floors),
         "as many wires opened one after the other", 5, 2, detail={"wires": given.killed, "returned": returned},
     ))  # fmt: skip
 

@@ -56,12 +56,16 @@ EVERY = {
     "streams": (streams, [], 1),
     "trickle": (trickle, [], 4),
     "webpush": (webpush, [], 5),
+    "workers": (workers, [], 6),
     "workers with a crowd": (workers, ["--crowd", "120"], 7),
 }
+LONG = {"workers with a crowd"}  # of more than twenty processes
 
 
 @pytest.mark.doors
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in EVERY]
+)
 def test_every_benchmark_prints_its_figures_with_their_floors(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

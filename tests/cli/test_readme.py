@@ -64,7 +64,7 @@ def test_the_readme_shows_three_things_and_two_commands() -> None:
 
 def test_the_demo_runs_from_a_clean_folder(folder: Path) -> None:
     done = subprocess.run(
-        ["./penstock", "demo", "--fast", "--no-wait"], cwd=folder, capture_output=True, text=True, check=False
+        ["./penstock", "demo", "--fast"], input="\n", cwd=folder, capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, (done.stdout, done.stderr)
