@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from penstock.cli.test_runner import BY_NAME, TESTS
 from penstock.testing import RunningServer, start_server
+from tests.forked_servers import forking, start_forked
 from tests.limits import LOG_TAIL, Ending, Limits
 
 # Times vary on two shared cores, so no deadline per example; a failure prints how to repeat it.
@@ -26,9 +27,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    RunningServer._run = start_forked  # type: ignore[method-assign]
     config.pluginmanager.register(Limits(config), "penstock limits")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Ending(config), "penstock ending")
+
+
+def pytest_unconfigure() -> None:
+    forking.end()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -85,12 +85,9 @@ class RunningServer:
 
     def _start(self) -> subprocess.Popen[bytes]:
         listen = f"127.0.0.1:{self.port}"
-        serve = [sys.executable, "-m", self.module, "serve", "--data", str(self.data), "--listen", listen]
+        serve = [self.module, "serve", "--data", str(self.data), "--listen", listen, *self.arguments]
         with self.log.open("ab") as log, self._output.open("wb") as output:
-            process = subprocess.Popen(
-                [*self.before, *serve, *self.arguments], stdout=output, stderr=log, env=self._environment,
-                preexec_fn=self._before_exec,
-            )  # fmt: skip
+            process = self._run(serve, output, log)
         try:
             wait_until(lambda: self._is_ready() or process.poll() is not None, within=READY_SECONDS)
             if process.returncode in INTERRUPTED:
@@ -104,6 +101,13 @@ class RunningServer:
                 raise ServerFailed(f"was not ready within {READY_SECONDS} s\n{self.log_text()}") from None
             raise
         return process
+
+    def _run(self, serve: list[str], output: BinaryIO, log: BinaryIO) -> subprocess.Popen[bytes]:
+        """Start the process: *serve* is a module and its arguments. tests/forked_servers.py has another way."""
+        return subprocess.Popen(
+            [*self.before, sys.executable, "-m", *serve], stdout=output, stderr=log, env=self._environment,
+            preexec_fn=self._before_exec,
+        )  # fmt: skip
 
     def _is_ready(self) -> bool:
         found = _READY.search(self._output.read_text())
