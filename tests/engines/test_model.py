@@ -190,7 +190,7 @@ class Pair:
 def check_page(page: Page, whole: Page, limit: int, limit_bytes: int) -> None:
     """The page is a beginning of the whole, within its limits, and does not claim to have seen more."""
     count = len(page.entries)
-    assert page.entries == whole.entries[:count]
+    assert list(page.entries) == list(whole.entries[:count])  # read ahead, they come as rows
     pieces = [entry for entry in page.entries if entry.size]  # parts do not count: they stay with their entry
     assert len(pieces) <= limit
     assert len(pieces) <= 1 or sum(len(entry.body) for entry in pieces) <= limit_bytes
@@ -209,7 +209,7 @@ async def answers(calls: list) -> list:
 
 
 @given(options=options, steps=st.lists(st.one_of(changes, changes, reads), max_size=25))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_log_on_sqlite_equals_the_model(options, steps):
     async def run(directory: Path) -> None:
         async with Pair(directory, options) as pair:
