@@ -233,7 +233,7 @@ BEGIN: list[Step] = [*[("open", "/a", None)] * 5, ("open", "/a,/b", None), ("ope
 settled: list[Step] = [("publish", ("/a", 10)), ("turn", 20)]  # all streams exist, and everybody is seated
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(steps, max_size=25))
 def test_wires_get_the_same_together_and_alone(script: list[Step]) -> None:
     script = [*BEGIN, *settled, *script]

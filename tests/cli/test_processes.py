@@ -13,10 +13,16 @@ from penstock.cli.processes import count_orphans
 WORK_SECONDS = 0.5
 ORPHANS = f"""
 import os, sys, time
+def is_running(process):
+    try:
+        with open(f"/proc/{{process}}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 read, write = os.pipe()
 if os.fork():
     orphan = int(os.read(read, 20))
-    while os.path.exists(f"/proc/{{orphan}}"):  # until somebody has waited for it
+    while is_running(orphan):
         time.sleep(0.01)
     sys.exit(7)
 if os.fork():

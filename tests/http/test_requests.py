@@ -243,6 +243,7 @@ async def test_a_refused_head_gets_one_answer_and_ends_the_connection(raw: bytes
         assert place.listener.counters.requests == 0
 
 
+@pytest.mark.only_plain("TLS gives the same bytes, and a handshake an example is most of the work")
 @given(
     st.lists(st.sampled_from(["/hello", "/seen/a", "/nowhere"]), min_size=1, max_size=4),
     st.lists(st.binary(max_size=50), min_size=4, max_size=4),
@@ -273,6 +274,7 @@ def test_how_the_bytes_are_cut_does_not_matter(paths: list[str], bodies: list[by
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.only_plain("TLS gives the same bytes, and a handshake an example is most of the work")
 @given(st.binary(min_size=1, max_size=400))
 @settings(max_examples=25)
 def test_garbage_gets_an_answer_or_the_door(garbage: bytes) -> None:

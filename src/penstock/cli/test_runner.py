@@ -1,4 +1,4 @@
-"""`./penstock test`: lint and types, then the tests, two groups at a time.
+"""`./penstock test`: lint and types, then the tests, three groups at a time.
 
 A test belongs to the group whose marker it carries, whose directory it lives in (`tests/faults/` …) or whose `places`
 name its file; everything else is `fast`. tests/conftest.py sorts them with the table of this file.
@@ -31,7 +31,7 @@ from penstock.testing.waiting import TooLate, wait_until
 ROOT = Path(__file__).parents[3]
 TESTS = ROOT / "tests"
 NO_TESTS = 5  # pytest's exit code
-LANES = 2  # groups that run at the same time: most of them wait more than they compute
+LANES = 3  # groups that run at the same time, on two cores: each waits for a third of its time
 PATIENCE = 10  # budgets after which a group is ended: something hangs. A busy machine takes three of them
 LONG_PATIENCE = 60  # the same with its long tests
 CLEARING_SECONDS = 60  # for a group that is ended to stop its servers
