@@ -34,7 +34,10 @@ ROOT = Path(__file__).parents[1]
 CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine()) if sys.platform == "linux" else None  # its number
 CLONE_PARENT = 0x8000
 REQUEST_BYTES = 1 << 20
-IMPORTED = ("penstock.cli.app", "penstock.node.process", "penstock.engines.sqlite", "typer._adapters")
+IMPORTED = (
+    "penstock.cli.app", "penstock.node.process", "penstock.engines.sqlite", "penstock.engines.jetstream",
+    "penstock.engines.local", "typer._adapters",
+)  # fmt: skip
 
 
 class ForkingProcess:

@@ -135,6 +135,7 @@ def main(port: str, token: str, pid: str) -> None:
     print("ready", flush=True)  # noqa: T201
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    one.publish()  # also beside what is over at once
     while not over.wait(PAUSE_SECONDS):
         one.publish()
     one.wait_for_all()

@@ -17,7 +17,7 @@ from penstock.testing import RunningServer, TooLate, wait_until
 from tests.api.client import Tail, ask, publish
 from tests.cluster.test_nodes import Publisher, bodies
 
-WORKERS = 3
+WORKERS = 2
 
 
 class BrokenServer(RunningServer):
