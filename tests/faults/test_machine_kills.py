@@ -46,19 +46,23 @@ class ResumingReader(threading.Thread):
         super().__init__(daemon=True)
         self._server, self.stream = server, stream
         self.got: list[str] = []
+        self.history: list[str] = []  # for who must find out what went wrong
         self.breaks = 0
         self.ending = threading.Event()
 
     def run(self) -> None:
         after = 0
         while not self.ending.is_set():
+            self.history.append(f"opened after {after}")
             try:
                 with Tail(self._server, self.stream, after=after) as tail:
                     while not self.ending.is_set():
                         entry = tail.line()
+                        self.history.append(f"{entry['id']}: {entry['data']}")
                         self.got.append(entry["data"])
                         after = entry["id"]
-            except (OSError, ValueError, http.client.HTTPException):
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                self.history.append(repr(error))
                 self.breaks += 1
 
 
@@ -90,7 +94,7 @@ def _check_killed_workers(server: RunningServer, publishers: list[Publisher], re
         assert publisher.failed == []
         assert bodies(server, publisher.stream) == publisher.acknowledged
         wait_until(lambda p=publisher, r=reader: r.got[-1:] == p.acknowledged[-1:])
-        assert reader.got == publisher.acknowledged
+        assert reader.got == publisher.acknowledged, reader.history
     assert sum(reader.breaks for reader in readers) >= len(readers)
 
 
@@ -99,7 +103,7 @@ def check_order(publishers: list[Publisher], readers: list[ResumingReader]) -> N
     for publisher, reader in zip(publishers, readers, strict=True):
         acknowledged, got = list(publisher.acknowledged), list(reader.got)
         shorter = min(len(acknowledged), len(got))
-        assert got[:shorter] == acknowledged[:shorter]
+        assert got[:shorter] == acknowledged[:shorter], reader.history
 
 
 def wait_for_more(publishers: list[Publisher]) -> None:
