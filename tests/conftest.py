@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays: Python need not look through it again and again for what could go."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
