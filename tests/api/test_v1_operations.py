@@ -56,9 +56,9 @@ def test_damage_that_a_read_meets_is_told_to_everybody(damaged: RunningServer) -
     assert ask(damaged, "GET", "/ready").status == 503
     assert ask(damaged, "GET", "/v1/read", stream="/second").status == 200  # what is sound can still be read
     assert b"penstock_log_trouble 1.0" in ask(damaged, "GET", "/metrics").body
+    assert damaged.stop() == 0
     assert damaged.log_text().count("data.damaged") == 1
     assert f"file={damaged.data / FILE_NAME}" in damaged.log_text()
-    assert damaged.stop() == 0
 
 
 def test_a_backup_of_a_damaged_file_is_refused_and_makes_the_server_unready(
