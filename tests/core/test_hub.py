@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.clock import ManualClock
 from penstock.core.fanout import MANY, Round
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.hub import Hub
@@ -16,6 +17,7 @@ from penstock.core.ledger import Recipient
 from penstock.core.matching import matches
 from penstock.engines.memory import MemoryEngine
 from penstock.settings import HubSettings
+from penstock.testing.waiting import wait_until_async
 from penstock.values import Batch, Draft, Entry, Kind
 
 STREAMS = ("/a", "/b", "/c/d")
@@ -396,3 +398,37 @@ async def test_a_feed_whose_reader_is_away_is_no_consumer() -> None:
         feed.away = False
 
         assert hub.feeds == (feed,)
+
+
+class TrustingHub(Hub):
+    """Takes every reader for one that has had no more than this node."""
+
+    def _unseen(self, after, allow):
+        return allow
+
+
+@pytest.mark.parametrize(("kind", "twice"), [(Hub, False), (TrustingHub, True)])
+async def test_who_had_more_from_another_node_gets_nothing_twice(kind: type[Hub], twice: bool) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine, kind(engine.log, clock=clock) as hub:
+        await publish(engine, "/a")
+        had, reader = engine.log.followed + 1, Reader()
+        # Given a reader that comes from another node with an entry that is still on its way to this one
+        hub.start(reader, ("/a",), after=had)
+        await publish(engine, "/a")
+        clock.advance(1)
+        await publish(engine, "/a")
+
+        await wait_until_async(lambda: reader.ids[-1:] == [had + 1])
+        assert reader.ids == ([had, had + 1] if twice else [had + 1])
+
+
+async def test_an_id_that_the_log_never_gave_hides_nothing_new() -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine, Hub(engine.log, clock=clock) as hub:
+        reader = Reader()
+        hub.start(reader, ("/a",), after=1000)
+        clock.advance(1)
+        await publish(engine, "/a")
+
+        await wait_until_async(lambda: len(reader.got) == 1)

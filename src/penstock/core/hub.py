@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self, TypeVar
 
+from penstock.core.clock import Clock, WallClock
 from penstock.core.fanout import ABSENT, MANY, Round, RoundPart, Seats
 from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
 from penstock.core.log import Log
@@ -51,10 +52,10 @@ class Hub:
 
     def __init__(
         self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE,
-        many: int = MANY, selective: bool = False,
+        many: int = MANY, selective: bool = False, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         """*selective*: the log need not tell of entries that no feed wants."""
-        self._log = source
+        self._log, self._clock = source, clock or WallClock()
         self._wishes = Wishes(moved=self._moved) if selective else None
         self._interest: Interest[Feed] = Interest()
         self._feeds: dict[Feed, None] = {}
@@ -118,6 +119,7 @@ class Hub:
         allow: Callable[[Entry], bool] | None = None,
     ) -> Feed:  # fmt: skip
         """Begin to feed *sink* with everything after id *after*; None means from now on."""
+        allow = self._unseen(after, allow)
         return self._begin(Feed(self, sink, patterns, self._from(after), limit=self._tail, meta=meta, allow=allow))
 
     def start_wire(
@@ -125,6 +127,7 @@ class Hub:
         allow: Callable[[Entry], bool] | None = None,
     ) -> Feed:  # fmt: skip
         """As `start`. Once it is live the wire is written to together with others, if it wants what all get."""
+        allow = self._unseen(after, allow)
         feed = Feed(self, sink, patterns, self._from(after), limit=self._tail, meta=meta, allow=allow)
         if not meta and allow is None:
             feed.seat = self._seats.allot(feed, fresh=self._round is not None)
@@ -135,11 +138,21 @@ class Hub:
         allow: Callable[[Entry], bool] | None = None, on_live: Callable[[], None],
     ) -> WatchedFeed:  # fmt: skip
         """As `start`. *on_live* is called whenever the feed becomes live, which may be before this returns."""
-        after = self._from(after)
+        allow, after = self._unseen(after, allow), self._from(after)
         return self._begin(WatchedFeed(self, sink, patterns, after, limit=self._tail, allow=allow, on_live=on_live))
 
     def _from(self, after: int | None) -> int:
         return self.position if after is None else min(after, self.position)
+
+    def _unseen(self, after: int | None, allow: Callable[[Entry], bool] | None) -> Callable[[Entry], bool] | None:
+        """As *allow*, without what a reader had from another node that is ahead of this one: it has come out before.
+
+        An id that the log never gave, as after a restore, hides nothing that comes out from now on.
+        """
+        if after is None or after <= self.position:
+            return allow
+        now_ms = self._clock.now_ms()
+        return lambda entry: (entry.id > after or entry.published_ms > now_ms) and (allow is None or allow(entry))
 
     def _begin(self, feed: F) -> F:
         self._feeds[feed] = None

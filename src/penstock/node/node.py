@@ -110,7 +110,8 @@ class Node:
         self._traffic = StreamTraffic()
         engine.log.follow(self._rates.follow, Wishes())
         engine.log.follow(self._traffic.follow, Wishes())
-        self._hub = await enter(Hub(source, settings.hub, selective=log_socket(settings) is not None))
+        selective = log_socket(settings) is not None
+        self._hub = await enter(Hub(source, settings.hub, selective=selective, clock=clock))
         self._rates.index_of = self._hub.index_of
         self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
