@@ -160,10 +160,10 @@ async def test_a_closed_engine_says_so(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("total", [0, 1, 63, 64, 65, 127, 128, 200, 1000, 5000])
+@pytest.mark.parametrize("total", [0, 1, 127, 128, 129, 255, 256, 400, 1000, 5000])
 def test_rows_are_cut_into_few_statements(total):
     cut = entry_rows.counts(total)
 
     assert sum(cut) == total
     assert len(cut) <= 5 + total // 512
-    assert all(1 <= count <= 64 or count in (128, 256, 512) for count in cut)
+    assert all(1 <= count <= 128 or count in (256, 512) for count in cut)

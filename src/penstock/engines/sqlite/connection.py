@@ -73,7 +73,7 @@ def _connect(path: Path, how: str = "mode=rwc") -> sqlite3.Connection:
             uri=True,
             isolation_level=None,
             check_same_thread=False,
-            cached_statements=256,
+            cached_statements=512,
         )
     except sqlite3.Error as error:
         raise translated(error, path) from error
