@@ -146,6 +146,10 @@ class Producer(msgspec.Struct, frozen=True, gc=False, array_like=True):
     sequence: int
 
 
+PlainEvent = tuple[str, bytes]
+"""Stream and body of an event that is a batch by itself and asks for nothing else."""
+
+
 class Batch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one append stores: all of it, or nothing."""
 

@@ -108,9 +108,15 @@ async def test_entries_become_visible_in_the_order_of_their_ids(open_engine):
 
 
 async def test_appends_are_done_in_the_order_in_which_they_were_made(open_engine):
+    kinds = (
+        Draft("/s", b"plain"),
+        Draft("/s", b"typed", "t"),
+        Draft("/s", b"plain"),
+        Draft("/s", b"", attributes="{}"),
+    )
     async with open_engine() as engine:
         done: list[int] = []
-        futures = [engine.log.append(one("/s", b"%d" % n)) for n in range(50)]
+        futures = [engine.log.append(Batch((kinds[n % 4],))) for n in range(50)]
         for number, future in enumerate(futures):
             future.add_done_callback(lambda _, number=number: done.append(number))
 

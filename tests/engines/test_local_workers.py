@@ -32,6 +32,8 @@ from penstock.values import Batch, Draft, Kind
 from penstock.wire import eventhorizon
 from penstock.wire.table_columns import NAMES
 
+NO_EVENTS = ([], [], [])
+
 
 class Machine:
     """A log process and its workers in one loop, with real sockets between them."""
@@ -273,10 +275,10 @@ class Peer:
 
     def call(self, number: int, name: str, arguments: object) -> None:
         raw = msgspec.Raw(msgspec.msgpack.encode(arguments))
-        self.say(framed(([], [], [], [(number, name, raw)], [], [])))
+        self.say(framed(([], [], NO_EVENTS, [], [(number, name, raw)], [], [])))
 
     def append(self, number: int, batch: Batch) -> None:
-        self.say(framed(([], [], [(number, batch)], [], [], [])))
+        self.say(framed(([], [], NO_EVENTS, [(number, batch)], [], [], [])))
 
     def say(self, frame: bytes | bytearray) -> None:
         self._socket.sendall(frame)
@@ -499,7 +501,9 @@ async def test_an_export_whose_reader_leaves_is_closed_without_a_complaint(
 async def test_what_is_no_frame_ends_its_own_link_alone(tmp_path: Path) -> None:
     async with started(tmp_path) as machine:
         innocent = await machine.worker("innocent")
-        for garbage in (b"\0\0\0\3abc", b"\0\0\0\1\xc1", bytes(framed([1, 2])), bytes(framed((1, [], [], [], [], [])))):
+        frames = [[1, 2], (1, [], NO_EVENTS, [], [], [], []), ([], [], ([7], ["/s"], []), [], [], [], []),
+                  ([], [], ([7, 8], ["/s"], [b"x"]), [], [], [], [])]  # fmt: skip
+        for garbage in (b"\0\0\0\3abc", b"\0\0\0\1\xc1", *map(framed, frames)):
             peer = await Peer.join(machine, "garbled")
             peer.say(garbage)
             await wait_until_async(lambda: machine.log.link_of("garbled") is None)

@@ -15,7 +15,7 @@ from penstock.core.promise import Promise
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.node.worker_main import main
-from penstock.values import Appended, Batch, Place
+from penstock.values import Appended, Batch, Entry, Place, PlainEvent
 
 WATCHED = "/killed/"  # the streams that the test reads
 
@@ -43,14 +43,14 @@ def only_others(change: Callable[[WorkerLog, str], None]) -> Callable[[WorkerLog
     return lambda log, pattern: None if pattern.startswith(WATCHED) else change(log, pattern)
 
 
-def hasty(self: SqliteLog, batches: Sequence[Batch]) -> Promise[list[Appended | Exception]]:
+def hasty(self: SqliteLog, appends: Sequence[PlainEvent | Batch]) -> Promise[list[Entry | Appended | Exception]]:
     """A log that answers its workers, and stores when the next batch of the same stream comes."""
-    streams = [batch.drafts[0].stream for batch in batches]
-    for stream, batch in zip(streams, batches, strict=True):
+    streams = [append[0] if isinstance(append, tuple) else append.drafts[0].stream for append in appends]
+    for stream, append in zip(streams, appends, strict=True):
         if (before := _held.pop(stream, None)) is not None:
             _append_many(self, [before])
-        _held[stream] = batch
-    promise: Promise[list[Appended | Exception]] = Promise()
+        _held[stream] = append
+    promise: Promise[list[Entry | Appended | Exception]] = Promise()
     places = [Place(1, stream, 0, 0, 0) for stream in streams]
     promise.value = [Appended(1, place, place) for place in places]
     promise.settle()
@@ -58,7 +58,7 @@ def hasty(self: SqliteLog, batches: Sequence[Batch]) -> Promise[list[Appended | 
 
 
 _tasks: list[asyncio.Future[None]] = []
-_held: dict[str, Batch] = {}
+_held: dict[str, PlainEvent | Batch] = {}
 _append_many = SqliteLog.append_many
 
 if __name__ == "__main__":

@@ -76,7 +76,9 @@ def stamp(batch: Batch, lookup: Lookup, *, next_id: int, now_ms: int, server: st
         draft = batch.drafts[0]
         head = lookup(draft.stream)
         if head and draft.kind is _DATA:
-            one = stamp_one(draft, head, id=next_id, now_ms=now_ms)
+            one = stamp_one(
+                draft.stream, draft.body, head, next_id, now_ms, draft.type, draft.expires_ms, draft.attributes
+            )
             if one is not None:
                 entry, after = one
                 return Stamped([entry], {draft.stream: after}, appended_one(entry))
@@ -89,16 +91,17 @@ def stamp(batch: Batch, lookup: Lookup, *, next_id: int, now_ms: int, server: st
     return work.result()
 
 
-def stamp_one(draft: Draft, head: Head, *, id: int, now_ms: int) -> tuple[Entry, Head] | None:
+def stamp_one(
+    stream: str, body: bytes, head: Head, id: int, now_ms: int, type: str = "", expires_ms: int | None = None,
+    attributes: str = "",
+) -> tuple[Entry, Head] | None:  # fmt: skip
     """The common case, without the machinery: one event for a stream that exists. None if its chunk is full."""
-    stream, index, chunk, offset, body = draft.stream, head.next_index, head.chunk, head.offset, draft.body
+    index, chunk, offset = head.next_index, head.chunk, head.offset
     size = eventhorizon.line_size(body, index)
     end = offset + size
     if end > CHUNK_BYTES:
         return None
-    entry = Entry(
-        id, stream, index, chunk, offset, size, _DATA, draft.type, now_ms, draft.expires_ms, draft.attributes, body
-    )
+    entry = Entry(id, stream, index, chunk, offset, size, _DATA, type, now_ms, expires_ms, attributes, body)
     return entry, Head(stream, index + 1, chunk, end, head.subscribers, id, now_ms)
 
 

@@ -180,7 +180,9 @@ class Planner:
                 return False
             head, headers = known.head, _EXPECT % known.seq
         place = len(self._parts)
-        stamped = stamp_one(draft, head, id=BASE + place, now_ms=self._now_ms)
+        stamped = stamp_one(
+            stream, draft.body, head, BASE + place, self._now_ms, draft.type, draft.expires_ms, draft.attributes
+        )
         if stamped is None:
             return False
         entry, after = stamped

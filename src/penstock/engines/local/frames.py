@@ -33,12 +33,18 @@ AppendAnswer = tuple[int, int, int | None, int, int, Appended | None]
 """The number of an append, and where the one entry of its batch is: id, index, chunk, end. Of other batches, all."""
 
 
+PlainEvents = tuple[list[int], list[str], list[bytes]]
+"""Appends of one plain event each, as columns: their numbers, streams and bodies. It takes a fifth of the time that as
+many batches take to be read."""
+
+
 class WorkerFrame(msgspec.Struct, array_like=True, frozen=True):
     """From a worker."""
 
     wishes: list[tuple[int, str]]  # the number of the wish, or 0 to take one back; the pattern
     types: list[str]  # meta entries that are wanted wherever they come
-    appends: list[tuple[int, Batch]]
+    events: PlainEvents
+    appends: list[tuple[int, Batch]]  # all other batches; together with the events in the order of their numbers
     calls: list[tuple[int, str, msgspec.Raw]]
     hints: list[tuple[str, bytes]]
     taken: list[tuple[int, bool]]  # letters that somebody here has listened to, or not

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
@@ -29,7 +30,7 @@ from penstock.engines.local.contracts import LETTER, METHODS, PAGE, SCAN, kind_o
 from penstock.engines.local.framed_socket import FramedSocket
 from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
 from penstock.errors import EngineGone, PenstockError
-from penstock.values import Appended, Batch, Entry
+from penstock.values import Appended, Batch, Draft, Entry, PlainEvent
 
 log = logging.getLogger("penstock.workers")
 
@@ -50,8 +51,8 @@ _PEER: Final = struct.Struct("3i")  # process, user, group
 class AppendsMany(Protocol):
     """A log that has a cheaper way for the appends of one frame."""
 
-    def append_many(self, batches: Sequence[Batch]) -> Pending[list[Appended | Exception]]:
-        """Append each of *batches* by itself; one that is refused has its error in its place."""
+    def append_many(self, appends: Sequence[PlainEvent | Batch]) -> Pending[list[Entry | Appended | Exception]]:
+        """Append each by itself; one that is refused has its error in its place, a plain event mostly its entry."""
         ...
 
 
@@ -197,8 +198,14 @@ class ServedWorker(FramedSocket):
         for number, pattern in said.wishes:
             self._wish(number, pattern)
         self.types.update(said.types)
+        numbers, streams, bodies = said.events
+        events = list(zip(streams, bodies, strict=True))
+        if len(events) != len(numbers):
+            raise ValueError(f"{len(numbers)} numbers for {len(events)} events")
         if said.appends:
-            self._append(said.appends)
+            self._append_in_order([*zip(numbers, events, strict=True), *said.appends])
+        elif numbers:
+            self._append(numbers, events)
         for topic, message in said.hints:
             for other in self._server.links:
                 if other is not self:
@@ -235,22 +242,29 @@ class ServedWorker(FramedSocket):
         self._letters.append((number, topic, message))
         self.book()
 
-    def _append(self, appends: list[tuple[int, Batch]]) -> None:
+    def _append_in_order(self, numbered: list[tuple[int, PlainEvent | Batch]]) -> None:
+        numbered.sort(key=_number)
+        self._append([number for number, _ in numbered], [append for _, append in numbered])
+
+    def _append(self, numbers: list[int], appends: Sequence[PlainEvent | Batch]) -> None:
         if self._appends_many is not None:
-            numbers = [number for number, _ in appends]
-            stored = self._appends_many.append_many([batch for _, batch in appends])
-            stored.add_done_callback(partial(self._many_appended, numbers))
+            self._appends_many.append_many(appends).add_done_callback(partial(self._many_appended, numbers))
         else:
-            for number, batch in appends:
+            for number, append in zip(numbers, appends, strict=True):
+                batch = Batch((Draft(*append),)) if isinstance(append, tuple) else append
                 self._engine.log.append(batch).add_done_callback(partial(self._one_appended, number))
 
-    def _many_appended(self, numbers: list[int], done: Pending[list[Appended | Exception]]) -> None:
+    def _many_appended(self, numbers: list[int], done: Pending[list[Entry | Appended | Exception]]) -> None:
         try:
             answers = done.result()
         except Exception as error:  # noqa: BLE001 - it is told to all who made the calls
             answers = [error] * len(numbers)
+        answered = self._appended
         for number, answer in zip(numbers, answers, strict=True):
-            self._appended_at(number, answer)
+            if isinstance(answer, Entry):
+                answered.append((number, answer.id, answer.index, answer.chunk, answer.offset + answer.size, None))
+            else:
+                self._appended_at(number, answer)
         self.book()
 
     def _one_appended(self, number: int, done: Pending[Appended]) -> None:
@@ -427,3 +441,4 @@ OTHER_CALLS: Final[dict[str, tuple[Any, Callable[..., Awaitable[object]]]]] = {
 """Calls that belong to no contract of `core/`, or not in its words: what they are given, and who answers."""
 
 _frames: Final = msgspec.msgpack.Decoder(WorkerFrame)
+_number: Final = itemgetter(0)

@@ -12,25 +12,36 @@ import msgspec
 from penstock.core.promise import Promise, failed
 from penstock.engines.local.contracts import METHODS
 from penstock.engines.local.framed_socket import FramedSocket
-from penstock.engines.local.frames import LogFrame, encode, error_of
+from penstock.engines.local.frames import LogFrame, PlainEvents, encode, error_of
 from penstock.errors import EngineGone, InputInvalid
-from penstock.values import Appended, Batch, Place
+from penstock.values import Appended, Batch, Draft, Kind, Place
 
 log = logging.getLogger("penstock.link")
 
 GONE: Final = "the log process of this machine is gone"
+_DATA: Final = Kind.DATA
 _UNSENDABLE: Final = (UnicodeEncodeError, OverflowError, TypeError, ValueError)
 
 
 class Call(Promise[Any]):
     """One call that waits for its answer."""
 
-    __slots__ = ("batch", "decoder", "number", "weight")
+    __slots__ = ("decoder", "number")
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[Any], batch: Batch | None = None, weight: int = 0) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Any]) -> None:
         Promise.__init__(self)
-        self.decoder, self.batch, self.weight = decoder, batch, weight
-        self.number = 0
+        self.decoder, self.number = decoder, 0
+
+
+class PendingAppend(Promise[Appended]):
+    """One batch that waits to be stored."""
+
+    __slots__ = ("stream", "weight")
+
+    def __init__(self, stream: str, weight: int) -> None:
+        """*stream* is that of its first draft."""
+        Promise.__init__(self)
+        self.stream, self.weight = stream, weight
 
 
 class LogCalls(FramedSocket):
@@ -39,8 +50,9 @@ class LogCalls(FramedSocket):
     def __init__(self) -> None:
         super().__init__()
         self._number = 0
-        self._open: dict[int, Call] = {}
-        self.queued = self.queued_bytes = 0  # batches that are not stored yet
+        self._calls_open: dict[int, Call] = {}
+        self.appending: dict[int, PendingAppend] = {}  # batches that are not stored yet
+        self.appending_bytes = 0
         self._forget()
         self.hear: Callable[[LogFrame], None] = lambda frame: None  # what the log process tells, before its answers
         self.on_letter: Callable[[str, bytes], bool] = lambda topic, message: False
@@ -49,6 +61,7 @@ class LogCalls(FramedSocket):
     def _forget(self) -> None:
         self._wishes: list[tuple[int, str]] = []
         self._types: list[str] = []
+        self._events: PlainEvents = ([], [], [])
         self._appends: list[tuple[int, msgspec.Raw]] = []
         self._calls: list[tuple[int, str, msgspec.Raw]] = []
         self._hints: list[tuple[str, bytes]] = []
@@ -58,19 +71,36 @@ class LogCalls(FramedSocket):
     # ── what is told ───────────────────────────────────────────────────────────────────────────
 
     def make(self) -> object:
-        parts = (self._wishes, self._types, self._appends, self._calls, self._hints, self._taken, self._given_up)
+        parts = (
+            self._wishes, self._types, self._events, self._appends, self._calls, self._hints, self._taken,
+            self._given_up,
+        )  # fmt: skip
         self._forget()
         return parts
 
     def append(self, batch: Batch, weight: int) -> Promise[Appended]:
         """Have *batch* stored."""
-        try:
-            encoded = msgspec.Raw(encode(batch))
-        except _UNSENDABLE as error:
-            return failed(InputInvalid("batch", str(error)))
-        call = self._new(Call(_ANY, batch, weight))
-        self._appends.append((call.number, encoded))
-        return call
+        if not self.is_open:
+            return failed(EngineGone(GONE))
+        self._number = number = self._number + 1
+        drafts = batch.drafts
+        if len(drafts) == 1 and _is_plain(batch, drafts[0]):
+            stream = drafts[0].stream
+            numbers, streams, bodies = self._events
+            numbers.append(number)
+            streams.append(stream)
+            bodies.append(drafts[0].body)
+        else:
+            try:
+                self._appends.append((number, msgspec.Raw(encode(batch))))
+            except _UNSENDABLE as error:
+                return failed(InputInvalid("batch", str(error)))
+            stream = drafts[0].stream if drafts else ""
+        waiting = self.appending[number] = PendingAppend(stream, weight)
+        self.appending_bytes += weight
+        if not self._booked:
+            self.book()
+        return waiting
 
     def contract(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Call:
         """Call a method of a contract."""
@@ -88,7 +118,13 @@ class LogCalls(FramedSocket):
         except _UNSENDABLE as error:  # text that is no text, a number that no log has
             call.fail(InputInvalid(name, str(error)))
             return call
-        self._calls.append((self._new(call).number, name, encoded))
+        if not self.is_open:
+            call.fail(EngineGone(GONE))
+            return call
+        self._number = call.number = self._number + 1
+        self._calls_open[call.number] = call
+        self._calls.append((call.number, name, encoded))
+        self.book()
         return call
 
     async def wait_for(self, call: Call) -> Any:
@@ -104,18 +140,6 @@ class LogCalls(FramedSocket):
         if not call.done():
             self._given_up.append(call.number)
             self.book()
-
-    def _new(self, call: Call) -> Call:
-        self._number += 1
-        call.number = self._number
-        if self.is_open:
-            self._open[self._number] = call
-            self.queued += call.batch is not None
-            self.queued_bytes += call.weight
-            self.book()
-        else:
-            call.fail(EngineGone(GONE))
-        return call
 
     def wish(self, pattern: str) -> int:
         """Say that what *pattern* covers is wanted; returns the number under which it is answered."""
@@ -145,40 +169,43 @@ class LogCalls(FramedSocket):
         said = _frames.decode(frame)
         self.hear(said)
         for number, id, index, chunk, end, whole in said.appended:
-            call = self._open.pop(number)
+            stored = self.appending.pop(number)
+            self.appending_bytes -= stored.weight
             if whole is None:
-                place = Place(id, call.batch.drafts[0].stream, index, chunk, end)  # type: ignore[union-attr]
+                place = Place(id, stored.stream, index, chunk, end)
                 whole = Appended(1, place, place)
-            call.value = whole
-            self._settle(call)
+            stored.value = whole
+            self._settle(stored)
         for number, answer in said.answers:
-            call = self._open.pop(number)
+            call = self._calls_open.pop(number)
             call.value = call.decoder.decode(answer)
             self._settle(call)
         for failure in said.failures:
-            call = self._open.pop(failure.number)
-            call.error = error_of(failure)
-            self._settle(call)
+            self._fail(failure.number, error_of(failure))
         for number, topic, message in said.letters:
             given = self.on_letter(topic, message)
             if number:
                 self._taken.append((number, given))
                 self.book()
 
-    def _settle(self, call: Call) -> None:
-        self.queued -= call.batch is not None
-        self.queued_bytes -= call.weight
+    def _fail(self, number: int, error: Exception) -> None:
+        refused = self.appending.pop(number, None)
+        if refused is not None:
+            self.appending_bytes -= refused.weight
+        waiting = self._calls_open.pop(number) if refused is None else refused
+        waiting.error = error
+        self._settle(waiting)
+
+    def _settle(self, waiting: Promise[Any]) -> None:
         try:
-            call.settle()
+            waiting.settle()
         except Exception as error:  # noqa: BLE001 - a caller's defect must not leave others waiting
             self._loop.call_exception_handler({"message": "a caller raised at its result", "exception": error})
 
     def connection_lost(self, error: Exception | None) -> None:
-        waiting, self._open = self._open, {}
         self.on_lost()
-        for call in waiting.values():
-            call.error = EngineGone(GONE)
-            self._settle(call)
+        for number in sorted((*self.appending, *self._calls_open)):
+            self._fail(number, EngineGone(GONE))
 
 
 class Remote:
@@ -205,7 +232,17 @@ class Remote:
         return call
 
 
-_ANY: Final = msgspec.msgpack.Decoder()
+def _is_plain(batch: Batch, draft: Draft) -> bool:
+    """Whether *batch*, whose one draft this is, asks for nothing else. A name that is ASCII can be sent."""
+    return (
+        draft.kind is _DATA
+        and not (draft.type or draft.attributes or batch.create or batch.expect or batch.key or batch.producer)
+        and draft.expires_ms is None
+        and batch.make_missing
+        and draft.stream.isascii()
+    )
+
+
 _frames: Final = msgspec.msgpack.Decoder(LogFrame)
 
 

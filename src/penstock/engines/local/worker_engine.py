@@ -84,7 +84,7 @@ class WorkerEngine:
     @property
     def queued(self) -> int:
         """Batches that wait to be stored."""
-        return self._link.queued
+        return len(self._link.appending)
 
     async def backup(self, directory: Path) -> object:
         """Have the log process copy everything into an empty directory."""

@@ -54,11 +54,12 @@ class WorkerLog(Remote):
         except CallerError as error:
             return failed(error)
         most, most_bytes = self._limits
-        if self._link.queued >= most:
+        link = self._link
+        if len(link.appending) >= most:
             return failed(Busy("log.queue", most))
-        if self._link.queued_bytes + weight > most_bytes and self._link.queued:
+        if link.appending_bytes + weight > most_bytes and link.appending:
             return failed(Busy("log.queue_bytes", most_bytes))
-        return self._link.append(batch, weight)
+        return link.append(batch, weight)
 
     # ── follow ─────────────────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,7 @@ from penstock.engines.sqlite.entry_rows import EntryRows
 from penstock.engines.sqlite.idempotency_keys import GroupKeys
 from penstock.engines.sqlite.known_streams import KnownStream, KnownStreams
 from penstock.engines.sqlite.unfolded_entries import Recent
-from penstock.values import Appended, Batch, Entry, Head, Kind
+from penstock.values import Appended, Batch, Entry, Head, Kind, PlainEvent
 
 GROUP_JOBS: Final = 1_024
 GROUP_BYTES: Final = 8 * 1024 * 1024
@@ -44,15 +44,24 @@ class WriteGroup:
         self._rows = EntryRows()
         self.entries: list[Entry] = []
 
+    def add_event(self, stream: str, body: bytes) -> Entry | None:
+        """As `append` of a batch of this one event; None if it takes more than that."""
+        head = self._heads.get(stream)
+        one = head and stamp_one(stream, body, head, self.next_id, self._now_ms)
+        return self._take_one(*one) if one else None
+
     def append(self, batch: Batch) -> Appended:
         """Give *batch* its coordinates, or its first answer if it was here before."""
         if len(batch.drafts) == 1 and not (batch.create or batch.expect or batch.key or batch.producer):
             [draft] = batch.drafts
             head = self._heads.get(draft.stream)
             if head is not None and draft.kind is _DATA:
-                one = stamp_one(draft, head, id=self.next_id, now_ms=self._now_ms)
+                one = stamp_one(
+                    draft.stream, draft.body, head, self.next_id, self._now_ms, draft.type, draft.expires_ms,
+                    draft.attributes,
+                )  # fmt: skip
                 if one is not None:
-                    return self._take_one(*one)
+                    return appended_one(self._take_one(*one))
         if batch.key or batch.producer:
             self._keys = self._keys or GroupKeys(self._connection, self._now_ms)
             if found := self._keys.find(batch):
@@ -89,9 +98,10 @@ class WriteGroup:
             else:
                 self._known.add(name, KnownStream(self._numbers[name], head))
 
-    def prepare(self, batches: Sequence[Batch]) -> None:
-        """Read the heads of all streams that *batches* name, with one query at most."""
-        names = {draft.stream for batch in batches for draft in batch.drafts}
+    def prepare(self, appends: Sequence[PlainEvent | Batch]) -> None:
+        """Read the heads of all streams that *appends* name, with one query at most."""
+        names = {append[0] for append in appends if isinstance(append, tuple)}
+        names.update(draft.stream for append in appends if isinstance(append, Batch) for draft in append.drafts)
         self._load([name for name in names if not self._remember(name)])
 
     def _lookup(self, name: str) -> Head | None:
@@ -114,14 +124,14 @@ class WriteGroup:
                 self._heads[name], self._numbers[name] = known.head, known.number
                 self._absent.discard(name)
 
-    def _take_one(self, entry: Entry, head: Head) -> Appended:
+    def _take_one(self, entry: Entry, head: Head) -> Entry:
         """`_take`, for what nearly every batch is: one event for a known stream."""
         stream = entry.stream
         self._rows.add(entry, self._numbers[stream], entry.index)
         self._heads[stream] = head
         self.entries.append(entry)
         self.next_id += 1
-        return appended_one(entry)
+        return entry
 
     def _take(self, stamped: Stamped) -> None:
         """Add a stamped batch. From here on it will be stored, unless the whole group fails."""

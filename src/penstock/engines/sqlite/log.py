@@ -23,7 +23,7 @@ from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import CallerError, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
-from penstock.values import Appended, Batch, Entry, Head, Page
+from penstock.values import Appended, Batch, Entry, Head, Page, PlainEvent
 
 EXACT_STREAMS = 64
 """Streams that a read by id follows one by one; for more of them, or for patterns, it scans the log."""
@@ -59,13 +59,13 @@ class SqliteLog:
             return failed(error)
         return self._writer.submit_batch(batch, weight)
 
-    def append_many(self, batches: Sequence[Batch]) -> Promise[list[Appended | Exception]]:
+    def append_many(self, appends: Sequence[PlainEvent | Batch]) -> Promise[list[Entry | Appended | Exception]]:
         """As many appends at once, each by itself: one that is refused has its error in its place.
 
-        Those who made the batches have checked them.
+        A plain event has its entry there, which costs less than an answer; the first of a stream has an answer.
+        Those who made the appends have checked them.
         """
-        weight = sum([len(draft.body) for batch in batches for draft in batch.drafts])
-        return self._writer.submit_batches(batches, weight)
+        return self._writer.submit_many(appends, sum(map(_weight, appends)))
 
     @property
     def followers(self) -> Followers:
@@ -251,6 +251,12 @@ class SqliteLog:
 
     async def stored_bytes(self) -> int:
         return await self._readers.run(lambda reader: retention.stored_bytes(reader.connection))
+
+
+def _weight(append: PlainEvent | Batch) -> int:
+    if isinstance(append, tuple):
+        return len(append[1])
+    return sum([len(draft.body) for draft in append.drafts])
 
 
 def _are_exact(wanted: tuple[str, ...]) -> bool:

@@ -34,7 +34,7 @@ from penstock.engines.sqlite.known_streams import KnownStreams
 from penstock.engines.sqlite.unfolded_entries import Recent
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
 from penstock.settings import LogSettings
-from penstock.values import Appended, Batch, Entry
+from penstock.values import Appended, Batch, Draft, Entry, PlainEvent
 
 DEFAULTS: Final = LogSettings()
 HAND_OVER_JOBS: Final = 128
@@ -48,18 +48,18 @@ Together = Callable[[sqlite3.Connection, Sequence[Any]], list[Any]]
 
 
 class WriterJob(Promise[Any]):
-    """Something to store: a batch or several, a function of the connection, or an argument of one that takes many."""
+    """Something to store: a batch or many, a function of the connection, or an argument of one that takes many."""
 
-    __slots__ = ("argument", "batch", "batches", "count", "function", "together", "weight")
+    __slots__ = ("argument", "batch", "count", "function", "many", "together", "weight")
 
     def __init__(
         self, weight: int, batch: Batch | None = None, function: Callable[[sqlite3.Connection], Any] | None = None,
-        together: Together | None = None, argument: Any = None, batches: Sequence[Batch] | None = None,
+        together: Together | None = None, argument: Any = None, many: Sequence[PlainEvent | Batch] | None = None,
     ) -> None:  # fmt: skip
         Promise.__init__(self)
         self.weight, self.batch, self.function = weight, batch, function
         self.together, self.argument = together, argument
-        self.batches, self.count = batches, 1 if batches is None else len(batches)
+        self.many, self.count = many, 1 if many is None else len(many)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -119,9 +119,11 @@ class SqliteWriter:
         """Store *batch* with the next group."""
         return self._submit(WriterJob(weight, batch))
 
-    def submit_batches(self, batches: Sequence[Batch], weight: int) -> Promise[list[Appended | Exception]]:
-        """Store *batches* with the next group, each by itself: one that is refused has its error in its place."""
-        return self._submit(WriterJob(weight, batches=batches))
+    def submit_many(
+        self, appends: Sequence[PlainEvent | Batch], weight: int
+    ) -> Promise[list[Entry | Appended | Exception]]:
+        """Store *appends* with the next group, each by itself: one that is refused has its error in its place."""
+        return self._submit(WriterJob(weight, many=appends))
 
     def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> Promise[T]:
         """Call *function* with the connection, inside the next group's transaction.
@@ -160,7 +162,7 @@ class SqliteWriter:
                 self._loop.call_later(self._gather_seconds, self._hand_over)
             self._gathered.append(job)
             # A call other than an append (a confirmation, a lease) is waited for, so the writer begins at once.
-            waited_for = job.batch is None and job.batches is None
+            waited_for = job.batch is None and job.many is None
             if len(self._gathered) >= self._enough or (waited_for and self._gather_seconds):
                 self._hand_over()
         return job
@@ -238,10 +240,10 @@ class SqliteWriter:
         )  # fmt: skip
 
     def _run_jobs(self, jobs: list[WriterJob], group: WriteGroup) -> None:
-        batches = [job.batch for job in jobs if job.batch is not None]
-        several = [job.batches for job in jobs if job.batches is not None]
-        group.prepare([*batches, *chain.from_iterable(several)])
-        if len(batches) + len(several) < len(jobs):
+        appends: list[PlainEvent | Batch] = [job.batch for job in jobs if job.batch is not None]
+        many = [job.many for job in jobs if job.many is not None]
+        group.prepare([*appends, *chain.from_iterable(many)])
+        if len(appends) + len(many) < len(jobs):
             self._begin()
         neighbours: list[WriterJob] = []
         for job in jobs:
@@ -250,12 +252,23 @@ class SqliteWriter:
                 neighbours = []
             if job.together is not None:
                 neighbours.append(job)
-            elif job.batches is not None:
-                job.value = [self._append(batch, group) for batch in job.batches]
+            elif job.many is not None:
+                job.value = self._append_many(job.many, group)
             else:
                 self._run_job(job, group)
         if neighbours:
             self._run_together(neighbours)
+
+    def _append_many(
+        self, appends: Sequence[PlainEvent | Batch], group: WriteGroup
+    ) -> list[Entry | Appended | Exception]:
+        add = group.add_event
+        return [
+            (add(*append) or self._append(Batch((Draft(*append),)), group))
+            if isinstance(append, tuple)
+            else self._append(append, group)
+            for append in appends
+        ]
 
     def _append(self, batch: Batch, group: WriteGroup) -> Appended | Exception:
         changes = self._connection.total_changes
