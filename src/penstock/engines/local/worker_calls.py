@@ -14,12 +14,11 @@ from penstock.engines.local.contracts import METHODS
 from penstock.engines.local.framed_socket import FramedSocket
 from penstock.engines.local.frames import LogFrame, PlainEvents, encode, error_of
 from penstock.errors import EngineGone, InputInvalid
-from penstock.values import Appended, Batch, Draft, Kind, Place
+from penstock.values import Appended, Batch, Place
 
 log = logging.getLogger("penstock.link")
 
 GONE: Final = "the log process of this machine is gone"
-_DATA: Final = Kind.DATA
 _UNSENDABLE: Final = (UnicodeEncodeError, OverflowError, TypeError, ValueError)
 
 
@@ -38,10 +37,8 @@ class PendingAppend(Promise[Appended]):
 
     __slots__ = ("stream", "weight")
 
-    def __init__(self, stream: str, weight: int) -> None:
-        """*stream* is that of its first draft."""
-        Promise.__init__(self)
-        self.stream, self.weight = stream, weight
+    stream: str  # of its first draft
+    weight: int
 
 
 class LogCalls(FramedSocket):
@@ -78,25 +75,26 @@ class LogCalls(FramedSocket):
         self._forget()
         return parts
 
+    def append_event(self, stream: str, body: bytes) -> Promise[Appended]:
+        """Have an event stored that asks for nothing else. The name of *stream* is ASCII, so it can be sent."""
+        numbers, streams, bodies = self._events
+        numbers.append(self._number + 1)
+        streams.append(stream)
+        bodies.append(body)
+        return self._wait_for_append(stream, len(body))
+
     def append(self, batch: Batch, weight: int) -> Promise[Appended]:
         """Have *batch* stored."""
-        if not self.is_open:
-            return failed(EngineGone(GONE))
-        self._number = number = self._number + 1
-        drafts = batch.drafts
-        if len(drafts) == 1 and _is_plain(batch, drafts[0]):
-            stream = drafts[0].stream
-            numbers, streams, bodies = self._events
-            numbers.append(number)
-            streams.append(stream)
-            bodies.append(drafts[0].body)
-        else:
-            try:
-                self._appends.append((number, msgspec.Raw(encode(batch))))
-            except _UNSENDABLE as error:
-                return failed(InputInvalid("batch", str(error)))
-            stream = drafts[0].stream if drafts else ""
-        waiting = self.appending[number] = PendingAppend(stream, weight)
+        try:
+            self._appends.append((self._number + 1, msgspec.Raw(encode(batch))))
+        except _UNSENDABLE as error:
+            return failed(InputInvalid("batch", str(error)))
+        return self._wait_for_append(batch.drafts[0].stream if batch.drafts else "", weight)
+
+    def _wait_for_append(self, stream: str, weight: int) -> Promise[Appended]:
+        self._number += 1
+        waiting = self.appending[self._number] = PendingAppend()
+        waiting.stream, waiting.weight = stream, weight
         self.appending_bytes += weight
         if not self._booked:
             self.book()
@@ -175,7 +173,10 @@ class LogCalls(FramedSocket):
                 place = Place(id, stored.stream, index, chunk, end)
                 whole = Appended(1, place, place)
             stored.value = whole
-            self._settle(stored)
+            try:
+                stored.settle()
+            except Exception as error:  # noqa: BLE001 - a caller's defect must not leave others waiting
+                self._report(error)
         for number, answer in said.answers:
             call = self._calls_open.pop(number)
             call.value = call.decoder.decode(answer)
@@ -199,8 +200,11 @@ class LogCalls(FramedSocket):
     def _settle(self, waiting: Promise[Any]) -> None:
         try:
             waiting.settle()
-        except Exception as error:  # noqa: BLE001 - a caller's defect must not leave others waiting
-            self._loop.call_exception_handler({"message": "a caller raised at its result", "exception": error})
+        except Exception as error:  # noqa: BLE001 - as above
+            self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": "a caller raised at its result", "exception": error})
 
     def connection_lost(self, error: Exception | None) -> None:
         self.on_lost()
@@ -230,17 +234,6 @@ class Remote:
             return await link.wait_for(link.contract(full, given, named))
 
         return call
-
-
-def _is_plain(batch: Batch, draft: Draft) -> bool:
-    """Whether *batch*, whose one draft this is, asks for nothing else. A name that is ASCII can be sent."""
-    return (
-        draft.kind is _DATA
-        and not (draft.type or draft.attributes or batch.create or batch.expect or batch.key or batch.producer)
-        and draft.expires_ms is None
-        and batch.make_missing
-        and draft.stream.isascii()
-    )
 
 
 _frames: Final = msgspec.msgpack.Decoder(LogFrame)

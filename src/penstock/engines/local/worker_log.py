@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
 from penstock.core.wanted_streams import UNKNOWN, Wishes
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.worker_calls import Call, LogCalls, Remote
-from penstock.errors import Busy, CallerError
-from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
-from penstock.values import Appended, Batch, Page
+from penstock.engines.local.worker_calls import GONE, Call, LogCalls, Remote
+from penstock.errors import Busy, CallerError, EngineGone
+from penstock.limits import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES
+from penstock.values import Appended, Batch, Draft, Kind, Page
+
+_DATA: Final = Kind.DATA
 
 
 class WorkerLog(Remote):
@@ -49,17 +51,20 @@ class WorkerLog(Remote):
     # ── append ─────────────────────────────────────────────────────────────────────────────────
 
     def append(self, batch: Batch) -> Promise[Appended]:
+        drafts, link = batch.drafts, self._link
+        plain = len(drafts) == 1 and _is_plain(batch, drafts[0])
         try:
-            weight = check_batch(batch)
+            weight = len(drafts[0].body) if plain else check_batch(batch)
         except CallerError as error:
             return failed(error)
         most, most_bytes = self._limits
-        link = self._link
         if len(link.appending) >= most:
             return failed(Busy("log.queue", most))
         if link.appending_bytes + weight > most_bytes and link.appending:
             return failed(Busy("log.queue_bytes", most_bytes))
-        return link.append(batch, weight)
+        if not link.is_open:
+            return failed(EngineGone(GONE))
+        return link.append_event(drafts[0].stream, drafts[0].body) if plain else link.append(batch, weight)
 
     # ── follow ─────────────────────────────────────────────────────────────────────────────────
 
@@ -135,3 +140,15 @@ class WorkerLog(Remote):
     def _read(self, asked: tuple[Any, ...], reading: Call) -> None:
         if self._reading.get(asked) is reading:  # else it was given up, and perhaps begun anew
             del self._reading[asked]
+
+
+def _is_plain(batch: Batch, draft: Draft) -> bool:
+    """Whether *batch*, whose one draft this is, asks for nothing but to be stored, and can be sent as it is."""
+    return (
+        len(draft.body) <= ENTRY_BYTES
+        and draft.kind is _DATA
+        and not (draft.type or draft.attributes or batch.create or batch.expect or batch.key or batch.producer)
+        and draft.expires_ms is None
+        and batch.make_missing
+        and draft.stream.isascii()
+    )
