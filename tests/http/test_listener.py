@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from websockets.asyncio.client import connect
 
+from penstock.core.clock import ManualClock
 from penstock.errors import ConfigInvalid
 from penstock.http.listener import Listener
 from penstock.http.requests import Request
@@ -23,7 +24,7 @@ from penstock.testing import wait_until_async
 from penstock.wire.http_chunks import chunk
 from tests.http.certificates import make_certificate, trusting
 from tests.http.test_websocket import Echo, echo_route
-from tests.http.wires import IncomingBody, Wire, live_route, on_uvloop, request, site, slow_route
+from tests.http.wires import IncomingBody, Peer, Wire, hello, live_route, on_uvloop, request, site, slow_route
 
 EVERYWHERE = "0.0.0.0:0"
 
@@ -32,6 +33,23 @@ def common_name(writer: asyncio.StreamWriter) -> str:
     raw = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     name = x509.load_der_x509_certificate(raw).subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     return str(name[0].value)
+
+
+@on_uvloop
+async def test_the_date_of_an_answer_is_that_of_its_second() -> None:
+    clock = ManualClock(1_763_200_000_999)  # a millisecond before the next second
+    settings = ServerSettings(listen="127.0.0.1:0")
+    async with Listener(Router([Route("GET", "/hello", hello)]), settings, clock=clock) as listener:
+        reader, writer = await asyncio.open_connection(*listener.address)
+        peer = Peer(reader, writer)
+        dates = [(await peer.get("/hello")).headers["date"]]
+        clock.advance(0.001)
+        while len(dates) < 2:
+            date = (await peer.get("/hello")).headers["date"]
+            dates += [date] if date != dates[0] else []
+        peer.leave()
+
+    assert dates == ["Sat, 15 Nov 2025 09:46:40 GMT", "Sat, 15 Nov 2025 09:46:41 GMT"]
 
 
 @on_uvloop

@@ -46,6 +46,23 @@ async def test_a_request_arrives_whole() -> None:
 
 
 @on_uvloop
+async def test_a_head_that_comes_again_is_never_taken_for_another() -> None:
+    first, other = (request("POST", f"/seen/{name}", body=b"abc") for name in ("a", "b"))
+    changed = first[:-3] + b"xyz"
+    whole = [first, first, changed, other, first, first + changed]
+    cut = [first[:-2], b"bc" + other, changed[:-80], changed[-80:]]
+    async with site(SEEN) as place:
+        peer = await place.connect()
+        answers = []
+        for piece, count in zip([*whole, *cut], (1, 1, 1, 1, 1, 2, 0, 2, 0, 1), strict=True):
+            peer.send(piece)
+            answers += [json.loads((await peer.answer()).body) for _ in range(count)]
+
+    told = [answer["captures"][0] + " " + answer["body"] for answer in answers]
+    assert told == ["a abc", "a abc", "a xyz", "b abc", "a abc", "a abc", "a xyz", "a abc", "b abc", "a xyz"]
+
+
+@on_uvloop
 async def test_the_table_answers_for_what_it_does_not_have() -> None:
     async with site(SEEN) as place:
         peer = await place.connect()

@@ -116,11 +116,15 @@ class Connection(Waiting, asyncio.BaseProtocol):
         shared, phase = self._shared, self.phase
         shared.counters.bytes_in += len(data)
         if phase is _IDLE and not self._buffer:
-            end = data.find(b"\r\n\r\n") + 4
-            head = shared.parser.known.get(data[:end]) or shared.parser.parse_like(data[:end])
-            if head is not None and head.route is not None and head.length == len(data) - end and self._is_free():
-                self._take_again(head, data[end:])
-                return
+            head = self._latest
+            if head is None or not data.startswith(head.raw):  # to compare takes less than to look it up
+                raw = data[: data.find(b"\r\n\r\n") + 4]
+                head = shared.parser.known.get(raw) or shared.parser.parse_like(raw)
+            if head is not None and head.route is not None and self._is_free():
+                end = len(head.raw)
+                if head.length == len(data) - end:
+                    self._take_again(head, data[end:])
+                    return
         if phase is _SOCKET and not self._buffer and len(data) <= FRAME_SLICE:
             self._take_frames(data)
             self._regulate()
@@ -184,7 +188,8 @@ class Connection(Waiting, asyncio.BaseProtocol):
         shared, route = self._shared, head.route
         shared.counters.requests += 1
         self.phase, self.due = _BUSY, 0
-        self._head, self._keep_alive, self._route = head, head.keep_alive, route
+        self._head = self._latest = head
+        self._keep_alive, self._route = head.keep_alive, route
         request = self._request = Request(self, head, self._peer, shared.scheme)
         request.captures, request.body = head.captures, body
         self._call(route, request)

@@ -19,7 +19,7 @@ from penstock.http.live_lease import LiveLease
 from penstock.http.output import Pipe, Tap
 from penstock.http.problems import HandlerTimedOut, error_response
 from penstock.http.requests import Request
-from penstock.http.responses import LIVE, HandlerAnswer, Headers, Held, Later, Response
+from penstock.http.responses import LIVE, Headers, Held, Later, Response
 from penstock.http.routing import Route
 from penstock.http.shared import Shared
 from penstock.http.websocket import CLOSE_SECONDS, WebSocket, WebSocketOwner
@@ -49,8 +49,8 @@ class Handling(Pipe):
     """A connection as handlers see it (`requests.RequestConnection`)."""
 
     __slots__ = (
-        "_booking", "_buffer", "_eof", "_half", "_head", "_intake", "_keep_alive", "_lease", "_request", "_route",
-        "_scope", "_shared", "_work", "phase",
+        "_booking", "_buffer", "_eof", "_half", "_head", "_intake", "_keep_alive", "_latest", "_lease", "_request",
+        "_route", "_scope", "_shared", "_work", "phase",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -59,6 +59,7 @@ class Handling(Pipe):
         self.phase = Phase.IDLE
         self._buffer = b""  # input that waits
         self._head: http_requests.RequestHead | None = None  # of the request in progress, until it is answered
+        self._latest: http_requests.RequestHead | None = None  # whose bytes came before; not while live
         self._request: Request | None = None
         self._intake: Intake | None = None  # the body that is on its way in
         self._work: Pending[Any] | Held | None = None  # what the answer waits for
@@ -81,24 +82,23 @@ class Handling(Pipe):
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes its answer
             self._completed(request, self._problem(error))
             return
-        if type(answer) is Response:
+        if isinstance(answer, Later):
+            self._wait(request, answer.future, answer, timeout)
+        elif isinstance(answer, Response):
             self._completed(request, None if answer is LIVE else answer)
-        else:
-            self._wait(request, answer, timeout)
-
-    def _wait(self, request: Request, answer: HandlerAnswer, timeout: float | None) -> None:
-        later = answer if type(answer) is Later else None
-        if later is not None or asyncio.isfuture(answer):
-            self._work = future = cast("Pending[Any]", answer if later is None else later.future)
-            request.timeout = timeout
-            if timeout is not None and self._intake is None:
-                self._arm(timeout)
-            future.add_done_callback(partial(self._future_done, request, later))
         elif isinstance(answer, Held):
             self._hold(request, answer)
+        elif isinstance(answer, asyncio.Future):
+            self._wait(request, answer, None, timeout)
         else:
-            work = self._run(request, cast("Coroutine[Any, Any, Response | Held | None]", answer), timeout)
-            self._work = self._shared.crew.start(work)
+            self._work = self._shared.crew.start(self._run(request, answer, timeout))
+
+    def _wait(self, request: Request, future: Pending[Any], later: Later | None, timeout: float | None) -> None:
+        self._work = future
+        request.timeout = timeout
+        if timeout is not None and self._intake is None:
+            self._arm(timeout)
+        future.add_done_callback(partial(self._future_done, request, later))
 
     def _arm(self, timeout: float) -> None:
         shared = self._shared
@@ -124,14 +124,18 @@ class Handling(Pipe):
 
     def _future_done(self, request: Request, later: Later | None, future: Pending[Any]) -> None:
         """Answer with what its outcome means. That is found out also when the peer left: it may have effects."""
-        answer = self._outcome(later, future)
+        answer: Any
+        try:
+            answer = future.result() if later is None else later.render(future.result())
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
+            answer = self._problem(error) if later is None or later.failed is None else later.failed(error)
         waits = self._work is future and self._request is request  # else it became live, or nobody is there
         if later is not None and type(answer) is not Response:
-            work = self._shared.crew.start(self._run(request, cast("Coroutine[Any, Any, Response]", answer), None))
+            work = self._shared.crew.start(self._run(request, answer, None))
             self._work = work if waits else self._work  # the deadline is still booked
         elif waits:
             self._work = None
-            self._answer(cast("Response", answer))
+            self._answer(answer)
             if self._buffer:
                 self._go_on()
 
@@ -177,21 +181,11 @@ class Handling(Pipe):
         self._shared.counters.failed += response.status >= 500
         return response
 
-    def _outcome(self, later: Later | None, future: Pending[Any]) -> Response | Coroutine[Any, Any, Response]:
-        """What a future's result, or what it failed with, means for the request."""
-        try:
-            result = future.result()
-            return cast("Response", result) if later is None else later.render(result)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001
-            if later is None or later.failed is None:
-                return self._problem(error)
-            return later.failed(error)
-
     # ── complete answers ──────────────────────────────────────────────────────────────────────
 
     def _answer(self, response: Response) -> None:
         keep_alive = self._keep_alive = self._keep_alive and not self._shared.draining
-        request = cast("Request", self._request)
+        request: Request = self._request  # type: ignore[assignment]  # there is one until it is answered
         data = answers.encode(self._shared, request, response, keep_alive=keep_alive)
         if self._buffer:
             self.write(data)  # more answers may follow in this turn
@@ -291,7 +285,7 @@ class Handling(Pipe):
         if self._scope is not None:
             self._scope.reschedule(None)
             self._scope = None
-        self._request = None
+        self._request = self._latest = None
         self._end_booking()
         if isinstance(self._work, Held):
             self._work = None

@@ -75,7 +75,7 @@ class Shared:
     """Settings, table, timers and counters of one listener."""
 
     __slots__ = (
-        "_date", "_date_second", "bodies", "caps", "clock", "connections", "cors", "counters", "crew", "decrypted",
+        "_date", "bodies", "caps", "clock", "connections", "cors", "counters", "crew", "decrypted",
         "draining", "emptied", "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers",
         "request_ticks", "router", "scheme", "settings", "trusted", "wheel",
     )  # fmt: skip
@@ -110,7 +110,7 @@ class Shared:
         self.connections: set[OpenConnection] = set()
         self.emptied = asyncio.Event()  # no connection is left; only of interest while draining
         self.draining = False
-        self._date, self._date_second = b"", 0
+        self._date = b""
 
     @property
     def bytes_out(self) -> int:
@@ -119,8 +119,12 @@ class Shared:
         return self.prompt_flusher.bytes_out + more
 
     def date(self) -> bytes:
-        """The Date line of this second."""
-        second = self.clock.now_ms() // 1000
-        if second != self._date_second:
-            self._date, self._date_second = date_line(second), second
+        """The Date line of this second: made for its first answer, forgotten at its end."""
+        if not self._date:
+            second, ms = divmod(self.clock.now_ms(), 1000)
+            self._date = date_line(second)
+            self.loop.call_later(1 - ms / 1000, self._forget_date)
         return self._date
+
+    def _forget_date(self) -> None:
+        self._date = b""

@@ -59,10 +59,13 @@ class RequestHead:
 
     __slots__ = (
         "captures", "chunked", "expects_continue", "fields_memo", "headers", "http10", "keep_alive", "length", "memo",
-        "method", "path", "plain", "query", "route", "upgrade",
+        "method", "path", "plain", "query", "raw", "route", "upgrade",
     )  # fmt: skip
 
-    def __init__(self, method: str, path: str, query: str, http10: bool, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, raw: bytes, method: str, path: str, query: str, http10: bool, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        self.raw = raw  # as it came, its empty line included
         self.method, self.path, self.query, self.http10, self.headers = method, path, query, http10, headers
         self.keep_alive = not http10
         self.length = 0  # of the body; unknown (0) when it is chunked
@@ -80,9 +83,10 @@ class RequestHead:
     def has_body(self) -> bool:
         return self.chunked or self.length > 0
 
-    def with_target(self, path: str, query: str) -> RequestHead:
+    def with_target(self, raw: bytes, path: str, query: str) -> RequestHead:
         """The same with another target."""
         head = RequestHead.__new__(RequestHead)
+        head.raw = raw
         head.method, head.path, head.query, head.http10, head.headers = self.method, path, query, False, self.headers
         head.keep_alive, head.length, head.chunked, head.plain = self.keep_alive, self.length, self.chunked, self.plain
         head.expects_continue = head.upgrade = False
@@ -137,7 +141,7 @@ class HeadParser:
         if len(headers) > HEAD_FIELDS:
             raise PeerError(431, f"more than {HEAD_FIELDS} header fields", remedy=f"Send at most {HEAD_FIELDS}.")
         path, query, authority = _target(method, target)
-        head = RequestHead(method, path, query, http10, headers)
+        head = RequestHead(raw, method, path, query, http10, headers)
         _apply_fields(head, authority)
         if len(raw) <= KNOWN_HEAD_BYTES and not head.expects_continue and not head.upgrade:
             self._remember(raw, head, self.known, KNOWN_HEADS)
@@ -154,7 +158,7 @@ class HeadParser:
         line = _SAFE_LINE.fullmatch(raw, 0, line_end)
         if line is None or line[1].decode() != like.method:
             return None
-        head = like.with_target(line[2].decode(), (line[3] or b"").decode())
+        head = like.with_target(raw, line[2].decode(), (line[3] or b"").decode())
         self._remember(raw, head, self.known, KNOWN_HEADS)
         return head
 

@@ -75,6 +75,7 @@ class PublishOptions:
     key: str = ""
     producer: Producer | None = None
     lines: bool = False  # every line of the body is an event
+    plain: bool = True  # it asks for nothing but the stream
 
 
 class PublishApi:
@@ -106,18 +107,19 @@ class PublishApi:
         answers={201: {"oneOf": [PlaceJson, PlacesJson]}},
         errors=(409, 507),
     )  # fmt: skip
-    def __call__(self, request: Request) -> Later | asyncio.Future[Response]:
+    def publish(self, request: Request) -> Later | asyncio.Future[Response]:
         """Publish, and answer when it is durable."""
-        options = self._options(request, self._context.caller(request))
-        body = request.body
-        expires_ms = self._clock.now_ms() + 1000 * options.expires_seconds if options.expires_seconds else None
-        if options.lines:
-            storing = self._loop.create_task(self._publish_many(body, options, expires_ms))
-            self._time(storing, self.lines_seconds)
-            return storing
-        appending = self._log.append(
-            _batch((body,), _digest(body, options) if options.key else b"", options, expires_ms)
-        )
+        options, body = self._options(request, self._context.caller(request)), request.body
+        if options.plain:
+            batch = Batch((Draft(options.stream, body),))
+        else:
+            expires_ms = self._clock.now_ms() + 1000 * options.expires_seconds if options.expires_seconds else None
+            if options.lines:
+                storing = self._loop.create_task(self._publish_many(body, options, expires_ms))
+                self._time(storing, self.lines_seconds)
+                return storing
+            batch = _batch((body,), _digest(body, options) if options.key else b"", options, expires_ms)
+        appending = self._log.append(batch)
         self._count += 1
         if not self._count % _SAMPLED:
             self._time(appending, self.seconds)
@@ -264,6 +266,7 @@ def _options(request: Request, caller: Caller, server: str) -> PublishOptions:
     for name, value in request.headers:
         if name in _HEADERS:
             _read_header(options, name, value)
+            options.plain = options.plain and name == b"content-type" and not options.lines
     return options
 
 

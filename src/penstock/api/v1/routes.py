@@ -27,7 +27,9 @@ def v1_routes(
     reader, tails = ReadApi(context, traffic), TailApi(context)
     admin = context.admitting(lambda caller: caller.check_admin("backup"))
     return [
-        Route("POST", "/v1/publish", publisher, body=WHOLE(context.body_limit), admit=publisher.admit, door="v1"),
+        Route(
+            "POST", "/v1/publish", publisher.publish, body=WHOLE(context.body_limit), admit=publisher.admit, door="v1"
+        ),
         Route("GET", "/v1/read", reader.read, door="v1"),
         Route("GET", "/v1/tail", tails, timeout=None, door="v1"),
         Route("GET", "/v1/streams", reader.streams, door="v1"),
