@@ -85,7 +85,12 @@ reads = st.one_of(
 )
 options = st.builds(
     SqliteOptions,
-    limits=st.builds(Limits, fold_entries=st.sampled_from([1, 2, 5, 10**6]), fold_rows=st.sampled_from([1, 2, 1000])),
+    limits=st.builds(
+        Limits,
+        fold_entries=st.sampled_from([1, 2, 5, 10**6]),
+        fold_rows=st.sampled_from([1, 2, 1000]),
+        fold_few=st.sampled_from([0, 2, 64]),
+    ),
     known_streams=st.sampled_from([1, 2, 1000]),
     synchronous=st.just("OFF"),  # this is not about durability, and thousands of commits are made
 )

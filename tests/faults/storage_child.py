@@ -58,8 +58,8 @@ class Killer:
 def small_options(sabotage: str = "none") -> SqliteOptions:
     """Folds and checkpoints come often, so that a short run has many of them."""
     return SqliteOptions(
-        # A fold goes on without jobs, and would make the hasty writer less hasty.
-        limits=Limits(fold_entries=10**6 if sabotage == "hasty" else 20, fold_rows=7),
+        # A fold goes on without jobs, and would make the hasty writer less hasty. Some folds have all six streams.
+        limits=Limits(fold_entries=10**6 if sabotage == "hasty" else 20, fold_rows=7, fold_few=5),
         checkpoint_pages=12,
         known_streams=4,
         synchronous="OFF" if sabotage == "no fsync" else "FULL",

@@ -11,12 +11,17 @@ go into the file sorted by stream:
 
 Each step is a small part of some transaction of the writer, so that publishes are not held up. Until
 `folded_upto` moves, all of it can be done again: after a crash it is.
+
+Entries of a few streams need no sorting, as few pages are written whatever their order: they go to their places
+straight from `entries`, and the heads follow at the end. That takes a third of the time.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from typing import Final
+
+import msgspec
 
 from penstock.engines.sqlite.schema import set_fact
 
@@ -47,15 +52,26 @@ _HEADS = """
 INSERT OR REPLACE INTO heads SELECT stream, idx + (kind <> 1), chunk, offset + size, max(id), published_ms
 FROM temp.unfolded WHERE (stream, id) > (?, ?) AND (stream, id) <= (?, ?) GROUP BY stream
 """
+_PLACE_UNSORTED = """
+INSERT OR REPLACE INTO places SELECT stream, id, idx, chunk, offset FROM entries WHERE id > ? AND id <= ?
+"""
+_HEADS_BEHIND = """
+INSERT OR REPLACE INTO heads SELECT stream, idx + (kind <> 1), chunk, offset + size, id, published_ms
+FROM entries WHERE id IN (SELECT value FROM json_each(?))
+"""
 _Key = tuple[int, int]
 _BEFORE_ALL: Final = (-1, -1)
 _AFTER_ALL: Final = (2**62, 2**62)
 
 
+FEW_STREAMS: Final = 64
+"""Streams whose entries are folded unsorted."""
+
+
 class Fold:
     """One fold, from `folded_upto` to the newest committed entry at its beginning."""
 
-    def __init__(self, after: int, upto: int, rows: int = FOLD_ROWS) -> None:
+    def __init__(self, after: int, upto: int, rows: int) -> None:
         self.upto, self._rows = upto, rows
         self._begun = False
         self._gathered = after
@@ -94,3 +110,21 @@ class Fold:
         connection.execute(_PLACE, (*self._placed, *end))
         connection.execute(_HEADS, (*self._placed, *end))
         self._placed = end
+
+
+class FoldOfFew(Fold):
+    """A fold of the entries of a few streams, of each of which the last id is known."""
+
+    def __init__(self, after: int, upto: int, rows: int, last_ids: list[int]) -> None:
+        super().__init__(after, upto, rows)
+        self._last_ids = last_ids
+
+    def step(self, connection: sqlite3.Connection) -> None:
+        if self._gathered < self.upto:
+            end = min(self._gathered + self._rows, self.upto)
+            connection.execute(_PLACE_UNSORTED, (self._gathered, end))
+            self._gathered = end
+        else:
+            connection.execute(_HEADS_BEHIND, (msgspec.json.encode(self._last_ids).decode(),))
+            set_fact(connection, "folded_upto", self.upto)
+            self.done = True

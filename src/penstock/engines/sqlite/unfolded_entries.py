@@ -85,6 +85,12 @@ class Recent:
         del copy[_WIDTH * bisect_right(Spots(copy), upto, key=_id) :]
         return Spots(copy)
 
+    def last_ids(self, most: int) -> list[int] | None:
+        """The last id of each stream; None if there are more streams than *most*."""
+        if len(self._spots) > most:
+            return None
+        return [numbers[-_WIDTH] for numbers in self._spots.values()]
+
     def drop(self, upto: int) -> None:
         """Forget what has been folded."""
         for stream, numbers in list(self._spots.items()):

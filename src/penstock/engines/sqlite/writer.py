@@ -71,6 +71,7 @@ class Limits(msgspec.Struct, frozen=True):
     group_bytes: int = GROUP_BYTES
     fold_entries: int = DEFAULTS.fold
     fold_rows: int = fold.FOLD_ROWS
+    fold_few: int = fold.FEW_STREAMS
     gather_ms: int = DEFAULTS.gather_ms  # how long batches wait for others to be stored with
 
 
@@ -307,7 +308,7 @@ class SqliteWriter:
     def _commit(self, group: WriteGroup) -> None:
         if self._fold is None and (self._fold_wanted or self._recent.count >= self._limits.fold_entries):
             self._fold_wanted = False
-            self._fold = fold.Fold(self._known.folded_upto, self._next_id - 1, self._limits.fold_rows)
+            self._fold = self._begin_fold(self._limits.fold_rows)
         # A statement by itself is a transaction by itself, and two calls cheaper.
         if self._fold or self._faults or not group.is_one_statement:
             self._begin()
@@ -319,6 +320,12 @@ class SqliteWriter:
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
         self._at("after commit")
+
+    def _begin_fold(self, rows: int) -> fold.Fold:
+        """A fold of everything that is not folded yet."""
+        after, upto = self._known.folded_upto, self._next_id - 1
+        last_ids = self._recent.last_ids(self._limits.fold_few)
+        return fold.Fold(after, upto, rows) if last_ids is None else fold.FoldOfFew(after, upto, rows, last_ids)
 
     def _go_on_folding(self, whole: fold.Fold, appended: int) -> None:
         """Fold more than this group appends: else what is unfolded, and the memory for it, grows without end."""
@@ -383,7 +390,7 @@ class SqliteWriter:
     def fold_all(self) -> None:
         """Fold everything now. Only for the writer thread, outside a transaction."""
         self._fold = None
-        whole = fold.Fold(self._known.folded_upto, self._next_id - 1)
+        whole = self._begin_fold(fold.FOLD_ROWS)
         while self._recent.count and not whole.done:
             self._connection.execute("BEGIN")
             whole.step(self._connection)
