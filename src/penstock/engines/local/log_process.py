@@ -128,8 +128,18 @@ class LogServer:
 
     def _follow(self, entries: Sequence[Entry]) -> None:
         """Give each entry once to every worker that has somebody for it."""
-        find = self.interest.find
+        newest = {entry.stream: entry.id for entry in entries}
         everything = [link for link in self.links if link.everything]
+        if everything or any(map(self.interest.find, newest)) or None in [entry.index for entry in entries]:
+            self._give(entries, everything)
+        self.followed = entries[-1].id
+        self.newest.add(newest, self.followed)
+        self.appended += len(entries)
+        if self._later is None and self.links:
+            self._later = asyncio.get_running_loop().call_later(POSITION_SECONDS, self._tell_position)
+
+    def _give(self, entries: Sequence[Entry], everything: list[ServedWorker]) -> None:
+        find = self.interest.find
         for entry in entries:
             wanting = find(entry.stream)
             if entry.index is None and entry.kind is _META:
@@ -142,11 +152,6 @@ class LogServer:
                     if link.given != entry.id:
                         link.given = entry.id
                         link.give(encoded)
-        self.newest.add(entries)
-        self.appended += len(entries)
-        self.followed = entries[-1].id
-        if self._later is None and self.links:
-            self._later = asyncio.get_running_loop().call_later(POSITION_SECONDS, self._tell_position)
 
     def _want_type(self, entry: Entry) -> list[ServedWorker]:
         """Who wants a meta entry wherever it comes: from now on it also wants what comes after it there."""

@@ -64,11 +64,12 @@ class NewestIds:
         self._older: dict[str, int] = {}
         self._newer_after = self._older_after = followed
 
-    def add(self, entries: Sequence[Entry]) -> None:
-        self._newer.update([(entry.stream, entry.id) for entry in entries])
+    def add(self, newest: dict[str, int], followed: int) -> None:
+        """Note the newest ids of some streams, of entries up to *followed*."""
+        self._newer |= newest
         if len(self._newer) >= REMEMBERED:
             self._older, self._older_after = self._newer, self._newer_after
-            self._newer, self._newer_after = {}, entries[-1].id
+            self._newer, self._newer_after = {}, followed
 
     def of(self, stream: str) -> int:
         """An id above which the stream has nothing."""
