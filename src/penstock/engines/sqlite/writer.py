@@ -53,13 +53,15 @@ class WriterJob(Promise[Any]):
     __slots__ = ("argument", "batch", "count", "function", "many", "together", "weight")
 
     def __init__(
-        self, weight: int, batch: Batch | None = None, function: Callable[[sqlite3.Connection], Any] | None = None,
-        together: Together | None = None, argument: Any = None, many: Sequence[PlainEvent | Batch] | None = None,
+        self, weight: int, batch: Batch | None, many: Sequence[PlainEvent | Batch] | None = None,
+        function: Callable[[sqlite3.Connection], Any] | None = None, together: Together | None = None,
+        argument: Any = None,
     ) -> None:  # fmt: skip
-        Promise.__init__(self)
-        self.weight, self.batch, self.function = weight, batch, function
-        self.together, self.argument = together, argument
-        self.many, self.count = many, 1 if many is None else len(many)
+        self.value = self.error = self._then = None  # as a promise begins: to call its constructor takes as long again
+        self._settled = False
+        self.weight, self.batch, self.many = weight, batch, many
+        self.function, self.together, self.argument = function, together, argument
+        self.count = 1 if many is None else len(many)
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -124,18 +126,18 @@ class SqliteWriter:
         self, appends: Sequence[PlainEvent | Batch], weight: int
     ) -> Promise[list[Entry | Appended | Exception]]:
         """Store *appends* with the next group, each by itself: one that is refused has its error in its place."""
-        return self._submit(WriterJob(weight, many=appends))
+        return self._submit(WriterJob(weight, None, appends))
 
     def run(self, function: Callable[[sqlite3.Connection], T], weight: int = 0) -> Promise[T]:
         """Call *function* with the connection, inside the next group's transaction.
 
         It must raise a `CallerError` before it writes, or not at all.
         """
-        return self._submit(WriterJob(weight, function=function))
+        return self._submit(WriterJob(weight, None, function=function))
 
     def submit_together(self, together: Together, argument: Any, weight: int = 0) -> Promise[Any]:
         """As `run`, of a function that takes the arguments of all neighbours in the group which call the same."""
-        return self._submit(WriterJob(weight, together=together, argument=argument))
+        return self._submit(WriterJob(weight, None, together=together, argument=argument))
 
     async def fold_now(self) -> None:
         """Return when everything that is followed now has been folded."""
@@ -253,42 +255,23 @@ class SqliteWriter:
                 neighbours = []
             if job.together is not None:
                 neighbours.append(job)
+            elif job.batch is not None:
+                answer = _append(job.batch, group)
+                if isinstance(answer, Appended):
+                    job.value = answer
+                else:
+                    job.error = answer
             elif job.many is not None:
-                job.value = self._append_many(job.many, group)
+                job.value = _append_many(job.many, group)
             else:
-                self._run_job(job, group)
+                self._run_function(job)
         if neighbours:
             self._run_together(neighbours)
 
-    def _append_many(
-        self, appends: Sequence[PlainEvent | Batch], group: WriteGroup
-    ) -> list[Entry | Appended | Exception]:
-        add = group.add_event
-        return [
-            (add(*append) or self._append(Batch((Draft(*append),)), group))
-            if isinstance(append, tuple)
-            else self._append(append, group)
-            for append in appends
-        ]
-
-    def _append(self, batch: Batch, group: WriteGroup) -> Appended | Exception:
+    def _run_function(self, job: WriterJob) -> None:
         changes = self._connection.total_changes
         try:
-            return group.append(batch)
-        except sqlite3.Error:
-            raise
-        except Exception as error:  # one batch's mistake must not fail the others
-            if self._connection.total_changes != changes:
-                raise
-            return error
-
-    def _run_job(self, job: WriterJob, group: WriteGroup) -> None:
-        changes = self._connection.total_changes
-        try:
-            if job.batch is not None:
-                job.value = group.append(job.batch)
-            else:
-                job.value = cast("Callable[[sqlite3.Connection], Any]", job.function)(self._connection)
+            job.value = cast("Callable[[sqlite3.Connection], Any]", job.function)(self._connection)
         except sqlite3.Error:
             raise
         except Exception as error:  # one job's mistake or defect must not fail the others
@@ -398,3 +381,23 @@ class SqliteWriter:
         if whole.done:
             self._known.folded_upto = whole.upto
             self._recent.drop(whole.upto)
+
+
+def _append_many(appends: Sequence[PlainEvent | Batch], group: WriteGroup) -> list[Entry | Appended | Exception]:
+    add = group.add_event
+    return [
+        (add(*append) or _append(Batch((Draft(*append),)), group))
+        if isinstance(append, tuple)
+        else _append(append, group)
+        for append in appends
+    ]
+
+
+def _append(batch: Batch, group: WriteGroup) -> Appended | Exception:
+    """The answer, or what is wrong with this batch: its mistake must not fail the others. Nothing is written yet."""
+    try:
+        return group.append(batch)
+    except sqlite3.Error:
+        raise
+    except Exception as error:  # noqa: BLE001
+        return error
