@@ -19,7 +19,7 @@ from penstock.iceberg.sql import ask as ask_sql
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Faults, TableChange, Turn
 from penstock.pipeline.jobs import Workplace, compact, erase, typed
-from penstock.pipeline.lake import open_lake, record_of
+from penstock.pipeline.lake import LakeHole, open_lake, record_of
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.typed_rows import may_be_in
 from penstock.testing import RunningServer
@@ -326,6 +326,40 @@ def test_a_driver_that_works_on_a_table_while_it_is_removed_leaves_nothing(world
 
     assert world.unreadable() == []
     assert [one.path for one in world.lake.store.list("typed") if key in one.path] == []
+
+
+def cut_off_a_removal(world: World, number: int) -> str:
+    """Delete a table that has rows, and end its removal at its *number*-th point; the table's key."""
+    world.declare()
+    world.order({"item": "tea"}, {"item": 7})
+    world.work()
+    key = world.table.key
+    assert ask(world.server, "DELETE", f"/v1/lake/tables/{world.name}").status == 204
+    with pytest.raises(Crash):
+        typed.run(world.place(CrashAtPoint(number)), {})
+    return key
+
+
+def test_a_removal_that_is_cut_off_holds_up_no_other_job(world: World) -> None:
+    # Where it begins to change `unreadable`, and has; and where the files are deleted, and the record is given back
+    for number in (1, 8, 9, 12):
+        key = cut_off_a_removal(world, number)
+        # Then compaction, and a driver that starts, find nothing wrong before anybody removes the rest
+        compact.run(world.place(), {})
+        bind(world.client, open_lake(world.folder))
+        # and the next run leaves nothing of it
+        typed.run(world.place(), {})
+        assert (list(world.lake.store.list(key)), world.client.get(f"lake/{key}").version) == ([], 0)
+
+
+def test_sabotage_a_removal_whose_record_names_files_that_are_gone_holds_up_compaction(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Turn, "point_at_none", lambda turn: None)
+    cut_off_a_removal(world, 9)
+
+    with pytest.raises(LakeHole):
+        compact.run(world.place(), {})
 
 
 WHOLE = typed.Intent(0, 2**40, ())

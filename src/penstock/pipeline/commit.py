@@ -183,6 +183,10 @@ class Turn:
         """Let tables go on from states that were not made by a change: those of a lake that was moved."""
         self._show(prepared, {}, ())
 
+    def point_at_none(self) -> None:
+        """Let the record point at no table: then the files of its tables may be deleted, and nobody misses them."""
+        self._store(tables={})
+
     def end(self, memory: Mapping[str, Any] | None = None) -> None:
         """Let others have the record."""
         self._commit([], {}, memory, release=True)

@@ -224,6 +224,7 @@ def _remove(place: Workplace, name: str) -> None:
     if name in beside.memory.get(MARKS, {}):
         beside.replace([_without(place, beside, shown_name(name))], memory)
     beside.end(memory)
+    turn.point_at_none()
     place.lake.store.delete([one.path for one in place.lake.store.list(name)])
     turn.end()
     place.client.delete(f"lake/{name}")
