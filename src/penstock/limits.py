@@ -198,13 +198,13 @@ TYPED_TABLES: Final = 64
 """Typed tables that are declared at once: each takes a turn of the pipeline every few seconds. Over it: 413."""
 
 TYPED_COLUMNS: Final = 256
-"""Columns of one typed table: a registry record holds them. Over it: 413."""
+"""Columns of one typed table: a registry record holds all tables, compressed. Over it: 413."""
 
 TYPED_NAME_CHARACTERS: Final = 63
 """Characters of the name of a typed table or of its column: what all readers of the lake take. Over it: 400."""
 
 TYPED_PATH_BYTES: Final = 256
-"""Bytes of the path of a column: a registry record holds 256 of them. Over it: 400."""
+"""Bytes of the path of a column: as deep as bodies are nested by people. Over it: 400."""
 
 # ── Event Horizon ──────────────────────────────────────────────────────────────────────────────
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -55,6 +58,17 @@ def ask(
 def publish(server: RunningServer, stream: str, body: bytes = b"x", **headers: str) -> Reply:
     """Publish one event; headers are given with underscores."""
     return ask(server, "POST", "/v1/publish", body, {k.replace("_", "-"): v for k, v in headers.items()}, stream=stream)
+
+
+def declare_at_once(servers: Sequence[RunningServer], names: Sequence[str]) -> Counter[int]:
+    """Declare typed tables at the same time, each at one of these servers; how often each status was answered."""
+
+    def declare(number: int) -> int:
+        body = b'{"streams": "/orders/*", "columns": {"item": "string"}}'
+        return ask(servers[number % len(servers)], "PUT", f"/v1/lake/tables/{names[number]}", body).status
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        return Counter(threads.map(declare, range(len(names))))
 
 
 class Tail:

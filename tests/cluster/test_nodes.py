@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from penstock.limits import TYPED_TABLES
 from penstock.testing import NatsCluster, RunningServer, TooLate, start_nodes, wait_until
-from tests.api.client import Tail, ask, publish
+from tests.api.client import Tail, ask, declare_at_once, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.eventhorizon_client import Model, add_pusher, append, create, pusher, scripted, subscribe
 from tests.doors.sps_client import Wire, new_user, notify, notify_id
@@ -47,6 +48,20 @@ def test_what_is_published_on_one_node_is_read_on_all(nodes: Nodes) -> None:
         assert [line["data"] for line in third.lines(9)] == expected
     for node in nodes:
         wait_until(lambda node=node: bodies(node, stream) == expected)
+
+
+def test_a_limit_of_typed_tables_is_kept_over_all_nodes(nodes: Nodes) -> None:
+    names = [f"limit_{number}" for number in range(TYPED_TABLES + 5)]
+    try:
+        for number, name in enumerate(names[:-6]):
+            assert declare_at_once([nodes[number % 3]], [name]) == {201: 1}
+
+        assert declare_at_once(nodes, names[-6:]) == {201: 1, 413: 5}
+
+        assert [len(ask(node, "GET", "/v1/lake/tables").json["tables"]) for node in nodes] == [TYPED_TABLES] * 3
+    finally:
+        for name in names:
+            ask(nodes[0], "DELETE", f"/v1/lake/tables/{name}")
 
 
 def test_a_key_that_was_used_on_one_node_is_known_on_all(nodes: Nodes) -> None:

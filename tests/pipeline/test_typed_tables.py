@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -13,9 +14,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.api.auth import open_keys
+from penstock.api.v1 import typed_tables
 from penstock.client.http import ApiError
+from penstock.core.registry import Change, Registry
+from penstock.core.typed_tables import decode_tables
 from penstock.iceberg.files import PlannedFile, WrittenFile, read_batches
 from penstock.iceberg.sql import ask as ask_sql
+from penstock.limits import TYPED_TABLES
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Faults, TableChange, Turn
 from penstock.pipeline.jobs import Workplace, compact, erase, typed
@@ -25,8 +30,9 @@ from penstock.pipeline.typed_rows import may_be_in
 from penstock.testing import RunningServer
 from penstock.wire.lake_files import LakeFile
 from penstock.wire.typed_tables import TypedTable
-from tests.api.client import ask, publish
+from tests.api.client import ask, declare_at_once, publish
 from tests.api.lake_rig import server_with_lake
+from tests.bystander.sabotaged import start_sabotaged
 from tests.lake_readers import DuckDb, by_polars, by_pyiceberg, open_catalog, sorted_rows, start_duckdb
 from tests.pipeline.by_hand import Crash, CrashAtPoint, archive_turn, make_here
 from tests.pipeline.test_erase import _holds
@@ -493,19 +499,41 @@ def test_columns_stay_where_they_are(world: World) -> None:
     assert grown["id"] == first["id"]
 
 
-def test_a_limit_of_tables_is_kept(world: World) -> None:
-    made = []
-    try:
-        for number in range(65):
-            answer = ask(world.server, "PUT", f"/v1/lake/tables/many_{number}", json.dumps(GOOD).encode())
-            if answer.status != 201:
-                break
-            made.append(number)
-        assert (answer.status, answer.json["error"]["code"]) == (413, "too_large")
-        assert len(ask(world.server, "GET", "/v1/lake/tables").json["tables"]) == 64
-    finally:
-        for number in made:
-            assert ask(world.server, "DELETE", f"/v1/lake/tables/many_{number}").status == 204
+COUNTED_AT_ONCE = 4
+
+
+def counts_beforehand() -> None:
+    """The sabotage: how many tables there are is looked up before the compare-and-set, by all before any has stored."""
+    counted, all_have, change = [], asyncio.Event(), typed_tables.change
+
+    async def change_what_was_counted_before(registry: Registry, key: str, decide: Any) -> Change:
+        found = await registry.get(key)
+        decide(found)
+        if len(decode_tables(found)) == TYPED_TABLES - 1:
+            counted.append(key)
+            if len(counted) == COUNTED_AT_ONCE:
+                typed_tables.TYPED_TABLES = 10**9  # type: ignore[misc]
+                all_have.set()
+            await all_have.wait()
+        return await change(registry, key, decide)
+
+    typed_tables.change = change_what_was_counted_before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: counted before the compare-and-set"])
+def test_a_limit_of_tables_is_kept_whoever_declares_at_once(tmp_path: Path, sabotaged: bool) -> None:
+    with start_sabotaged(tmp_path, counts_beforehand if sabotaged else None) as server:
+        for number in range(TYPED_TABLES - 1):
+            assert declare_at_once([server], [f"one_{number}"]) == {201: 1}
+
+        found = declare_at_once([server], [f"more_{number}" for number in range(COUNTED_AT_ONCE)])
+
+        assert (found == {201: 1, 413: COUNTED_AT_ONCE - 1}) is not sabotaged
+        names = [one["name"] for one in ask(server, "GET", "/v1/lake/tables").json["tables"]]
+        assert (len(names) == TYPED_TABLES) is not sabotaged
+        assert sabotaged or declare_at_once([server] * 8, [names[0]] * 8) == {200: 8}
+        refused = ask(server, "PUT", "/v1/lake/tables/one_too_many", json.dumps(GOOD).encode())
+        assert sabotaged or (refused.status, refused.json["error"]["code"]) == (413, "too_large")
 
 
 def test_the_admin_declares_and_others_look(world: World) -> None:

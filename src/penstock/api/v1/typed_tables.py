@@ -7,7 +7,7 @@
 
     {"streams": "/orders/*", "columns": {"item": "string", "city": {"type": "string", "path": "address.city"}}}
 
-What is declared is a record of the registry; the pipeline's job `typed` makes the table.
+What is declared is one record of the registry; the pipeline's job `typed` makes the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.api.v1.operator_actions import ActionLog
 from penstock.core.names import check_pattern
 from penstock.core.registry import change
 from penstock.core.trim_limit import Watermark
-from penstock.core.typed_tables import PREFIX, declared_tables, decode_table
+from penstock.core.typed_tables import KEY, declared_tables, decode_tables, encode_tables
 from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Response
@@ -126,10 +126,10 @@ class TypedTablesApi:
         """One of them."""
         self._context.caller(request).check_grant("export")
         only(request)
-        record = await self._registry.get(PREFIX + request.captures[0])
-        if record is None:
+        table = (await declared_tables(self._registry)).get(request.captures[0])
+        if table is None:
             raise _unknown(request.captures[0])
-        return Response(200, _encode(await self._shown(decode_table(record.value))))
+        return Response(200, _encode(await self._shown(table)))
 
     @operation(
         "Declare a table of the JSON bodies of streams, or add columns to it.",
@@ -144,20 +144,22 @@ class TypedTablesApi:
         caller.check_admin("declare tables")
         only(request)
         wanted = checked_table(request.captures[0], decoded(request.body, TypedTableRequest))
-        known = await declared_tables(self._registry)
-        if wanted.name not in known and len(known) >= TYPED_TABLES:
-            raise TooLarge("typed tables", len(known) + 1, TYPED_TABLES)
 
-        def decide(found: Record | None) -> bytes:
-            return _encode(grown(decode_table(found.value), wanted) if found else wanted)
+        def decide(found: Record | None) -> bytes | None:
+            known = decode_tables(found)
+            before = known.get(wanted.name)
+            if before is None and len(known) >= TYPED_TABLES:
+                raise TooLarge("typed tables", len(known) + 1, TYPED_TABLES)
+            after = grown(before, wanted) if before else wanted
+            return None if after == before else encode_tables({**known, wanted.name: after})
 
-        made = await change(self._registry, PREFIX + wanted.name, decide)
+        made = await change(self._registry, KEY, decide)
         if made.written:
             # Said afterwards: the pipeline wakes up when the log grows, and is to find the declaration then.
             async with self._actions.noted(request, caller, "table.declare", table=wanted.name):
                 pass
-        table = decode_table(made.record.value) if made.record else wanted
-        return Response(201 if made.written and table.id == wanted.id else 200, _encode(await self._shown(table)))
+        table = decode_tables(made.record)[wanted.name]
+        return Response(201 if table.id == wanted.id else 200, _encode(await self._shown(table)))
 
     @operation("Delete a typed table.", path=_TABLE, answers={204: None}, errors=(404, 507))
     async def delete(self, request: Request) -> Response:
@@ -166,8 +168,14 @@ class TypedTablesApi:
         caller.check_admin("delete tables")
         only(request)
         name = request.captures[0]
-        if not await self._registry.delete(PREFIX + name):
-            raise _unknown(name)
+
+        def decide(found: Record | None) -> bytes:
+            known = decode_tables(found)
+            if name not in known:
+                raise _unknown(name)
+            return encode_tables({other: table for other, table in known.items() if other != name})
+
+        await change(self._registry, KEY, decide)
         async with self._actions.noted(request, caller, "table.delete", table=name):  # afterwards: as above
             pass
         return Response(204)
