@@ -266,6 +266,20 @@ def test_a_typed_table_is_made_again_wherever_it_was_cut_off(client: PipelineCli
     assert orders_in(client, lake, key) == orders_logged(client)
 
 
+@pytest.mark.parametrize("lake", ["folder"], indirect=True)
+def test_a_dry_run_names_the_typed_tables_that_would_follow(client: PipelineClient, lake: Lake, tmp_path: Path) -> None:
+    with_orders(client, lake)
+    follows = "orders from events: unreadable has lost what does not fit it: all ids up to"
+    assert follows not in fix(client, lake, dry_run="", table="deliveries").words, "what was told is kept"
+    # Given an `unreadable` that has lost a file, and then its metadata
+    for lost in (path_of(client, lake, 0, "unreadable"), Path(lake.place, "unreadable", "metadata")):
+        lost.rename(tmp_path / lost.name)
+        # Then a dry run says what tests/spark/test_repair.py shows of a real one
+        for options in ({}, {"table": "deliveries"}):
+            assert follows in fix(client, lake, dry_run="", **options).words
+        assert follows not in fix(client, lake, dry_run="", table="orders").words, "that one makes no other again"
+
+
 @pytest.mark.parametrize(
     ("lake", "sabotaged"),
     [("s3", False), ("folder", True)],

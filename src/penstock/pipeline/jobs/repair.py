@@ -14,7 +14,7 @@ moved is not lost: `pipeline/moved_lake.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -120,9 +120,10 @@ def _steps(place: Workplace, options: Mapping[str, str]) -> Iterator[RepairStep]
         yield RepairStep("events", "as asked for", after, upto)
         return
     declared = {one.name: one.key for one in place.client.typed_tables()}
+    follow = _following(place) if "dry-run" in options else ()
     if "table" not in options:
         for name in (*RECORDS, *declared.values()):
-            yield from _damage(place, name)
+            yield from _damage(place, name, follow)
         return
     names = RECORD_OF | declared
     if table not in names:
@@ -130,7 +131,7 @@ def _steps(place: Workplace, options: Mapping[str, str]) -> Iterator[RepairStep]
     yield RepairStep(names[table], "as asked for")
     for name in declared.values():
         if name != names[table]:
-            yield from _untold(place, name)
+            yield from _untold(place, name, follow if names[table] == "ledger" else ())
 
 
 def _wanted_range(place: Workplace, options: Mapping[str, str]) -> tuple[int, int]:
@@ -158,7 +159,7 @@ def _time(options: Mapping[str, str], name: str) -> str:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
-def _damage(place: Workplace, name: str) -> Iterator[RepairStep]:
+def _damage(place: Workplace, name: str, follow: Collection[str]) -> Iterator[RepairStep]:
     """What of a record's tables is gone."""
     record, fresh = place.client.get(f"lake/{name}").value, Lake(place.lake.store)  # what is in memory may be gone
     gone: list[PlannedFile] = []
@@ -169,7 +170,7 @@ def _damage(place: Workplace, name: str) -> Iterator[RepairStep]:
             yield RepairStep(name, f"the metadata of {shown_name(table)} cannot be read: {error}"[:300])
             return
     if not gone:
-        yield from _untold(place, name)
+        yield from _untold(place, name, follow)
     elif name != "events":
         yield RepairStep(name, f"{len(gone):,} data files are gone, {gone[0].location} among them")
     else:
@@ -177,10 +178,20 @@ def _damage(place: Workplace, name: str) -> Iterator[RepairStep]:
             yield RepairStep(name, "its data file is gone", after, upto)
 
 
-def _untold(place: Workplace, name: str) -> Iterator[RepairStep]:
+def _untold(place: Workplace, name: str, follow: Collection[str]) -> Iterator[RepairStep]:
     """What is to be done where `unreadable` has lost what a typed table had told."""
-    if name in place.client.get("lake/ledger").value.get("memory", {}).get(typed.UNTOLD, ()):
+    if name in follow or name in place.client.get("lake/ledger").value.get("memory", {}).get(typed.UNTOLD, ()):
         yield RepairStep(name, "unreadable has lost what does not fit it")
+
+
+def _following(place: Workplace) -> Collection[str]:
+    """The typed tables that a repair of `lake/ledger` would write down as untold. A dry run names them by this."""
+    record = place.client.get("lake/ledger").value
+    with suppress(Exception):  # as in `_damage`
+        if not _gone_files(Lake(place.lake.store), "unreadable", record):
+            return ()
+    told: Collection[str] = record.get("memory", {}).get(typed.MARKS, {})
+    return told
 
 
 def _gone_files(lake: Lake, table: str, record: Mapping[str, Any]) -> list[PlannedFile]:
