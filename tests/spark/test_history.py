@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,8 +15,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline.client import PipelineClient
-from penstock.testing import RunningServer, start_server
+from penstock.pipeline.lake import open_lake
+from penstock.pipeline.lake_identity import bind
+from penstock.testing import RunningServer, start_nats, start_nodes, start_server, wait_until
 from tests.api.lake_rig import archive, trim
+from tests.pipeline.by_hand import archive_turn
 from tests.spark.filling import publish
 from tests.spark.recording import recording
 from tests.spark.test_source import lines, reading, streaming, with_pushdown
@@ -95,6 +99,39 @@ def test_a_read_over_the_seam_is_one_of_a_log_that_was_never_trimmed(spark: Spar
         with recording(shop.server, wrong) as server:
             there = PipelineClient(server.url, client.token)
             assert rows(reading(spark, there, streams="/orders/*", history="true")) != expected
+
+
+def test_the_seam_is_as_invisible_on_a_node_of_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nats, lake = stack.enter_context(start_nats(tmp_path / "nats", sync="2m")), open_lake(tmp_path / "lake")
+        (node,) = start_nodes(stack, tmp_path, nats.url, count=1, log_replicas=1, lake_url=lake.place)
+        client = PipelineClient(node.url, node.admin_token)
+        bind(client, lake)
+        # Given what the whole log says, and then its beginning in the lake alone, a part in both, and the rest in it
+        publish(client, "/orders/a", lines(1_200))
+        archived = archive_turn(client, lake)
+        publish(client, "/orders/b", lines(800))
+        whole = reading(spark, client, streams="/orders/*")
+        schema, expected = whole.schema, rows(whole)
+        seam = client.plan(0, client.newest(), parts=2)["slices"][0]["hi"]
+        assert 0 < seam < archived
+        assert trim(node, upto=seam, apply=True).status == 200
+        wait_until(lambda: client.call("GET", "/v1/pipeline")["trimmed"] == seam)
+        with pytest.raises(PySparkException, match="were trimmed from the log"):
+            reading(spark, client, streams="/orders/*").count()
+
+        # Then a read with history has the same rows, whether a task begins at the seam or goes over it
+        for partitions in (2, 3):
+            read = reading(spark, client, streams="/orders/*", history="true", partitions=partitions)
+            assert (read.schema, rows(read)) == (schema, expected)
+
+        # And the same check finds a plan that leaves out the last id before the seam
+        def wrong(data: bytes) -> bytes:
+            return data.replace(b'"hi":%d,' % seam, b'"hi":%d,' % (seam - 1))
+
+        with recording(node, wrong) as server:
+            there = PipelineClient(server.url, client.token)
+            assert rows(reading(spark, there, streams="/orders/*", history="true", partitions=2)) != expected
 
 
 @pytest.mark.parametrize("shop", ["s3"], indirect=True)
