@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.iceberg.store import open_store
+from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient, StoredRecord
 from penstock.pipeline.publishing import EncodedRequest
 from penstock.pipeline.sink import RowsNotRepeated, WriterTaken, _Sink
@@ -156,6 +157,20 @@ def test_staging_on_an_object_store_is_as_good_as_a_folder(client: PipelineClien
     # And the same checks find a sink that looks at neither
     assert write_twice(Forgetful, client, place, "forgetful-s3") != whole
     assert sorted(repeat_a_task(Forgetful, client, "unclaimed-s3", place, place)) != sorted(whole)
+
+
+@pytest.mark.usefixtures("s3")
+@pytest.mark.parametrize("publish", ["tasks", "commit"])
+def test_sparks_own_tasks_stage_on_an_object_store(spark: SparkSession, client: PipelineClient, publish: str) -> None:
+    place, stream = f"s3://lake/{uuid4().hex}", f"/sink/{publish}-s3"
+    own = spark.newSession()
+    register(own)  # now that the keys are in the environment
+    frame = own.createDataFrame([(bytearray(body),) for body in FIRST + SECOND], "body BINARY").repartition(2)
+    for _ in range(2):
+        writing(frame, client, place, writer=f"{publish}-s3", batch=1, stream=stream, publish=publish)
+
+    assert sorted(published(client, stream)) == sorted(body.decode() for body in FIRST + SECOND)
+    assert left(place) == []
 
 
 # ── tasks that publish ─────────────────────────────────────────────────────────────────────────

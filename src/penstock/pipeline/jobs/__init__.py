@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.errors import InputInvalid, NotFound
 from penstock.iceberg.files import PlannedFile, WrittenFile
+from penstock.pipeline import lend_keys
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn, record_names
 from penstock.pipeline.lake import Lake, columns_in, covering, record_of
@@ -51,10 +51,9 @@ class Workplace:
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        """Lend the driver's keys for an object store to the workers, as Spark lends its own settings."""
-        if not self.lake.store.is_local and self.spark is not None:
-            keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-            self.spark.sparkContext.environment.update(keys)
+        """Let tasks open the store."""
+        if not self.lake.store.is_local:
+            lend_keys(self.spark)
 
     def files(self, table: str) -> list[PlannedFile]:
         """The files of *table* as it is now, in order of the ids that they cover."""
