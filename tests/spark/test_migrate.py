@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +27,9 @@ from tests.api.client import ask
 from tests.pipeline.by_hand import Crash, CrashAt, declare_orders, orders_in
 from tests.pipeline.earlier import hashes, old_rows, unpack
 from tests.pipeline.test_catalog import READERS, read_by_all
+from tests.pipeline.test_killed_jobs import left_over
 from tests.spark.filling import archived
+from tests.spark.killed_child import run_killed
 
 WHAT = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
 Rows = list[dict[str, Any]]
@@ -159,3 +162,25 @@ def test_sabotage_rows_that_are_not_folded_are_there_twice(
     migrate(place_of(spark, server, new), old)
 
     assert "deliveries" in differences(PipelineClient(server.url, server.admin_token), old, new)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("served", ["folder"], indirect=True)
+def test_a_takeover_whose_process_is_killed_with_its_jvm_is_brought_to_its_end(
+    spark: SparkSession, served: tuple[RunningServer, Path, str]
+) -> None:
+    server, old, new = served
+    client, before = PipelineClient(server.url, server.admin_token), hashes(old)
+    # Each record has eight points. Before the commit of `ledger`; then after it, when `events` is done already
+    for number in (10, 3):
+        assert run_killed(client, new, number, "migrate", str(old)) == -signal.SIGKILL
+
+    migrate(place_of(spark, server, new), old)
+
+    assert differences(client, old, new) == []
+    assert hashes(old) == before
+    place = place_of(spark, server, new)
+    bind(client, place.lake)
+    compact.run(place, {})
+    assert left_over(client, new) == set()
+    assert differences(client, old, new) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from penstock.wire.lake_files import RECORDS
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.test_system_streams import grants_alone_decide
 from tests.pipeline.by_hand import Crash, CrashAt, declare_orders, order, orders_in, orders_logged, stored
+from tests.pipeline.test_killed_jobs import left_over
 from tests.spark.conftest import make_place
 from tests.spark.filling import archived, publish
+from tests.spark.killed_child import run_killed
 from tests.spark.test_jobs import recorded, tail
 
 DERIVED = (*RECORDS["ledger"], *RECORDS["rollup"])
@@ -146,3 +149,18 @@ def test_sabotage_a_repair_that_keeps_nothing_of_typed_tables_loses_what_they_ha
 
     repair.run(fresh(place), {"table": "orders"})
     assert orders_in(client, lake, key) == orders_logged(client)
+
+
+@pytest.mark.long
+def test_a_repair_whose_process_is_killed_with_its_jvm_is_brought_to_its_end(place: Workplace) -> None:
+    whole = rows_of(place)
+    for number in (2, 3):  # before its commit, and after it
+        lose(place, "deliveries", "metadata")
+        assert run_killed(place.client, place.lake.place, number, "repair", "deliveries") == -signal.SIGKILL
+        repair.run(fresh(place), {})
+        assert rows_of(place) == whole
+        assert orders_in(place.client, place.lake, key_of(place)) == orders_logged(place.client)
+    assert left_over(place.client, place.lake.place)
+    compact.run(fresh(place), {})
+    assert left_over(place.client, place.lake.place) == set()
+    assert rows_of(place) == whole
