@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
 import msgspec
 
@@ -49,38 +49,48 @@ class Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return self.offset + self.size
 
 
-PlainRow = tuple[int, int, int, msgspec.Raw]
-"""Id, size and time of an event, and its body as a JSON string."""
+BETWEEN_BODIES: Final = b"\x7f"
+"""Stands between two bodies of `PlainColumns`: a character of text that texts do not have, and JSON writes as it is."""
+
+
+class PlainColumns(NamedTuple):
+    """Events as texts, a column in each. Numbers have commas between them."""
+
+    ids: bytes
+    ends: bytes  # where the line of each ends within the chunk
+    times: bytes  # milliseconds
+    bodies: bytes  # UTF-8, with `BETWEEN_BODIES`
 
 
 class PlainEntries(Sequence[Entry]):
-    """Events that follow each other in one chunk of a stream, without type, attributes or expiry, as rows.
+    """Events that follow each other in one chunk of a stream, without type, attributes or expiry, as columns.
 
     Who makes lines of JSON from them needs no entries; for others they are made, once.
     """
 
-    __slots__ = ("_entries", "chunk", "first_index", "first_offset", "rows", "stream")
+    __slots__ = ("_entries", "chunk", "columns", "first_id", "first_index", "first_offset", "last_id", "stream")
 
-    def __init__(self, stream: str, first_index: int, chunk: int, first_offset: int, rows: list[PlainRow]) -> None:
+    def __init__(self, stream: str, first_index: int, chunk: int, first_offset: int, columns: PlainColumns) -> None:
         """There is nothing else of the stream between them: each begins where the one before ends."""
-        self.stream, self.chunk, self.rows = stream, chunk, rows
+        self.stream, self.chunk, self.columns = stream, chunk, columns
         self.first_index, self.first_offset = first_index, first_offset
+        self.first_id, self.last_id = int(columns.ids.partition(b",")[0]), int(columns.ids.rpartition(b",")[2])
         self._entries: list[Entry] | None = None
 
     def _made(self) -> list[Entry]:
         if self._entries is None:
             self._entries, offset = [], self.first_offset
-            for index, (id, size, published_ms, text) in enumerate(self.rows, self.first_index):
-                body = msgspec.json.decode(text, type=str).encode()
-                entry = Entry(
-                    id, self.stream, index, self.chunk, offset, size, Kind.DATA, "", published_ms, None, "", body
-                )
+            ids, ends, times = (map(int, column.split(b",")) for column in self.columns[:3])
+            bodies = self.columns.bodies.split(BETWEEN_BODIES)
+            for index, (id, end, ms, body) in enumerate(zip(ids, ends, times, bodies, strict=True), self.first_index):
+                size = end - offset
+                entry = Entry(id, self.stream, index, self.chunk, offset, size, Kind.DATA, "", ms, None, "", body)
                 self._entries.append(entry)
-                offset += size
+                offset = end
         return self._entries
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.columns.ids.count(b",") + 1
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._made())

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from penstock.api.v1.entry_json import EntryEncoder
@@ -18,7 +17,7 @@ from penstock.engines.sqlite.log import SqliteLog
 from penstock.engines.sqlite.read_ahead import UNASKED, Ahead
 from penstock.errors import Busy, Trimmed
 from penstock.testing import wait_until_async
-from penstock.values import Batch, Draft, Page, PlainEntries
+from penstock.values import BETWEEN_BODIES, Batch, Draft, Page, PlainEntries
 
 LIMIT = 4  # the first page has one event less: the stream's Created is not for everybody
 
@@ -155,12 +154,13 @@ async def test_a_page_that_cannot_be_begun_ahead_is_read_when_it_is_asked_for(tm
         assert bodies(second) + bodies(third) == [b"%d" % number for number in range(3, 11)]
 
 
-TEXTS = [chr(number).encode() for number in range(0x80)] + [
+TEXTS = [chr(number).encode() for number in range(0x7F)] + [
     '"\\"\u2028 é 🜁 \ufeff'.encode(),
     b'{"a":"\\n"}',
     b"x" * 5000,
     b"",
 ]
+MIXED = [BETWEEN_BODIES, b"a" + BETWEEN_BODIES, b"b"]
 BINARY = [b"\xff", b"\xc3", "\ud800".encode("utf-8", "surrogatepass")]
 
 
@@ -197,10 +197,17 @@ async def test_bodies_that_are_no_text_are_shown_as_such_in_a_replay(tmp_path: P
     assert {"data_base64" in json.loads(line) for line in lines} == {True}
 
 
-async def test_a_reader_that_takes_all_bytes_for_text_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.engines.sqlite.reader._is_text", lambda text: True)
+async def test_bodies_with_what_stands_between_bodies_are_not_cut_there(tmp_path: Path) -> None:
+    _, lines, single = await shown_in_a_replay(tmp_path, MIXED * LIMIT)
 
-    with pytest.raises((UnicodeDecodeError, msgspec.DecodeError)):
-        await shown_in_a_replay(tmp_path, BINARY * LIMIT)
+    assert [json.loads(line) for line in lines] == [json.loads(line) for line in single]
+
+
+@pytest.mark.parametrize("bodies", [BINARY, MIXED])
+async def test_a_reader_that_takes_all_bytes_for_texts_is_found_out(
+    bodies: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engines.sqlite.reader._are_texts", lambda bodies, count: True)
+
+    with pytest.raises(ValueError, match=r"codec|sequence|zip"):  # not UTF-8, or more pieces than events
+        await shown_in_a_replay(tmp_path, bodies * LIMIT)

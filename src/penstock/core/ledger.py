@@ -242,7 +242,7 @@ class Ledger:
         A fan-out asks for the same object once per wire.
         """
         if isinstance(entries, PlainEntries):
-            return [(entries.stream, entries.rows[0][0], entries.rows[-1][0])]
+            return [(entries.stream, entries.first_id, entries.last_id)]
         if entries is not self._looked_at:
             found: dict[str, tuple[str, int, int]] = {}
             for entry in entries:

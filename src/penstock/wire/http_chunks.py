@@ -122,7 +122,7 @@ def _line(data: bytes, at: int, longest: int, what: str) -> tuple[bytes | None, 
 
 def chunk(data: bytes) -> bytes:
     """Frame *data* as one chunk: once, for all receivers. *data* must not be empty."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return b"".join((b"%x\r\n" % len(data), data, b"\r\n"))
 
 
 LAST_CHUNK: Final = b"0\r\n\r\n"

@@ -13,7 +13,6 @@ import sqlite3
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,7 +20,7 @@ import msgspec
 from penstock.core.matching import matches
 from penstock.engines.pages import Look
 from penstock.engines.sqlite.unfolded_entries import Spot, Spots
-from penstock.values import Entry, Head, Kind, PlainEntries, PlainRow
+from penstock.values import BETWEEN_BODIES, Entry, Head, Kind, PlainColumns, PlainEntries
 
 SCAN_ROWS: Final = 32_768
 """Entries that one `scan` looks at when nothing matches: some ten milliseconds."""
@@ -79,7 +78,8 @@ WITH first(idx, chunk, offset) AS MATERIALIZED (
         AND places.offset + (SELECT size FROM entries WHERE id = places.id) - first.offset <= :limit_bytes
 )
 SELECT (SELECT id FROM last), first.*, count(*),
-       json_group_array(json_array(id, size, published_ms, CAST(body AS TEXT)))
+       group_concat(id), group_concat(entries.offset + size), group_concat(published_ms),
+       group_concat(CAST(body AS TEXT), char(127))
 FROM entries, first
 WHERE id > :after AND id <= (SELECT id FROM last) AND stream = :stream
     AND kind = 0 AND type = '' AND attributes = '' AND expires_ms IS NULL
@@ -134,7 +134,6 @@ _Row = tuple[int, int, int, int, int, int, int, str, int, int | None, str, int]
 _rows = msgspec.json.Decoder(list[_Row])
 _PlainRow = tuple[int, int, int, int, int, int, int, int]
 _plain_rows = msgspec.json.Decoder(list[_PlainRow])
-_next_rows = msgspec.json.Decoder(list[PlainRow])
 
 
 class PlaceQuery(NamedTuple):
@@ -204,10 +203,11 @@ def _id(entry: Entry) -> int:
     return entry.id
 
 
-def _is_text(text: bytes) -> bool:
-    """Whether it is UTF-8: SQLite makes strings of any bytes."""
+def _are_texts(bodies: bytes, count: int) -> bool:
+    """Whether they can be cut apart again, and are UTF-8: SQLite makes strings of any bytes."""
+    between = len(bodies) - len(bodies.replace(BETWEEN_BODIES, b""))  # a quarter of what `count` takes
     try:
-        return text.isascii() or bool(text.decode())
+        return between == count - 1 and (bodies.isascii() or bool(bodies.decode()))
     except UnicodeDecodeError:
         return False
 
@@ -227,7 +227,7 @@ class SqliteReader:
     def __init__(self, connection: sqlite3.Connection, names: StreamNames) -> None:
         self.connection, self._names = connection, names
         self._plain = True  # the last page had plain events only
-        self._binary = 0  # the stream whose last page was not text
+        self._mixed = 0  # the stream whose last page was not text, or had what stands between bodies
 
     def spots(self, stream: int, recent: Spots, where: PlaceQuery, upto: int, limit: int) -> list[Spot]:
         """The stream's first spots with a property. *recent* must have been taken before this call."""
@@ -273,22 +273,21 @@ class SqliteReader:
 
     def next_page(self, stream: int, after: int, look: Look) -> tuple[PlainEntries, int] | None:
         """A full page of plain events and its last id, with one statement; None if it takes more than that."""
-        if not self._plain or stream == self._binary:
+        if not self._plain or stream == self._mixed:
             return None
         values = {
             "stream": stream, "after": after, "upto": look.upto, "limit": look.limit, "limit_bytes": look.limit_bytes,
             "dense": DENSE,
         }  # fmt: skip
-        last, index, chunk, offset, count, text = self.connection.execute(_NEXT_PAGE, values).fetchone()
+        last, index, chunk, offset, count, *texts = self.connection.execute(_NEXT_PAGE, values).fetchone()
         if count < look.limit:
             return None
-        if not _is_text(text):
-            self._binary = stream
+        columns = PlainColumns(*texts)
+        if not _are_texts(columns.bodies, count):
+            self._mixed = stream
             return None
-        rows = _next_rows.decode(text)
-        rows.sort(key=itemgetter(0))  # they are in order already, but nobody promises it
-        name = self._names.load(self.connection, [stream])[stream]
-        return PlainEntries(name, index, chunk, offset, rows), last
+        page = PlainEntries(self._names.load(self.connection, [stream])[stream], index, chunk, offset, columns)
+        return (page, last) if page.last_id == last else None  # they are in order, but nobody promises it
 
     def scan(self, patterns: tuple[str, ...], after: int, look: Look) -> tuple[list[Entry], int]:
         """Matching entries after an id, and the id up to which was looked."""
