@@ -35,6 +35,9 @@ WARM = 50  # wires before the first look at memory: what is made once is not the
 FAN_OUT, IDLE = ("nchan", "mosquitto", "nats"), ("nchan", "mosquitto")
 DURABLE = REPLAY = ("nats", "redis")
 IN_FLIGHT = (64, 256)
+PARTS = ("fan-out", "idle", "publish", "replay")
+LEAST_BYTES, MOST_BYTES = 64, 64 * 1024  # room for the mark and its time; what each of them takes as it is configured
+PIPELINED = 1000  # events that are stored for a replay with one write, before their answers are read
 Marks = dict[str, tuple[float, float]]  # must and aim of the ratio, by peer
 
 
@@ -58,52 +61,62 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--events", type=int, default=20, help="events of a round of fan-out")
     parser.add_argument("--seconds", type=float, default=2, help="of a round of durable publishes")
     parser.add_argument("--replayed", type=int, default=300_000, help="events of a replay")
+    parser.add_argument("--bytes", type=int, default=requests.EVENT_BYTES, help="of an event's payload")
     parser.add_argument("--only", default="", metavar="NAME,…", help="of these peers: nchan, mosquitto, nats, redis")
+    parser.add_argument("--part", choices=PARTS, action="append", help="this part, and no other; may be repeated")
     given = parser.parse_args(argv)
+    if not LEAST_BYTES <= given.bytes <= MOST_BYTES:
+        parser.error(f"--bytes has to be {LEAST_BYTES} to {MOST_BYTES:,}")
     if given.quick:
         given.wires, given.events, given.seconds, given.replayed, given.rounds = 20, 3, 0.3, 2000, 1
     there = {name: run for name, run in peers.installed().items() if not given.only or name in given.only.split(",")}
     with reporting("peers", given) as (report, folder):
-        for discipline, names in ((_fan_out, FAN_OUT), (_idle, IDLE), (_durable, DURABLE), (_replay, REPLAY)):
-            place = folder / discipline.__name__
-            place.mkdir()
-            discipline(given, report, place, {name: there[name] for name in names if name in there})
+        for part in given.part or PARTS:
+            measure, names = {
+                "fan-out": (_fan_out, FAN_OUT), "idle": (_idle, IDLE), "publish": (_durable, DURABLE),
+                "replay": (_replay, REPLAY),
+            }[part]  # fmt: skip
+            (place := folder / part).mkdir(exist_ok=True)
+            measure(given, report, place, {name: there[name] for name in names if name in there})
     return 0
 
 
 @contextmanager
-def _ours(folder: Path) -> Iterator[Peer]:
+def _ours(folder: Path, event: bytes) -> Iterator[Peer]:
     with penstock(folder) as (server, target):
         yield Peer(
             "Penstock", "", "HTTP, chunked", target, peers.SYNCED, peers.SYNCED,
             subscribe=requests.tail(STREAM, server.admin_token), subscribed=b"\r\n\r\n",
-            publish=requests.publish(STREAM, requests.event(), server.admin_token), published=b"HTTP/1.1 20",
-            append=requests.publish("/bench/append", requests.event(), server.admin_token),
+            publish=requests.publish(STREAM, event, server.admin_token), published=b"HTTP/1.1 20",
+            append=requests.publish("/bench/append", event, server.admin_token),
         )  # fmt: skip
 
 
 @contextmanager
-def _running(folder: Path, starts: dict[str, peers.Start]) -> Iterator[list[Measured]]:
+def _running(folder: Path, starts: dict[str, peers.Start], event_bytes: int) -> Iterator[list[Measured]]:
     """Penstock first, then its peers."""
+    event = requests.event(event_bytes)
     with ExitStack() as stack:
-        ours = Measured(stack.enter_context(_ours(folder / "penstock")))
-        event = requests.event()
+        ours = Measured(stack.enter_context(_ours(folder / "penstock", event)))
         yield [ours, *(Measured(stack.enter_context(run(folder / name, event))) for name, run in starts.items())]
 
 
 def _compare(
-    report: Report, what: str, unit: str, measured: list[Measured], marks: Marks, *, higher: bool = False
-) -> None:
-    """One figure a peer: ours, theirs, and the median of the rounds' ratios."""
+    given: argparse.Namespace, report: Report, what: str, unit: str, measured: list[Measured], marks: Marks,
+    *, higher: bool = False,
+) -> None:  # fmt: skip
+    """One figure a peer: ours, theirs, and the median of the rounds' ratios. Marks are for events of the usual size."""
     ours, *others = measured
+    usual = given.bytes == requests.EVENT_BYTES
+    size = "" if usual else f", {given.bytes:,} bytes"
     for other in others:
         peer = other.peer
-        must, aim = marks.get(peer.name, (None, None))
+        must, aim = marks.get(peer.name, (None, None)) if usual else (None, None)
         ratios = [one / their for one, their in zip(ours.rounds, other.rounds, strict=True) if their]
         where = peer.delivers if what in ("fan-out", "idle") else peer.keeps
         report.add(
             Figure(
-                f"{what} / {peer.name}", median(ours.rounds), unit, median(other.rounds),
+                f"{what}{size} / {peer.name}", median(ours.rounds), unit, median(other.rounds),
                 f"{peer.name} {peer.version}, {peer.protocol}, {where}", must, aim, "ratio", higher,
                 median(ratios) if ratios else None,
                 {"rounds": ours.rounds, "peer_rounds": other.rounds, "more": ours.more, "peer_more": other.more},
@@ -139,12 +152,22 @@ class Sender:
         if self._peer.published:
             self._wait(self._peer.published)
 
-    def _wait(self, end: bytes) -> None:
+    def store(self, events: int) -> None:
+        """Have as many appended, many under way at a time. One by one a busy machine takes minutes to fill NATS."""
+        for begun in range(0, events, PIPELINED):
+            count = min(PIPELINED, events - begun)
+            self._socket.sendall(self._peer.append.replace(b"{n}", b"0") * count)
+            answers = self._wait(b"\r\n", 2 * count)  # each has two line ends (`askers`)
+            if answers.startswith(b"-") or b'"error"' in answers:
+                raise WiresLost(f"{self._peer.name} answered with {answers[:200]!r}")
+
+    def _wait(self, end: bytes, times: int = 1) -> bytes:
         received = b""
-        while end not in received:
+        while received.count(end) < times:
             if not (piece := self._socket.recv(65_536)):
                 raise WiresLost(f"{self._peer.name} closed after {received[:200]!r}")
             received += piece
+        return received
 
 
 @contextmanager
@@ -157,7 +180,7 @@ def _wires(peer: Peer, count: int, folder: Path) -> Iterator[Child]:
 
 def _fan_out(given: argparse.Namespace, report: Report, folder: Path, starts: dict[str, peers.Start]) -> None:
     """All get frames of the same size: ours have a few more bytes around the event than theirs."""
-    with _running(folder, starts) as [ours, *others], ExitStack() as stack:
+    with _running(folder, starts, given.bytes) as [ours, *others], ExitStack() as stack:
         opened = [
             (one, stack.enter_context(Sender(one.peer)), stack.enter_context(_wires(one.peer, given.wires, folder)))
             for one in (ours, *others)
@@ -169,7 +192,7 @@ def _fan_out(given: argparse.Namespace, report: Report, folder: Path, starts: di
                 settle(given)
                 one.rounds.append(_deliver(one.peer, sender, wires, sent, given))
             sent += given.events
-        _compare(report, "fan-out", "CPU µs/delivery", [ours, *others], {"nchan": (1.05, 1.0)})
+        _compare(given, report, "fan-out", "CPU µs/delivery", [ours, *others], {"nchan": (1.05, 1.0)})
 
 
 def _deliver(peer: Peer, sender: Sender, wires: Child, sent: int, given: argparse.Namespace) -> float:
@@ -188,14 +211,14 @@ def _deliver(peer: Peer, sender: Sender, wires: Child, sent: int, given: argpars
 
 
 def _idle(given: argparse.Namespace, report: Report, folder: Path, starts: dict[str, peers.Start]) -> None:
-    with _running(folder, starts) as [ours, *others]:
+    with _running(folder, starts, given.bytes) as [ours, *others]:
         for one in (ours, *others):
             say(f"idle: {one.peer.name}")
             with _wires(one.peer, WARM, folder):
                 before = memory_kb(one.peer.target.pid)
                 with _wires(one.peer, given.wires, folder):
                     one.rounds.append((memory_kb(one.peer.target.pid) - before) / given.wires)
-        _compare(report, "idle", "KB/wire", [ours, *others], {})
+        _compare(given, report, "idle", "KB/wire", [ours, *others], {})
 
 
 # ── durable publish ───────────────────────────────────────────────────────────────────────────────
@@ -205,7 +228,7 @@ def _durable(given: argparse.Namespace, report: Report, folder: Path, starts: di
     for in_flight in IN_FLIGHT:
         place = folder / str(in_flight)
         place.mkdir()
-        with _running(place, starts) as [ours, *others]:
+        with _running(place, starts, given.bytes) as [ours, *others]:
             for number in range(given.rounds):
                 for one in (ours, *others):
                     say(f"durable publish, {in_flight} in flight, round {number + 1}: {one.peer.name}")
@@ -214,9 +237,9 @@ def _durable(given: argparse.Namespace, report: Report, folder: Path, starts: di
                     one.rounds.append(rate)
                     one.more.append(cpu_us)
             what = f"durable publish, {in_flight} in flight"
-            _compare(report, what, "events/s", [ours, *others], {}, higher=True)
+            _compare(given, report, what, "events/s", [ours, *others], {}, higher=True)
             cpu = [replace(one, rounds=one.more, more=[]) for one in (ours, *others)]
-            _compare(report, f"{what}, CPU", "CPU µs/event", cpu, {})
+            _compare(given, report, f"{what}, CPU", "CPU µs/event", cpu, {})
 
 
 def _append(peer: Peer, in_flight: int, seconds: float, folder: Path) -> tuple[float, float]:
@@ -236,34 +259,32 @@ def _append(peer: Peer, in_flight: int, seconds: float, folder: Path) -> tuple[f
 def _replay(given: argparse.Namespace, report: Report, folder: Path, starts: dict[str, peers.Start]) -> None:
     with ExitStack() as stack:
         server, target = stack.enter_context(penstock(folder / "penstock"))
-        fill(server, folder, given.replayed, STREAM)
+        say(f"replay, storing {given.replayed:,} events: Penstock")
+        fill(server, folder, given.replayed, STREAM, given.bytes)
         tail = requests.save(folder / "tail.json", requests.tail(STREAM, server.admin_token, after=0))
         ours = Measured(Peer("Penstock", "", "HTTP, chunked", target))
-        others = [
-            Measured(stack.enter_context(_filled(name, run, folder, given.replayed))) for name, run in starts.items()
-        ]
+        others = [Measured(stack.enter_context(_filled(name, run, folder, given))) for name, run in starts.items()]
         for number in range(given.rounds):
-            say(f"replay, round {number + 1} of {given.rounds}")
+            say(f"replay, round {number + 1} of {given.rounds}: Penstock")
             settle(given)
             _note(ours, "reader", target.port, tail, given.replayed)
             for name, other in zip(starts, others, strict=True):
+                say(f"replay, round {number + 1} of {given.rounds}: {other.peer.name}")
                 settle(given)
                 _note(other, "peer_reader", name, other.peer.target.port, given.replayed)
-        _compare(report, "replay", "events/s", [ours, *others], {"NATS": (0.7, 1.0)}, higher=True)
+        _compare(given, report, "replay", "events/s", [ours, *others], {"NATS": (0.7, 1.0)}, higher=True)
+        cpu = [replace(one, rounds=one.more, more=[]) for one in (ours, *others)]
+        _compare(given, report, "replay, CPU", "CPU µs/event", cpu, {})
 
 
 @contextmanager
-def _filled(name: str, run: peers.Start, folder: Path, events: int) -> Iterator[Peer]:
+def _filled(name: str, run: peers.Start, folder: Path, given: argparse.Namespace) -> Iterator[Peer]:
     """How it was stored does not matter to who reads: NATS syncs now and then here, as it does by default."""
-    starting = (
-        peers.run_nats(folder / name, requests.event(), "2m")
-        if name == "nats"
-        else run(folder / name, requests.event())
-    )
-    with starting as peer:
-        file = requests.save(folder / "append.json", peer.greeting, peer.greeted, peer.append)
-        with Child("askers", peer.target.port, min(256, events), file, "total", events) as askers:
-            askers.answer()
+    event = requests.event(given.bytes)
+    with peers.run_nats(folder / name, event, "2m") if name == "nats" else run(folder / name, event) as peer:
+        say(f"replay, storing {given.replayed:,} events: {peer.name}")
+        with Sender(peer) as sender:
+            sender.store(given.replayed)
         yield peer
 
 

@@ -278,7 +278,7 @@ def _break_all(given: argparse.Namespace, server: RunningServer, folder: Path) -
         wires.answer()
     with Poster(server.port, requests.publish("/bench/other", requests.event(), server.admin_token)) as poster:
         after: int = poster.post()["id"]
-    fill(server, folder, MISSED, STREAM, lines=MISSED)
+    fill(server, folder, MISSED, STREAM)
     return after
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
 from bench.rig.load import Load, undisturbed
 from bench.rig.machine import CpuMeter, Neighbours, cpu_seconds, memory_kb
-from bench.rig.report import Figure
+from bench.rig.report import Figure, settle
 from bench.rig.requests import EVENT_BYTES, MARK, event, load, save, tail
 from penstock.cli.app import run
 from penstock.testing import wait_until
@@ -47,7 +48,7 @@ EVERY = {
     "fanout with a linger": (fanout, ["--linger"], 2),
     "idle": (idle, [], 4),
     "latency": (latency, [], 3),
-    "peers": (peers, ["--only", "nats"], 6),
+    "peers": (peers, ["--only", "nats", "--bytes", "300"], 7),
     "push": (push, [], 3),
     "replay": (replay, [], 1),
     "msgstream": (msgstream, [], 5),
@@ -134,6 +135,25 @@ def test_a_ratio_is_judged_instead_of_the_value_where_that_is_promised() -> None
     assert Figure("x", 30.0, "µs", floor=None, must=1.6, aim=1.2, judged="ratio").met is None
     assert Figure("x", 30.0, "ms", aim=5.0).met == "must"
     assert Figure("x", 30.0, "ms").met is None
+
+
+def test_a_machine_that_is_never_quiet_is_waited_for_less_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("bench.rig.machine.wait_for_quiet", lambda within: waited.append(within) or 1.5)
+    given = Namespace(quick=False, patience=10.0)
+
+    for _ in range(100):
+        settle(given)
+
+    assert waited[0] == 10
+    assert sum(waited) <= 20
+
+
+def test_a_payload_that_peers_cannot_be_compared_by_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for size in ("63", "65537"):
+        with pytest.raises(SystemExit):
+            peers.main(["--quick", "--bytes", size])
+        assert "--bytes has to be 64 to 65,536" in capsys.readouterr().err
 
 
 def test_an_event_has_its_size_and_one_mark() -> None:

@@ -128,14 +128,21 @@ def _whole(value: Any) -> Any:
 
 
 def settle(given: argparse.Namespace) -> float:
-    """Wait for the neighbours to be quiet before a round; return the cores they use when patience ends."""
-    return 0.0 if given.quick else machine.wait_for_quiet(given.patience)
+    """Wait for the neighbours to be quiet before a round; return the cores they use when patience ends.
+
+    Each time that was in vain the patience halves, so that a run also ends on a machine that is never quiet.
+    """
+    if given.quick:
+        return 0.0
+    cores = machine.wait_for_quiet(given.patience)
+    if cores >= machine.QUIET:
+        given.patience /= 2
+    return cores
 
 
 def say(text: str) -> None:
     """Tell whoever watches what is going on; results go to standard output."""
-    if sys.stderr.isatty():
-        print(f"  {text}", file=sys.stderr, flush=True)
+    print(f"  {text}", file=sys.stderr, flush=True)
 
 
 def arguments(bench: str, description: str) -> argparse.ArgumentParser:
@@ -145,7 +152,12 @@ def arguments(bench: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--record", action="store_true", help="add the figures to docs/figures.json")
     parser.add_argument("--quick", action="store_true", help="a few seconds: does it run, not how fast is it")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of figure and floor in turn")
-    parser.add_argument("--patience", type=float, default=10, help="seconds to wait for a quiet machine before a round")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=10,
+        help="seconds to wait for a quiet machine before a round; half as long each time that it does not become quiet",
+    )
     parser.add_argument("--dir", type=Path, default=DISK, help="where data goes: on the disk that is to be measured")
     return parser
 

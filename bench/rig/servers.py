@@ -24,11 +24,17 @@ def penstock(data: Path, **settings: object) -> Iterator[tuple[RunningServer, Ta
         yield server, Target(server.port, server.process.pid)
 
 
-def fill(server: RunningServer, folder: Path, events: int, stream: str, lines: int = 1000) -> None:
-    """Publish *events* as batches of lines."""
-    body = b"\n".join([requests.event()] * min(lines, events)) + b"\n"
+_LINES_BYTES = 200_000  # of a batch
+
+
+def fill(
+    server: RunningServer, folder: Path, events: int, stream: str, event_bytes: int = requests.EVENT_BYTES
+) -> None:
+    """Publish at least *events* as batches of lines."""
+    lines = max(1, min(events, _LINES_BYTES // event_bytes))
+    body = b"\n".join([requests.event(event_bytes)] * lines) + b"\n"
     file = requests.save(folder / "fill.json", requests.publish(stream, body, server.admin_token, lines=True))
-    with Child("publishers", server.port, 4, file, "total", max(1, events // lines)) as child:
+    with Child("publishers", server.port, 4, file, "total", -(-events // lines)) as child:
         child.answer()
 
 
