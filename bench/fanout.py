@@ -22,6 +22,7 @@ from bench.rig.poster import Poster
 from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
 from bench.rig.servers import penstock
 
+LINGER = 0.02  # seconds for which events are gathered with --linger
 SETTLE = 0.3  # seconds: longer than the ledger waits before it writes
 STREAM = "/bench"
 
@@ -168,29 +169,41 @@ def _delivery_bytes(ours: Subject) -> int:
 
 
 def _linger(given: argparse.Namespace, report: Report, folder: Path) -> None:
-    count = given.wires or 200
+    count, shared = given.wires or 200, max(1, round(given.rate * LINGER))
     with ExitStack() as stack:
-        ours = stack.enter_context(_ours(folder, count, log_gather_ms=20))
-        peer = stack.enter_context(_nchan(folder, count, _delivery_bytes(ours) - 8)) if nchan.available() else None
+        ours = stack.enter_context(_ours(folder, count, log_gather_ms=round(1000 * LINGER)))
+        size = _delivery_bytes(ours)
+        floor = stack.enter_context(_bare(folder, count, size * shared))
+        prototype = stack.enter_context(Child("bare_publish", folder / "events.db", LINGER))
+        floor.target, floor.unheard = Target(prototype.answer()["port"], prototype.pid), ours.unheard
+        peer = stack.enter_context(_nchan(folder, count, size - 8)) if nchan.available() else None
         for number in range(given.rounds):
-            for subject in (ours, peer) if peer else (ours,):
+            for subject in (ours, floor, peer) if peer else (ours, floor):
                 say(f"linger, round {number + 1} of {given.rounds}: {subject.name}")
                 settle(given)
                 subject.publish_us.append(_stream_through(subject, folder, given, heard=False))
-                subject.cpu_us.append(_stream_through(subject, folder, given, heard=True))
-    report.add(_per_cpu_second("linger 20 ms", ours, peer, given, published=True))
-    report.add(_per_cpu_second("linger 20 ms, publishing taken off", ours, peer, given, published=False))
+                if subject is floor:
+                    subject.cpu_us.append(subject.publish_us[-1] + _write_through(subject, shared, given))
+                else:
+                    subject.cpu_us.append(_stream_through(subject, folder, given, heard=True))
+    report.add(_per_cpu_second("linger 20 ms", ours, peer, "nginx with nchan", given, must=4, aim=6))
+    off = "linger 20 ms, publishing taken off"
+    report.add(_per_cpu_second(off, ours, peer, "nginx with nchan", given, published=False))
+    report.add(_per_cpu_second("linger 20 ms / bare", ours, floor, "bare prototype's publishes and bare writes", given))
+    if peer:  # as far as a server could come that is written in Python, is durable and writes to each wire
+        report.add(_per_cpu_second("linger 20 ms, bare, without a server", floor, peer, "nginx with nchan", given))
 
 
 def _per_cpu_second(
-    name: str, ours: Subject, peer: Subject | None, given: argparse.Namespace, *, published: bool
-) -> Figure:
+    name: str, ours: Subject, other: Subject | None, what: str, given: argparse.Namespace, must: float | None = None,
+    aim: float | None = None, *, published: bool = True,
+) -> Figure:  # fmt: skip
     """Deliveries that one second of CPU makes. Only what includes publishing, durable as it is, is judged."""
-    mine, others = ([1e6 / us for us in _costs(one, published=published)] if one else [] for one in (ours, peer))
-    must, aim = (4, 6) if published else (None, None)
-    detail = {"wires": ours.count, "rate": given.rate, "publish_us": median(ours.publish_us) * ours.count}
+    mine, others = ([1e6 / us for us in _costs(one, published=published)] if one else [] for one in (ours, other))
+    detail = {"wires": ours.count, "rate": given.rate, "event_us": median(ours.cpu_us) * ours.count,
+              "publish_us": median(ours.publish_us) * ours.count}  # fmt: skip
     return Figure(
-        name, median(mine), "deliveries/CPU s", median(others) if others else None, "nginx with nchan", must, aim,
+        name, median(mine), "deliveries/CPU s", median(others) if others else None, what, must, aim,
         "ratio", True, median([a / b for a, b in zip(mine, others, strict=True)]) if others else None, detail,
     )  # fmt: skip
 
@@ -204,10 +217,21 @@ def _costs(subject: Subject, *, published: bool) -> list[float]:
 def _stream_through(subject: Subject, folder: Path, given: argparse.Namespace, *, heard: bool) -> float:
     """CPU µs of one delivery while events come at a rate; unheard, what they cost without being delivered."""
     file = requests.save(folder / f"{subject.name}.json", subject.request if heard else subject.unheard)
-    before = cpu_seconds(subject.pid)
+    before = cpu_seconds(subject.target.pid)
     with Child("publishers", subject.target.port, 16, file, "rate", given.rate, given.seconds) as publishers:
         events: int = publishers.answer()["requests"]
     if heard:
         subject.arrive(events)
     time.sleep(SETTLE)
-    return 1e6 * (cpu_seconds(subject.pid) - before) / (events * subject.count)
+    return 1e6 * (cpu_seconds(subject.target.pid) - before) / (events * subject.count)
+
+
+def _write_through(floor: Subject, shared: int, given: argparse.Namespace) -> float:
+    """CPU µs of one delivery when so many share a bare write, at the same rate."""
+    before, writes = cpu_seconds(floor.pid), max(1, int(given.seconds / LINGER))
+    began = time.monotonic()
+    for number in range(writes):
+        time.sleep(max(0.0, began + number * LINGER - time.monotonic()))
+        floor.publish()
+        floor.arrive(1)
+    return 1e6 * (cpu_seconds(floor.pid) - before) / (writes * shared * floor.count)

@@ -45,7 +45,7 @@ EVERY = {
     "append": (append, [], 6),
     "console": (console, [], 8),
     "fanout": (fanout, [], 1),
-    "fanout with a linger": (fanout, ["--linger"], 2),
+    "fanout with a linger": (fanout, ["--linger"], 3),
     "idle": (idle, [], 4),
     "latency": (latency, [], 3),
     "peers": (peers, ["--only", "nats", "--bytes", "300"], 7),

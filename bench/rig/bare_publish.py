@@ -1,9 +1,10 @@
 """The least that a durable publish over HTTP takes in Python: a parser, one INSERT, a group commit, an answer.
 
-    python -m bench.rig.bare_publish FILE
+    python -m bench.rig.bare_publish FILE [SECONDS]
 
-Answers `{"port"}`. Everything that makes a server of it is missing: no routes, no tokens, no limits, no names,
-no indexes, no followers, no ledger. What a real one adds is what the comparison shows.
+With SECONDS each commit waits so long for others to share it. Answers `{"port"}`. Everything that makes a server of it
+is missing: no routes, no tokens, no limits, no names, no indexes, no followers, no ledger. What a real one adds is what
+the comparison shows.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import sqlite3
 import sys
 import threading
+import time
 from queue import Empty, SimpleQueue
 from typing import cast
 
@@ -51,7 +53,7 @@ class Peer(asyncio.Protocol):
 Event = tuple[Peer, bytes]
 
 
-def write(file: str, events: SimpleQueue[Event], loop: asyncio.AbstractEventLoop) -> None:
+def write(file: str, events: SimpleQueue[Event], loop: asyncio.AbstractEventLoop, gather: float) -> None:
     """Store what waits, in one transaction; then answer. For ever."""
     database = sqlite3.connect(file, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
@@ -59,7 +61,7 @@ def write(file: str, events: SimpleQueue[Event], loop: asyncio.AbstractEventLoop
     database.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, stream INTEGER, body BLOB)")
     last = 0
     while True:
-        group = take(events)
+        group = take(events, gather)
         numbered = list(enumerate(group, last + 1))
         database.execute("BEGIN")
         database.executemany("INSERT INTO events VALUES (?, 1, ?)", [(id, body) for id, (_, body) in numbered])
@@ -68,9 +70,11 @@ def write(file: str, events: SimpleQueue[Event], loop: asyncio.AbstractEventLoop
         loop.call_soon_threadsafe(answer, [(peer, id) for id, (peer, _) in numbered])
 
 
-def take(events: SimpleQueue[Event]) -> list[Event]:
+def take(events: SimpleQueue[Event], gather: float) -> list[Event]:
     """All that waits, one at least."""
     group = [events.get()]
+    if gather:
+        time.sleep(gather)
     try:
         while len(group) < _GROUP:
             group.append(events.get_nowait())
@@ -87,10 +91,10 @@ def answer(numbered: list[tuple[Peer, int]]) -> None:
             continue
 
 
-async def serve(file: str) -> None:
+async def serve(file: str, gather: str = "0") -> None:
     loop = asyncio.get_running_loop()
     events: SimpleQueue[Event] = SimpleQueue()
-    threading.Thread(target=write, args=(file, events, loop), daemon=True).start()
+    threading.Thread(target=write, args=(file, events, loop, float(gather)), daemon=True).start()
     server = await loop.create_server(lambda: Peer(events), "127.0.0.1", 0, backlog=4096)
     reply(port=server.sockets[0].getsockname()[1])
     await server.serve_forever()
