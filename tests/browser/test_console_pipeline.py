@@ -121,9 +121,13 @@ def test_ones_own_question_is_asked_by_keyboard_and_what_is_refused_says_why(wor
         box = page.get_by_label("Ask the lake")
         answer = box.get_by_role("table", name="Answer")
         # Values are text, whatever they look like
-        page.get_by_label("One SELECT").fill(f"SELECT '{ODD}' AS odd, NULL AS nothing, [1, 2] AS list")
+        asked = f"SELECT '{ODD}' AS odd, NULL AS nothing, [1, 2] AS list, 1.50 AS price, NULL::INT AS number"
+        page.get_by_label("One SELECT").fill(asked)
         page.get_by_label("One SELECT").press("Control+Enter")
-        expect(answer.get_by_role("row").nth(1)).to_have_text(f"{ODD}NULL[1,2]", timeout=ANSWERED_MS)
+        expect(answer.get_by_role("row").nth(1)).to_have_text(f"{ODD}NULL[1,2]1.50NULL", timeout=ANSWERED_MS)
+        # Numbers stand right, whether they came as such, as text, or not at all
+        for place, side in ((0, "start"), (2, "start"), (3, "right"), (4, "right")):
+            expect(answer.get_by_role("row").nth(1).get_by_role("cell").nth(place)).to_have_css("text-align", side)
         page.get_by_label("One SELECT").fill("SELECT * FROM read_text('/etc/passwd')")
         page.keyboard.press("Tab")
         page.keyboard.press("Enter")

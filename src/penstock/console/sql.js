@@ -68,7 +68,7 @@ function shown({ columns, rows, cut: more }, ms) {
     : typeof value === "number" ? (Number.isInteger(value) ? count(value) : String(value))
       : h("span", { title: text(value) }, cut(text(value), 120)));
   const list = table({ label: "Answer", columns: columns.map(({ name, type }, at) => ({
-    title: h("span", { title: type }, name), class: rows.every((row) => typeof row[at] === "number") ? "num" : null,
+    title: h("span", { title: type }, name), class: /^(u?int\d|decimal|double|(half)?float)/.test(type) ? "num" : null,
     cell: (row) => cell(row[at]) })) });
   list.show(rows, { now: true });
   const told = `${more ? "The first " : ""}${many(rows.length, "row")}, in ${duration(ms)}`;
