@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.doors.webpush_sender.binding import Binding
-from penstock.testing import RunningServer, start_log_process, start_nodes, start_server, wait_until
+from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import Reply, ask, publish
 from tests.api.test_v1_recipients import SLOW_RETRIES, actions
 from tests.bystander.sabotaged import start_sabotaged
@@ -172,34 +171,6 @@ def count_on_it() -> None:
 def test_a_redrive_that_is_recorded_before_it_is_done_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="dropped"):
         check_that_a_crash_forgets_no_trouble(tmp_path, count_on_it)
-
-
-def sends(node: RunningServer, id: str) -> bool:
-    shown = ask(node, "GET", f"/v1/webpush/{id}")
-    return shown.status == 200 and shown.json["state"] != "elsewhere"
-
-
-def test_a_binding_is_tried_again_by_whichever_node_is_asked(tmp_path: Path) -> None:
-    answer = [503]
-    with ExitStack() as stack, push_service(lambda push: answer[0]) as service:
-        engine = stack.enter_context(start_log_process(tmp_path / "log"))
-        nodes = start_nodes(stack, tmp_path, engine, 2, **SLOW_RETRIES)
-        id = bind(nodes[0], Browser().subscription(service.endpoint("nodes")), "/nodes", ttl=600)
-        wait_until(lambda: sum(sends(node, id) for node in nodes) == 1, within=20)
-        other = next(node for node in nodes if not sends(node, id))
-        # What waits after a failure is tried at once
-        publish(other, "/nodes", b"1")
-        wait_until(lambda: states(other, id) == ["retried"], within=20)
-        answer[0] = 400
-        retry = json.dumps({"kind": "binding", "name": id, "action": "retry"}).encode()
-        assert ask(other, "POST", "/v1/recipients/act", retry).status == 200
-        wait_until(lambda: states(other, id) == ["dropped"], within=20)
-        # What was given up is sent once more
-        answer[0] = 201
-        assert redrive(other, recipient=id).json["redriven"] == 1
-        wait_until(lambda: len(service.taken) == 1, within=20)
-        wait_until(lambda: states(other, id) == [], within=20)
-        assert not sends(other, id)
 
 
 def test_a_redrive_must_say_what(server: RunningServer) -> None:

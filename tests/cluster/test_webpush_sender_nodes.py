@@ -7,6 +7,8 @@ from pathlib import Path
 
 from penstock.testing import NatsCluster, RunningServer, start_nodes, wait_until
 from tests.api.client import ask, publish
+from tests.api.test_v1_recipients import act
+from tests.api.test_v1_trouble import redrive, states
 from tests.cluster.homes import new_prefix
 from tests.doors.push_service import Browser, bind, push_service
 
@@ -52,3 +54,30 @@ def test_each_binding_is_sent_for_by_one_node_and_by_another_when_that_one_dies(
         assert ask(other, "DELETE", f"/v1/webpush/{id}").status == 204
         wait_until(lambda: sum(runs_here(node) for node in living) == 0)
         assert [ask(node, "GET", f"/v1/webpush/{id}").status for node in living] == [404, 404]
+
+
+def sends(node: RunningServer, id: str) -> bool:
+    shown = ask(node, "GET", f"/v1/webpush/{id}")
+    return shown.status == 200 and shown.json["state"] != "elsewhere"
+
+
+def test_a_binding_is_tried_again_by_whichever_node_is_asked(nodes: list[RunningServer]) -> None:
+    # Given a binding whose push service asks to be left alone for ten minutes
+    answer: list[tuple[int, dict[str, str]]] = [(503, {"Retry-After": "600"})]
+    with push_service(lambda push: answer[0]) as service:
+        id = bind(nodes[0], Browser().subscription(service.endpoint("again")), "/again", ttl=1200)
+        wait_until(lambda: sum(sends(node, id) for node in nodes) == 1, within=20)
+        other, another = (node for node in nodes if not sends(node, id))
+        publish(other, "/again", b"1")
+        wait_until(lambda: states(other, id) == ["retried"], within=20)
+        # Then what waits is tried at once when a node is told to that does not send for it
+        answer[0] = 400, {}
+        assert act(other, "binding", id, "retry").status == 200
+        wait_until(lambda: states(another, id) == ["dropped"], within=20)
+        # And what was given up is sent once more
+        answer[0] = 201, {}
+        assert redrive(another, recipient=id).json["redriven"] == 1
+        wait_until(lambda: len(service.taken) == 1, within=20)
+        wait_until(lambda: states(other, id) == [], within=20)
+        assert not sends(other, id)
+        assert ask(other, "DELETE", f"/v1/webpush/{id}").status == 204
