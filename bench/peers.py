@@ -263,7 +263,7 @@ def _replay(given: argparse.Namespace, report: Report, folder: Path, starts: dic
         fill(server, folder, given.replayed, STREAM, given.bytes)
         tail = requests.save(folder / "tail.json", requests.tail(STREAM, server.admin_token, after=0))
         ours = Measured(Peer("Penstock", "", "HTTP, chunked", target))
-        others = [Measured(stack.enter_context(_filled(name, run, folder, given))) for name, run in starts.items()]
+        others = [Measured(stack.enter_context(_filled(name, folder, given))) for name in starts]
         for number in range(given.rounds):
             say(f"replay, round {number + 1} of {given.rounds}: Penstock")
             settle(given)
@@ -278,10 +278,12 @@ def _replay(given: argparse.Namespace, report: Report, folder: Path, starts: dic
 
 
 @contextmanager
-def _filled(name: str, run: peers.Start, folder: Path, given: argparse.Namespace) -> Iterator[Peer]:
-    """How it was stored does not matter to who reads: NATS syncs now and then here, as it does by default."""
+def _filled(name: str, folder: Path, given: argparse.Namespace) -> Iterator[Peer]:
+    """How it was stored does not matter to who reads: they sync now and then here, as they do by default."""
     event = requests.event(given.bytes)
-    with peers.run_nats(folder / name, event, "2m") if name == "nats" else run(folder / name, event) as peer:
+    starting = {"nats": lambda: peers.run_nats(folder / name, event, "2m"),
+                "redis": lambda: peers.run_redis(folder / name, event, "everysec")}  # fmt: skip
+    with starting[name]() as peer:
         say(f"replay, storing {given.replayed:,} events: {peer.name}")
         with Sender(peer) as sender:
             sender.store(given.replayed)

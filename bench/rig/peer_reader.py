@@ -21,12 +21,15 @@ from bench.rig.requests import MARK
 
 _LONGEST = 1024 * 1024
 _PAGE = b"1000"
-_FLOW = re.compile(rb"HMSG in\.0 1 (\S+) \d+ \d+\r\nNATS/1\.0 100 FlowControl")
+_ASKING = b"FlowControl"
+_HELD = 120  # bytes: more than one such message has up to that word
+_FLOW = re.compile(rb"HMSG in\.0 1 (\S+) \d+ \d+\r\nNATS/1\.0 100 " + _ASKING)
+_HEAD = re.compile(rb"\*1\r\n\*2\r\n\$5\r\nbench\r\n\*(\d+)\r\n")
 _ID = re.compile(rb"\r\n\$\d+\r\n(\d+-\d+)\r\n")
 
 
-def from_nats(wire: socket.socket) -> Iterator[bytes]:
-    """What comes, piece by piece."""
+def from_nats(wire: socket.socket) -> Iterator[tuple[int, int]]:
+    """How many events came, and bytes, piece by piece."""
     consumer = {
         "stream_name": STREAM,
         "config": {"deliver_policy": "all", "ack_policy": "none", "deliver_subject": "in.0", "flow_control": True,
@@ -35,45 +38,42 @@ def from_nats(wire: socket.socket) -> Iterator[bytes]:
     asked = json.dumps(consumer).encode()
     subject = f"$JS.API.CONSUMER.CREATE.{STREAM}".encode()
     wire.sendall(HELLO + b"SUB in.0 1\r\nSUB in.1 2\r\nPUB %b in.1 %d\r\n%b\r\n" % (subject, len(asked), asked))
-    held = b""
-    while data := wire.recv(_LONGEST):
-        yield data
-        joined = held + data
-        for found in _FLOW.finditer(joined):  # it waits until it hears that we are not behind
-            wire.sendall(b"PUB %b 0\r\n\r\n" % found[1])
-            held = b""
-        held = joined[-120:] if not joined[-120:].count(b"FlowControl") else b""
+    buffer = bytearray(_HELD + _LONGEST)  # the end of the piece before stands at its beginning
+    view = memoryview(buffer)
+    while size := wire.recv_into(view[_HELD:]):
+        end = _HELD + size
+        yield buffer.count(MARK, _HELD, end), size
+        if buffer.find(_ASKING, 0, end) >= 0:
+            for found in _FLOW.finditer(view[:end]):  # it waits until it hears that we are not behind
+                wire.sendall(b"PUB %b 0\r\n\r\n" % found[1])
+        buffer[:_HELD] = buffer[end - _HELD : end].replace(_ASKING, bytes(len(_ASKING)))  # it is answered once
 
 
-def from_redis(wire: socket.socket) -> Iterator[bytes]:
+def from_redis(wire: socket.socket) -> Iterator[tuple[int, int]]:
     """The same, page by page."""
-    after = b"0"
+    after, buffer = b"0", bytearray(_LONGEST)
     while True:
         wire.sendall(resp(b"XREAD", b"COUNT", _PAGE, b"STREAMS", b"bench", after))
-        page = bytearray()
-        while not _is_whole(page):
-            page += wire.recv(_LONGEST)
-        yield bytes(page)
-        ids = _ID.findall(page)
-        if not ids:
-            return
-        after = ids[-1]
-
-
-def _is_whole(page: bytearray) -> bool:
-    """Whether a page of equal entries is complete: each of them has its mark, its head says how many there are."""
-    found = re.match(rb"\*1\r\n\*2\r\n\$5\r\nbench\r\n\*(\d+)\r\n", page)
-    if found is None:
-        return page.startswith((b"*-1\r\n", b"-"))
-    return page.count(MARK) == int(found[1]) and page.endswith(b"}\r\n")
+        page, seen, count = bytearray(), 0, 0
+        # Whole is a page of equal entries when each of them has its mark; its head says how many there are.
+        while not count or seen < count or not page.endswith(b"}\r\n"):
+            size = wire.recv_into(buffer)
+            page += memoryview(buffer)[:size]
+            seen += buffer.count(MARK, 0, size)
+            if not size or page.startswith((b"*-1\r\n", b"-")):
+                return
+            if not count and (found := _HEAD.match(page)):
+                count = int(found[1])
+        yield seen, len(page)
+        after = _ID.findall(page, len(page) - 2 * len(page) // count)[-1]
 
 
 def main(kind: str, port: str, events: str) -> None:
     began, cpu, seen, total = time.perf_counter(), time.process_time(), 0, 0
     with socket.create_connection(("127.0.0.1", int(port)), timeout=60) as wire:
-        for piece in (from_nats if kind == "nats" else from_redis)(wire):
-            seen += piece.count(MARK)
-            total += len(piece)
+        for came, size in (from_nats if kind == "nats" else from_redis)(wire):
+            seen += came
+            total += size
             if seen >= int(events):
                 break
     if seen < int(events):

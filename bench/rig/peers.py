@@ -209,15 +209,16 @@ def resp(*words: bytes) -> bytes:
 
 
 @contextmanager
-def run_redis(folder: Path, event: bytes) -> Iterator[Peer]:
-    """A stream, with each append in the file and synced before it is answered."""
+def run_redis(folder: Path, event: bytes, sync: str = "always") -> Iterator[Peer]:
+    """A stream, with each append in the file and synced before it is answered, or every second."""
     folder.mkdir()
     port, program = free_port(), find_program("redis-server") or "redis-server"
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    command += ["--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0"]
+    command += ["--appendonly", "yes", "--appendfsync", sync, "--auto-aof-rewrite-percentage", "0"]
     with run(command, port, folder / "log") as target:
         yield Peer(
-            "Redis", _version([program, "--version"]), "RESP, streams", target, keeps=SYNCED,
+            "Redis", _version([program, "--version"]), "RESP, streams", target,
+            keeps=SYNCED if sync == "always" else "in files",
             greeting=resp(b"PING"), greeted=b"+PONG\r\n", append=resp(b"XADD", b"bench", b"*", b"e", event),
         )  # fmt: skip
 
