@@ -190,6 +190,26 @@ async def test_lines_of_a_replay_say_what_lines_of_the_entries_say(tmp_path: Pat
     assert [json.loads(line) for line in lines] == [json.loads(line) for line in single]
 
 
+async def test_a_page_of_large_events_has_as_many_as_there_is_room_for(tmp_path: Path) -> None:
+    sizes = [5_000] * 150 + [50] * 150 + [20_000] * 120
+    async with open_sqlite(tmp_path, node="n", clock=ManualClock()) as engine:
+        bodies = [b"%d" % number + b"x" * size for number, size in enumerate(sizes)]
+        await engine.log.append(Batch((Draft("/s", b"first"),)))
+        for begin in range(0, len(bodies), 50):
+            await engine.log.append(Batch(tuple(Draft("/s", body) for body in bodies[begin : begin + 50])))
+        await engine.log._writer.fold_now()
+        pages: list[Page] = []
+        while not pages or pages[-1].more:
+            after = pages[-1].upto if pages else 2  # behind what tells that the stream was made
+            pages.append(await engine.log.read_after(("/s",), after, limit=100, limit_bytes=100_000, ahead=True))
+
+    read = [entry.body for page in pages for entry in page.entries if entry.index]
+    assert read == bodies
+    assert all(sum(len(entry.body) for entry in page.entries) <= 100_000 for page in pages)
+    # Whatever they have room for, nearly all pages are read with one statement
+    assert sum(isinstance(page.entries, PlainEntries) for page in pages) > 0.8 * len(pages)
+
+
 async def test_bodies_that_are_no_text_are_shown_as_such_in_a_replay(tmp_path: Path) -> None:
     _, lines, single = await shown_in_a_replay(tmp_path, BINARY * LIMIT)
 

@@ -28,6 +28,8 @@ NAMES: Final = 200_000
 """Stream names and pattern decisions held in memory. Over it: they are read anew."""
 DENSE: Final = 3
 """A page whose ids are no further apart than this, on average, is read as a range."""
+TRIES: Final = 3
+"""How often the number of entries that a page has room for is guessed, from those that were too many."""
 PATTERN_SETS: Final = 64
 """Sets of patterns whose decisions are held in memory."""
 
@@ -64,24 +66,28 @@ FROM (SELECT id, stream, body FROM entries WHERE id > ? AND id <= ? ORDER BY id 
 """
 # A full page of one stream in one statement, for replays: the next page can be on its way while this one is made into
 # lines, because nobody has to take the interpreter lock in between. It is less than full, and of no use, if the stream
-# has less in `places`, lies too far apart, is too large (no body is longer than its line), goes on in another chunk, or
-# has something else than plain events.
+# has less in `places`, lies too far apart, or has something else than plain events. If it is too large (no body is
+# longer than its line) nothing is read but its size; one that goes on in another chunk counts as twice too large.
 _NEXT_PAGE = """
 WITH first(idx, chunk, offset) AS MATERIALIZED (
     SELECT idx, chunk, offset FROM places WHERE stream = :stream AND id > :after ORDER BY id LIMIT 1
-), last(id) AS MATERIALIZED (
-    SELECT places.id FROM places, first
+), last(id, bytes) AS MATERIALIZED (
+    SELECT places.id, iif(
+        places.chunk = first.chunk,
+        places.offset + (SELECT size FROM entries WHERE id = places.id) - first.offset,
+        2 * :limit_bytes
+    )
+    FROM places, first
     WHERE stream = :stream AND places.id = (
         SELECT id FROM places WHERE stream = :stream AND id > :after AND id <= :upto
         ORDER BY id LIMIT 1 OFFSET :limit - 1
-    ) AND places.id - :after <= :dense * :limit AND places.chunk = first.chunk
-        AND places.offset + (SELECT size FROM entries WHERE id = places.id) - first.offset <= :limit_bytes
+    ) AND places.id - :after <= :dense * :limit
 )
-SELECT (SELECT id FROM last), first.*, count(*),
+SELECT (SELECT id FROM last), (SELECT bytes FROM last), first.*, count(*),
        group_concat(id), group_concat(entries.offset + size), group_concat(published_ms),
        group_concat(CAST(body AS TEXT), char(127))
 FROM entries, first
-WHERE id > :after AND id <= (SELECT id FROM last) AND stream = :stream
+WHERE id > :after AND id <= (SELECT id FROM last WHERE bytes <= :limit_bytes) AND stream = :stream
     AND kind = 0 AND type = '' AND attributes = '' AND expires_ms IS NULL
 """
 _PLACES = """
@@ -227,6 +233,7 @@ class SqliteReader:
     def __init__(self, connection: sqlite3.Connection, names: StreamNames) -> None:
         self.connection, self._names = connection, names
         self._plain = True  # the last page had plain events only
+        self._fitting: dict[int, int] = {}  # how many entries of the stream that was read last a page has room for
         self._mixed = 0  # the stream whose last page was not text, or had what stands between bodies
 
     def spots(self, stream: int, recent: Spots, where: PlaceQuery, upto: int, limit: int) -> list[Spot]:
@@ -272,15 +279,23 @@ class SqliteReader:
         return entries, whole
 
     def next_page(self, stream: int, after: int, look: Look) -> tuple[PlainEntries, int] | None:
-        """A full page of plain events and its last id, with one statement; None if it takes more than that."""
+        """A full page of plain events and its last id, with one statement; None if it takes more than that.
+
+        Full is one with as many entries as wanted, or with about as many as there is room for.
+        """
         if not self._plain or stream == self._mixed:
             return None
-        values = {
-            "stream": stream, "after": after, "upto": look.upto, "limit": look.limit, "limit_bytes": look.limit_bytes,
-            "dense": DENSE,
-        }  # fmt: skip
-        last, index, chunk, offset, count, *texts = self.connection.execute(_NEXT_PAGE, values).fetchone()
-        if count < look.limit:
+        limit = min(look.limit, self._fitting.get(stream, look.limit))
+        values = {"stream": stream, "after": after, "upto": look.upto, "limit_bytes": look.limit_bytes, "dense": DENSE}
+        for _ in range(TRIES):
+            row = self.connection.execute(_NEXT_PAGE, {**values, "limit": limit}).fetchone()
+            last, size, index, chunk, offset, count, *texts = row
+            if size:
+                self._fitting = {stream: max(1, 9 * limit * look.limit_bytes // (10 * size))}
+            if not size or size <= look.limit_bytes:
+                break
+            limit = min(look.limit, self._fitting[stream])
+        if count < limit:
             return None
         columns = PlainColumns(*texts)
         if not _are_texts(columns.bodies, count):
