@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         "--deliveries", type=int, default=5_000_000, help="that are folded, counted, and looked through"
     )
     parser.add_argument("--commits", type=int, default=10_000, help="of which the next is compared with the tenth")
-    parser.add_argument("--turns", type=int, default=DAY_TURNS, help="of `up` that are simulated, one in five seconds")
+    parser.add_argument("--turns", type=int, default=DAY_TURNS, help="of `up` that are simulated, one in four seconds")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part, and no other; may be repeated")
     given = parser.parse_args(argv)
     if given.quick:

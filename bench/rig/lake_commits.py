@@ -20,7 +20,7 @@ from penstock.wire.lake_files import LakeFile
 
 BEGIN = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
 """The next day: a table's clock does not go back behind the moment at which it was made."""
-TURN_SECONDS, COMPACT_SECONDS = 5, 1_800
+TURN_SECONDS, COMPACT_SECONDS = 4, 1_800
 """As the loop of `up` has it (docs/pipeline.md)."""
 WINDOW = 256
 """Commits of which the mean is taken: among so many, manifests are merged sixteen times, and once those merged."""
@@ -50,7 +50,7 @@ def measure_commits(report: Report, folder: Path, commits: int) -> None:
 
 
 def measure_day(report: Report, folder: Path, turns: int) -> None:
-    """So many turns of `up`, one in five seconds, and a compaction every half hour: files and CPU at the end and early.
+    """So many turns of `up`, one in four seconds, and a compaction every half hour: files and CPU at the end and early.
 
     A shorter day than a whole one is compacted as often.
     """

@@ -73,6 +73,33 @@ def test_a_job_that_ran_before_those_it_builds_on_runs_again(place: Workplace) -
     assert watermark(place.client, "ledger") == newest
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["honest", "sabotage: each is due after its own end"])
+def test_jobs_of_one_round_are_due_together_again(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """Else the ledger would be due before the archive, and a whole round behind it."""
+    now, step = [0.0], [1.0]
+
+    def clock() -> float:
+        now[0] += step[0]
+        return now[0]
+
+    loop = JobLoop(place, {"archive": 4.0, "ledger": 4.0}, clock=clock)
+    if apart:
+        usual = Timing.succeeded
+        monkeypatch.setattr(Timing, "succeeded", lambda timing, began, *rest: usual(timing, now[0], *rest))
+    publish(place.client, "/orders", [b"one"])
+    loop.round(place.client.newest())
+    publish(place.client, "/orders", [b"two"])
+
+    # When it is the moment at which the archive is due
+    now[0], step[0] = loop._timings[0].due, 0.0
+    loop.round(newest := place.client.newest())
+
+    assert watermark(place.client, "events") == newest
+    assert (watermark(place.client, "ledger") == newest) is not apart
+
+
 @pytest.mark.parametrize("without", ["", "compact"], ids=["honest", "sabotage: nobody compacts"])
 def test_what_up_does_puts_small_files_together_by_itself(place: Workplace, without: str) -> None:
     now = [0.0]

@@ -34,7 +34,7 @@ EVERYTHING: Final = {
     "erase": 60.0,
     "compact": 1800.0,
 }
-"""What `up` runs, and every how many seconds. Without compaction a day would have 17,280 files of each table."""
+"""What `up` runs, and every how many seconds. Without compaction a day would have 21,600 files of each table."""
 
 
 class Stopped(BaseException):

@@ -25,7 +25,10 @@ from penstock.pipeline.table_lease import own_name
 
 log = logging.getLogger("penstock.pipeline")
 
-PERIOD_SECONDS: Final = 5.0
+PERIOD_SECONDS: Final = 4.0
+"""From the beginning of a round to that of the next, while there is something new. An entry waits for a round, which
+takes a fraction of a second: most of the tables' age is this."""
+
 WAIT_SECONDS: Final = 20.0
 """How long one wait at the server lasts while nothing happens."""
 
@@ -62,8 +65,8 @@ class Timing:
     failures: int = 0
     last: dict[str, Any] = field(default_factory=dict)
 
-    def succeeded(self, now: float, newest: int, words: str, seconds: float) -> None:
-        self.failures, self.seen, self.due = 0, newest, now + self.period
+    def succeeded(self, began: float, newest: int, words: str, seconds: float) -> None:
+        self.failures, self.seen, self.due = 0, newest, began + self.period
         self.last = {"words": words, "seconds": round(seconds, 2), "at_ms": int(time.time() * 1000)}
 
     def failed(self, now: float, error: BaseException) -> None:
@@ -96,10 +99,10 @@ class JobLoop:
 
     def round(self, newest: int) -> None:
         """Run what is due and has something to do, in order."""
-        reached = newest
+        reached, began = newest, self._clock()
         for timing in self._timings:
             if timing.seen < newest and timing.due <= self._clock():
-                self._run(timing, reached)
+                self._run(timing, reached, began)
             # Each job works on what the jobs before it have made, so it has seen no more than they have.
             reached = min(reached, timing.seen)
 
@@ -112,7 +115,7 @@ class JobLoop:
         if pause > 0:
             self._place.client.newest(after, wait=min(pause, WAIT_SECONDS))
 
-    def _run(self, timing: Timing, newest: int) -> None:
+    def _run(self, timing: Timing, newest: int, round_began: float) -> None:
         began = self._clock()
         try:
             outcome = perform(self._place, timing.name, {})
@@ -123,7 +126,8 @@ class JobLoop:
             log.warning("job %s failed: %s", timing.name, str(error)[:2000])
             return
         before = timing.seen
-        timing.succeeded(self._clock(), newest, outcome.words, self._clock() - began)
+        # Jobs of one round are due together again: none of them waits for what another is to make in the next round.
+        timing.succeeded(round_began, newest, outcome.words, self._clock() - began)
         if outcome.more:  # it has given way to the others, and goes on in the next round
             timing.seen, timing.due = before, self._clock()
 
