@@ -22,6 +22,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace, ledger
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
+from penstock.pipeline.ledger_batches import STREAM
 from penstock.testing import start_server
 from penstock.wire.lake_files import LakeFile
 
@@ -83,4 +84,4 @@ def _row(id: int, ms: int, at: datetime) -> dict[str, Any]:
         "rows": [[ms, "sent", "", "/bench", id, id, 0]],
     }  # fmt: skip
     body = json.dumps(head).encode() + b"\n" + array("I", range(RECIPIENTS)).tobytes()
-    return {"id": id, "stream": ledger.STREAM, "index": id - 1, "kind": "data", "time": at, "body": body}
+    return {"id": id, "stream": STREAM, "index": id - 1, "kind": "data", "time": at, "body": body}

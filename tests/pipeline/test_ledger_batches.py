@@ -10,36 +10,33 @@ from penstock.pipeline.ledger_batches import (
     BATCH,
     LOOKED_AT,
     MOST_HEADS,
-    UNREADABLE,
     EpochHead,
-    find_in,
+    batches_in,
     find_repeats,
     heads_from_rows,
     heads_to_rows,
-    look_through,
 )
 
 
-def pieces(rows: list[tuple[int, str, int, int, str]]) -> list[pa.RecordBatch]:
+def batches(*rows: tuple[int, str, int, int, str]) -> list[tuple[int, str, int, int]]:
     table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(LOOKED_AT)})
-    return table.to_batches(max_chunksize=2)
+    return [batch for piece in table.to_batches(max_chunksize=2) for batch in batches_in(piece)]
 
 
 def test_a_repeat_in_a_later_turn_is_found() -> None:
-    first = pieces([(1, "n", 1, 0, BATCH), (1, "n", 1, 0, "sent"), (2, "n", 1, 1, BATCH)])
-    second = pieces(
-        [(5, "n", 1, 1, BATCH), (5, "n", 1, 1, "sent"), (6, "n", 1, 2, BATCH), (7, "", 0, 0, UNREADABLE),
-         (8, "m", 1, 0, BATCH), (9, "n", 2, 0, BATCH)],
+    first = batches((1, "n", 1, 0, BATCH), (1, "n", 1, 0, "sent"), (2, "n", 1, 1, BATCH))
+    second = batches(
+        (5, "n", 1, 1, BATCH), (5, "n", 1, 1, "sent"), (6, "n", 1, 2, BATCH), (8, "m", 1, 0, BATCH),
+        (9, "n", 2, 0, BATCH),
     )  # fmt: skip
 
-    heads = find_in([look_through(first)], {}).heads
-    found = find_in([look_through(second)], heads_from_rows(heads_to_rows(heads)))
+    _, heads = find_repeats(first, {})
+    repeats, newest = find_repeats(second, heads_from_rows(heads_to_rows(heads)))
 
-    assert (found.repeats, found.unreadable) == ({5}, 1)
-    assert found.heads == {("n", 1): EpochHead(2, 6), ("m", 1): EpochHead(0, 8), ("n", 2): EpochHead(0, 9)}
-    forgetful = find_in([look_through(second)], {})
-    assert forgetful.repeats == frozenset(), "sabotage: who forgets the turn before does not see it"
-    assert find_in([look_through(second), look_through(first)], {}) == find_in([look_through([*first, *second])], {})
+    assert repeats == {5}
+    assert newest == {("n", 1): EpochHead(2, 6), ("m", 1): EpochHead(0, 8), ("n", 2): EpochHead(0, 9)}
+    assert find_repeats(second, {})[0] == frozenset(), "sabotage: who forgets the turn before does not see it"
+    assert find_repeats([*second, *first], {}) == find_repeats([*first, *second], {}), "whichever task was first"
 
 
 @given(st.lists(st.integers(0, 3), max_size=30), st.integers(0, 30))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigInvalid
-from penstock.iceberg.files import PlannedFile, write_file
+from penstock.iceberg.files import PlannedFile, arrow_schema, read_batches, write_file
 from penstock.pipeline import jobs, merging
 from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Faults, Intent, Slice, Turn, watermark
 from penstock.pipeline.jobs import Workplace, archive, compact, ledger, rollup
-from penstock.pipeline.lake import SCHEMAS, open_lake
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.lake_files import LakeFile
@@ -186,11 +188,16 @@ def test_what_a_turn_has_left_that_was_cut_off_is_swept(
 # ── one row for each key ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("looks", [merging.SURELY_BYTES, 0], ids=["small files", "keys compared"])
+@pytest.mark.parametrize(
+    ("looks", "here"),
+    [(merging.SURELY_BYTES, merging.HERE_ROWS), (0, merging.HERE_ROWS), (0, 0)],
+    ids=["small files", "keys compared", "in tasks"],
+)
 def test_a_delivery_is_one_row_however_late_its_records_come(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch, looks: int
+    place: Workplace, monkeypatch: pytest.MonkeyPatch, looks: int, here: int
 ) -> None:
     monkeypatch.setattr(merging, "SURELY_BYTES", looks)
+    monkeypatch.setattr(merging, "HERE_ROWS", here)
     publish(place.client, "/orders", [b"one", b"two"])
     last = place.client.newest()
     for _ in range(3):  # the same reader gets the same again and again
@@ -213,34 +220,59 @@ def test_a_delivery_is_one_row_however_late_its_records_come(
     assert sum(row["count"] for row in sums if row["state"] == "sent") == 6
 
 
-def test_a_fold_has_as_many_tasks_as_its_rows_need(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "TASK_ROWS", 5)
-    row = ("v1", "a", "/a", 0, 0, "", "", 0, "sent", "", None, None, None, None, 1, None, 1)
-    rows = place.spark.createDataFrame([(*row[:3], n, n, *row[5:]) for n in range(40)], SCHEMAS["deliveries"])
-    together = "spark.sql.adaptive.coalescePartitions.enabled"  # Spark puts small tasks together
-    place.spark.conf.set(together, "false")
-    try:
-        usual = ledger.fold_deliveries(rows).rdd.getNumPartitions()
-        with place.shuffling(40):
-            found = ledger.fold_deliveries(rows).rdd.getNumPartitions()
-    finally:
-        place.spark.conf.unset(together)
+def deliveries(*entries: int, reason: str = "") -> pa.Table:
+    """Rows of `deliveries`, one for each of these entries."""
+    row = {"door": "v1", "recipient": "a", "stream": "/a", "key": "", "month": "", "number": 0, "state": "sent"}
+    rows = [{**row, "first": entry, "last": entry, "reason": reason, "attempts": 1} for entry in entries]
+    return pa.Table.from_pylist(rows, arrow_schema("deliveries"))
 
-    assert (usual, found) == (4, 8)
+
+def stored(place: Workplace, rows: pa.Table) -> merging.StoredRows:
+    """The same in a file of the lake."""
+    written = write_file(place.lake.store, LakeFile(0, 9, "2026-11-15", "deliveries"), [rows])
+    assert written
+    return merging.StoredRows(place.lake.store, written.location, written.rows)
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["honest", "sabotage: dealt out by their reasons"])
+def test_a_fold_has_as_many_tasks_as_its_rows_need(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch, mixed: bool
+) -> None:
+    """Rows of one key meet in one task, whichever files they come from."""
+    monkeypatch.setattr(jobs, "TASK_ROWS", 15)
+    monkeypatch.setattr(merging, "HERE_ROWS", 0)
+    fresh = [stored(place, deliveries(*range(begin, begin + 10))) for begin in (1, 11, 21)]
+    held = [stored(place, deliveries(*range(16, 36), reason="again"))]
+    table = replace(ledger.DELIVERIES, keys=("reason",)) if mixed else ledger.DELIVERIES
+
+    written = merging.merge(place, table, fresh, held, LakeFile(0, 9, "2026-11-15", "deliveries"))
+
+    rows = [
+        row for one in written for batch in read_batches(place.lake.store, one.location) for row in batch.to_pylist()
+    ]
+    once = {entry: 2 if 16 <= entry <= 30 else 1 for entry in range(1, 36)}
+    assert (sorted((row["first"], row["attempts"]) for row in rows) == sorted(once.items())) is not mixed
+    assert len(written) == (2 if mixed else 4)
+
+
+def test_a_shuffle_of_frames_has_as_many_tasks_as_its_rows_need(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "TASK_ROWS", 5)
+    with place.shuffling(40):
+        assert place.spark.conf.get("spark.sql.shuffle.partitions") == "8"
     assert place.spark.conf.get("spark.sql.shuffle.partitions") == "4"
 
 
 def test_a_late_record_rewrites_the_file_that_it_speaks_of_and_no_other(place: Workplace) -> None:
-    table = ledger.DELIVERIES
-    row = ("v1", "a", "/a", 0, 0, "", "", 0, "sent", "", None, None, None, None, 1, None, 1)
-    fresh = place.spark.createDataFrame([(*row[:3], 15, 15, *row[5:])], SCHEMAS["deliveries"])
     known = {"month": ("", ""), "recipient": ("a", "a")}
     files = [
         PlannedFile(LakeFile(lo, lo + 10, "2026-11-15", "deliveries"), str(lo), 1, 1, {**known, "first": (lo, lo + 9)})
         for lo in range(0, 100, 10)
     ]
+    late = [stored(place, deliveries(15))]
 
-    assert [one.file.lo for one in merging.touched(place, files, table, fresh)] == [10]
+    assert [one.file.lo for one in merging.touched(place, files, ledger.DELIVERIES, late)] == [10]
 
 
 # ── the commit protocol, without Spark ─────────────────────────────────────────────────────────

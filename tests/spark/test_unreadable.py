@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.iceberg.files import PlannedFile
+from penstock.iceberg.files import PlannedFile, arrow_schema, write_file
+from penstock.pipeline import ledger_batches
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, erase, ledger, rollup
 from penstock.pipeline.lake import Lake, LakeHole, covering, open_lake
@@ -72,16 +73,20 @@ def test_entries_that_cannot_be_read_are_named_and_stop_nothing(world: World) ->
 def test_sabotage_a_job_that_believes_every_entry_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     server, place = world
 
-    def believing(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for piece in pieces:
+    def believing(
+        entries: Iterator[pa.RecordBatch], unreadable: list[tuple[int, str, str, int]]
+    ) -> Iterator[pa.RecordBatch]:
+        made = ledger_batches.BatchRows()
+        for piece in entries:
             for id, body in zip(piece.column("id").to_pylist(), piece.column("body").to_pylist(), strict=True):
-                yield ledger._arrow(ledger._rows(id, body))
+                made.add(id, body)
+        yield made.arrow()
 
     publish(server, "/_ledger", b"garbage")
     archive.run(place, {})
     before = watermark(place.client, "ledger")
     with monkeypatch.context() as patched:
-        patched.setattr(ledger, "_decode", believing)
+        patched.setattr(ledger_batches, "decode", believing)
         with pytest.raises(Exception, match="Expecting value"):
             ledger.run(place, {})
 
@@ -205,12 +210,6 @@ def came_back(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> datetime:
     return datetime.fromisoformat(words.split(" and ")[1].split()[0])
 
 
-def test_a_late_record_opens_the_files_that_it_speaks_of_and_no_other(spark: SparkSession) -> None:
-    ids = spark.createDataFrame([(5,), (6,), (99_950,), (200_000,)], "id BIGINT")
-
-    assert rollup.numbers_of(ids, list(range(100, 100_001, 100))) == {0, 999}
-
-
 @pytest.mark.parametrize("reads_all", [False, True], ids=["honest", "sabotage: all files are read"])
 def test_a_rollup_reads_no_file_that_no_record_speaks_of(
     world: World, monkeypatch: pytest.MonkeyPatch, reads_all: bool
@@ -219,21 +218,25 @@ def test_a_rollup_reads_no_file_that_no_record_speaks_of(
     for _ in range(3):
         publish(server, "/orders")
         archive.run(place, {})
-    files = place.files("events")
-    late = place.spark.createDataFrame([(files[0].file.hi, files[-1].file.hi)], "first BIGINT, last BIGINT")
+    files, store = place.files("events"), place.lake.store
+    late = {"entry": 1, "state": "sent", "first": files[0].file.hi, "last": files[-1].file.hi}
+    beyond = {**late, "first": files[-1].file.hi + 5, "last": files[-1].file.hi + 9}
+    rows = pa.Table.from_pylist([late, beyond], arrow_schema("ledger"))
+    written = write_file(store, LakeFile(0, 1, "2026-11-15", "ledger"), [rows])
+    assert written
     if reads_all:
-        monkeypatch.setattr(rollup, "numbers_of", lambda ids, ends: set(range(len(ends))))
+        monkeypatch.setattr(rollup.FilesSpokenOf, "__call__", lambda task, sources: set(range(len(task.ends))))
 
-    read = rollup._entries_of(place, late, files[-1].file.hi).inputFiles()
+    read = rollup.entries_of(place, [rollup.RecordsOf(store, written.location, 2, 0, files[-1].file.hi)])
 
     assert len(files) > 2
-    assert len(read) == (len(files) if reads_all else 2)
+    assert read == (files if reads_all else [files[0], files[-1]])
 
 
 def test_sabotage_a_lake_that_does_not_look_whether_its_files_are_there(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last of this module. Even then no rows are lost: Spark itself stumbles over the file, only less clearly."""
+    """The last of this module. Even then no rows are lost: the job stumbles over the file, only less clearly."""
     monkeypatch.setattr(Lake, "check", lambda lake, files: None)
-    with pytest.raises(Exception, match=r"PATH_NOT_FOUND|does not exist"):
+    with pytest.raises(Exception, match=r"Failed to open|No such file"):
         test_no_file_is_not_taken_for_no_rows(world, tmp_path)

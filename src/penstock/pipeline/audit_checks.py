@@ -187,6 +187,13 @@ def _closed_entries(ledger: DataFrame, entries: DataFrame) -> DataFrame:
     return counted.groupBy("recipient").agg(F.sum(F.col("stop") - F.col("begin") + 1).alias("entries"))
 
 
+def without_repeats(ledger: DataFrame) -> DataFrame:
+    """The records of each batch once. A node that got no answer appends a batch again, under the same number."""
+    batches = ledger.where(F.col("state") == BATCH).groupBy("node", "epoch", "sequence")
+    first = batches.agg(F.min("entry").alias("entry")).select("entry")
+    return ledger.join(F.broadcast(first), "entry", "left_semi")
+
+
 def positions(ledger: DataFrame, events: DataFrame) -> DataFrame:
     """How far each app of a pusher has acknowledged each stream, and the entries that wait: one row for each."""
     acked = ledger.where((F.col("door") == "eventhorizon") & (F.col("state") == "acked") & (F.col("first") > 0))

@@ -2,27 +2,38 @@
 
 A turn rewrites the files that hold any of its keys, and no other. Which ones that may be is told by the bounds in the
 manifests; if that is much, the keys in them are compared. So one late record makes nobody read the whole table.
+
+Rows are Arrow from file to file. A few are merged in the driver's own process, without Spark: it takes longer to begin
+than they do. Of many, each task reads some files and deals their rows out by their keys; Spark carries the pieces, as
+bytes, to the tasks that merge and write them. No row enters the JVM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
+import numpy
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.iceberg.files import PlannedFile
+from penstock.iceberg.files import PlannedFile, WrittenFile, read_batches, write_file
+from penstock.iceberg.store import FileStore
+from penstock.pipeline import jobs
 from penstock.pipeline.commit import Intent, TableChange, Turn
-from penstock.pipeline.jobs import Workplace
-from penstock.pipeline.writing import Split, write_frame
+from penstock.pipeline.writing import Split
 from penstock.wire.lake_files import LakeFile
+
+R = TypeVar("R")
+S = TypeVar("S", bound="RowSource")
 
 SURELY_BYTES: Final = 1024 * 1024
 """Files that are no larger, all together, are rewritten without a closer look at what is in them."""
+
+HERE_ROWS: Final = 100_000
+"""Rows that are merged in the driver's process, which takes some 100 ms. Starting tasks takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,71 +43,234 @@ class MergedTable:
     name: str
     keys: tuple[str, ...]
     ranges: tuple[str, ...]  # those of the keys whose bounds tell files apart
-    merge: Callable[[DataFrame], DataFrame]
+    merge: Callable[[pa.Table], pa.Table]  # rows of the table → one for each key
     order: tuple[str, ...]  # of the rows within a file
     split: Split | None = None
+    made_of: int = 1  # a row is made of so many new ones, as a rule
+
+
+class RowSource(Protocol):
+    """Where a task gets rows of a merged table from."""
+
+    @property
+    def count(self) -> int:
+        """How many there are, about."""
+
+    def rows(self) -> Iterator[pa.Table]:
+        """The rows, some at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Rows of files: as they are, or as *make* makes them of others."""
+
+    store: FileStore
+    location: str
+    count: int
+    make: Callable[[pa.Table], pa.Table] | None = None
+
+    def rows(self) -> Iterator[pa.Table]:
+        for batch in read_batches(self.store, self.location):
+            rows = pa.Table.from_batches([batch])
+            yield self.make(rows) if self.make else rows
 
 
 def merge_into(
-    place: Workplace, turn: Turn, table: MergedTable, fresh: DataFrame, intent: Intent, made_of: int
+    place: jobs.Workplace, turn: Turn, table: MergedTable, fresh: Sequence[RowSource], intent: Intent
 ) -> TableChange:
-    """Merge *fresh* rows, which have each key once, into *table*. They are *made_of* so many rows."""
-    files = turn.table(table.name).files()
-    if sum(one.size for one in files) <= SURELY_BYTES:
-        return _merged(place, table, files, fresh, intent, made_of)
-    with place.shuffling(made_of):
-        fresh = fresh.cache()
-        likely = touched(place, files, table, fresh)
-    try:
-        return _merged(place, table, likely, fresh, intent, made_of)
-    finally:
-        fresh.unpersist()
-
-
-def _merged(
-    place: Workplace, table: MergedTable, files: Sequence[PlannedFile], fresh: DataFrame, intent: Intent, made_of: int
-) -> TableChange:
-    """New files in the place of *files*."""
+    """Merge *fresh* rows into *table*: new files in the place of those that have any of their keys."""
+    files: Sequence[PlannedFile] = turn.table(table.name).files()
+    if sum(one.size for one in files) > SURELY_BYTES:
+        files = touched(place, files, table, fresh)
     place.lake.check(files)
-    rows = table.merge(place.read(table.name, files).unionByName(fresh)) if files else fresh
     lo = min([intent.after, *(one.file.lo for one in files)])
     name = LakeFile(lo, intent.upto, intent.slices[-1].day, table.name)
-    with place.shuffling(made_of + sum(one.rows for one in files)):
-        written = write_frame(rows.sortWithinPartitions(*table.order), place.lake.store, [name], table.split)
-    return TableChange(table.name, written, [one.location for one in files])
+    held = [StoredRows(place.lake.store, one.location, one.rows) for one in files]
+    return TableChange(table.name, merge(place, table, fresh, held, name), [one.location for one in files])
 
 
-def touched(place: Workplace, files: Sequence[PlannedFile], table: MergedTable, fresh: DataFrame) -> list[PlannedFile]:
+def merge(
+    place: jobs.Workplace, table: MergedTable, fresh: Sequence[RowSource], held: Sequence[RowSource], name: LakeFile
+) -> list[WrittenFile]:
+    """Write the rows of all sources, those with the same keys as one. *held* rows have each key once."""
+    tasks = -(-(_count(fresh) // table.made_of + _count(held)) // jobs.TASK_ROWS)
+    made = in_buckets(place, table, [*fresh, *held], tasks, _WriteMerged(place.lake.store, table, name))
+    return [one for written in made for one in written]
+
+
+def in_buckets(
+    place: jobs.Workplace,
+    table: MergedTable,
+    sources: Sequence[RowSource],
+    buckets: int,
+    finish: Callable[[pa.Table], R],
+) -> list[R]:
+    """What *finish* makes of the sources' rows, dealt out to buckets by their keys. Few are one, done here."""
+    if _count(sources) <= HERE_ROWS:
+        rows = list(_rows(sources))
+        return [finish(pa.concat_tables(rows))] if rows else []
+    at_once, chunks = place.spark.sparkContext.defaultParallelism, chunks_of(place, sources)
+    if buckets > 1:
+        buckets = -(-buckets // at_once) * at_once  # so that none is left for a last round of its own
+    deal = _Deal(table.keys, table.merge if table.made_of > 1 else None, max(1, buckets))
+    dealt = place.spark.sparkContext.parallelize(chunks, len(chunks)).flatMap(deal).partitionBy(deal.buckets, int)
+    return dealt.mapPartitions(_Finish(finish)).collect()
+
+
+def _count(sources: Iterable[RowSource]) -> int:
+    return sum(one.count for one in sources)
+
+
+def _rows(sources: Iterable[RowSource]) -> Iterator[pa.Table]:
+    return (rows for one in sources for rows in one.rows() if rows.num_rows)
+
+
+def chunks_of(place: jobs.Workplace, sources: Sequence[S]) -> list[tuple[S, ...]]:
+    """What each task reads: a few rows are one chunk, which is read here."""
+    if not sources or _count(sources) <= HERE_ROWS:
+        return [tuple(sources)] if sources else []
+    usual = 2 * place.spark.sparkContext.defaultParallelism
+    tasks = min(len(sources), max(usual, -(-len(sources) // jobs.TASK_FILES)))
+    return [tuple(sources[number::tasks]) for number in range(tasks)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """Rows of some sources → pieces, each for one bucket, as (bucket, Arrow's bytes)."""
+
+    keys: tuple[str, ...]
+    merge: Callable[[pa.Table], pa.Table] | None  # where that makes them fewer
+    buckets: int
+
+    def __call__(self, chunk: Sequence[RowSource]) -> Iterator[tuple[int, bytes]]:
+        for rows in _rows(chunk):
+            few = self.merge(rows) if self.merge else rows
+            number = (row_hashes(few, self.keys) % self.buckets).astype(numpy.int64)
+            order = numpy.argsort(number, kind="stable")
+            sorted_rows, ends = few.take(pa.array(order)), numpy.searchsorted(number[order], range(self.buckets + 1))
+            for bucket in range(self.buckets):
+                if ends[bucket] < ends[bucket + 1]:
+                    piece = sorted_rows.slice(ends[bucket], ends[bucket + 1] - ends[bucket])
+                    yield bucket, _to_bytes(piece)
+
+
+def _to_bytes(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return bytes(sink.getvalue())
+
+
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """The pieces of one bucket → what is made of them."""
+
+    finish: Callable[[pa.Table], Any]
+
+    def __call__(self, pieces: Iterable[tuple[int, bytes]]) -> Iterator[Any]:
+        rows = [pa.ipc.open_stream(piece).read_all() for _, piece in pieces]
+        if rows:
+            yield self.finish(pa.concat_tables(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteMerged:
+    """Rows → files with one row for each key."""
+
+    store: FileStore
+    table: MergedTable
+    file: LakeFile
+
+    def __call__(self, rows: pa.Table) -> list[WrittenFile]:
+        merged = self.table.merge(rows).sort_by([(column, "ascending") for column in self.table.order])
+        parts = self.table.split(self.file, merged) if self.table.split else [(self.file, merged)]
+        written = [write_file(self.store, name, [part]) for name, part in parts]
+        return [one for one in written if one]
+
+
+# ── which files have any of the keys ───────────────────────────────────────────────────────────
+
+
+def touched(
+    place: jobs.Workplace, files: Sequence[PlannedFile], table: MergedTable, fresh: Sequence[RowSource]
+) -> list[PlannedFile]:
     """Those of *files* that have any of the keys of *fresh*."""
     bounds = [[file.bounds(column) for column in table.ranges] for file in files]
-    numbers = fresh.select(*table.ranges).mapInArrow(_MayHold(bounds), "number INT").distinct().collect()
-    likely = [files[row.number] for row in numbers]
+    found = place.in_tasks(_MayHold(table.ranges, bounds), chunks_of(place, fresh))
+    likely = [files[number] for number in sorted(set[int]().union(*found))]
     if sum(one.size for one in likely) <= SURELY_BYTES:
         return likely
-    held = place.read(table.name, likely, *table.keys, name_as="file")
-    same = [F.col(f"held.{key}").eqNullSafe(F.col(f"fresh.{key}")) for key in table.keys]
-    rows = held.alias("held").join(F.broadcast(fresh.select(*table.keys).alias("fresh")), same, "left_semi")
-    names = {row.file for row in rows.select("file").distinct().collect()}
-    return [one for one in likely if one.file.name in names]
+    hashes = numpy.unique(numpy.concatenate(place.in_tasks(_KeyHashes(table.keys), chunks_of(place, fresh))))
+    held = [StoredRows(place.lake.store, one.location, one.rows) for one in likely]
+    place.lake.check(likely)
+    answers = place.in_tasks(_HoldsAny(table.keys, hashes), chunks_of(place, held))
+    return [one for one in likely if any(one.location in names for names in answers)]
 
 
 @dataclass(frozen=True, slots=True)
 class _MayHold:
-    """The numbers of the files whose bounds do not rule a row out. Rows stay in Spark's workers."""
+    """The numbers of the files whose bounds do not rule all rows of some sources out."""
 
-    bounds: list[list[tuple[Any, Any]]]
+    ranges: tuple[str, ...]
+    bounds: list[list[tuple[Any, ...]]]
 
-    def __call__(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for piece in pieces:
-            found = [number for number, ranges in enumerate(self.bounds) if piece.num_rows and _any(piece, ranges)]
-            yield pa.RecordBatch.from_arrays([pa.array(found, pa.int32())], names=["number"])
+    def __call__(self, chunk: Sequence[RowSource]) -> set[int]:
+        found: set[int] = set()
+        for rows in _rows(chunk):
+            columns = [rows[name] for name in self.ranges]
+            found |= {
+                number for number, ranges in enumerate(self.bounds) if number not in found and _any(columns, ranges)
+            }
+        return found
 
 
-def _any(rows: pa.RecordBatch, ranges: list[tuple[Any, Any]]) -> bool:
-    inside = pa.array([True] * rows.num_rows)
-    for column, (least, greatest) in zip(rows.columns, ranges, strict=True):
+def _any(columns: Sequence[pa.ChunkedArray], ranges: list[tuple[Any, ...]]) -> bool:
+    inside: Any = pa.scalar(True)
+    for column, (least, greatest) in zip(columns, ranges, strict=True):
         if least is not None:
             inside = pc.and_(inside, pc.greater_equal(column, pa.scalar(least, column.type)))
         if greatest is not None:
             inside = pc.and_(inside, pc.less_equal(column, pa.scalar(greatest, column.type)))
-    return bool(pc.any(pc.fill_null(inside, True)).as_py())
+    return bool(inside.as_py() if isinstance(inside, pa.Scalar) else pc.any(pc.fill_null(inside, True)).as_py())
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyHashes:
+    """The hashes of the keys of some sources, each once."""
+
+    keys: tuple[str, ...]
+
+    def __call__(self, chunk: Sequence[RowSource]) -> Any:
+        found = [numpy.unique(row_hashes(rows, self.keys)) for rows in _rows(chunk)]
+        return numpy.concatenate([numpy.empty(0, numpy.uint64), *found])
+
+
+@dataclass(frozen=True, slots=True)
+class _HoldsAny:
+    """The locations of those files that have a key with one of these hashes."""
+
+    keys: tuple[str, ...]
+    hashes: Any
+
+    def __call__(self, chunk: Sequence[StoredRows]) -> set[str]:
+        return {one.location for one in chunk if any(self._has(rows) for rows in one.rows())}
+
+    def _has(self, rows: pa.Table) -> bool:
+        return bool(numpy.isin(row_hashes(rows, self.keys), self.hashes).any())
+
+
+def row_hashes(rows: pa.Table, columns: Sequence[str]) -> Any:
+    """A number for each row, by these columns: the same for equal values, in every process."""
+    found = numpy.zeros(rows.num_rows, numpy.uint64)
+    for name in columns:
+        found = (found ^ _hashes(rows[name])) * numpy.uint64(0x9E3779B97F4A7C15)
+        found ^= found >> numpy.uint64(29)
+    return found
+
+
+def _hashes(column: pa.ChunkedArray) -> Any:
+    if not pa.types.is_string(column.type):
+        return pc.fill_null(column.cast(pa.int64()), -1).to_numpy().astype(numpy.uint64)
+    values = pc.fill_null(column, "").combine_chunks().dictionary_encode()
+    known = [zlib.crc32(one.encode()) for one in values.dictionary.to_pylist()]
+    return numpy.array(known, numpy.uint64)[values.indices.to_numpy()]

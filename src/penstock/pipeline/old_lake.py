@@ -19,24 +19,27 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+
 from penstock.errors import InputInvalid
-from penstock.iceberg.files import WrittenFile, WrittenWrong, describe_file, read_batches
+from penstock.iceberg.files import WrittenFile, WrittenWrong, arrow_schema, describe_file, read_batches
 from penstock.iceberg.store import FileStore
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import TableChange
-from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, ledger, rollup, say_progress
-from penstock.pipeline.lake import SCHEMAS, Lake, open_lake
+from penstock.pipeline.jobs import BEGIN, TASK_ROWS, JobOutcome, Workplace, ledger, rollup, say_progress
+from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import MARK, LakeMismatch, claim, is_here, settle
-from penstock.pipeline.ledger_batches import LOOKED_AT, find_in, heads_to_rows, look_through
-from penstock.pipeline.merging import MergedTable
-from penstock.pipeline.writing import write_frame
+from penstock.pipeline.ledger_batches import LOOKED_AT, batches_in, find_repeats, heads_to_rows
+from penstock.pipeline.merging import MergedTable, RowSource, StoredRows, in_buckets, merge
 from penstock.wire.lake_files import ADOPTED, LETTERS, RECORDS, LakeFile, first_hole
 
 UNDER_WAY: Final = "migrating.json"
@@ -130,22 +133,75 @@ def _adopt(place: Workplace, table: str, files: Sequence[OldFile]) -> TableChang
 # ── the tables that are folded ─────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True, slots=True)
+class OldRows:
+    """The rows of a file of the old lake, with today's columns."""
+
+    table: str
+    path: str
+    count: int
+
+    def rows(self) -> Iterator[pa.Table]:
+        with parquet.ParquetFile(self.path) as file:
+            for number in range(file.num_row_groups):
+                rows = file.read_row_group(number)
+                known = [rows[one.name] if one.name in rows.schema.names else None for one in arrow_schema(self.table)]
+                yield pa.table(
+                    [
+                        pa.nulls(rows.num_rows, one.type) if column is None else column.cast(one.type)
+                        for column, one in zip(known, arrow_schema(self.table), strict=True)
+                    ],
+                    arrow_schema(self.table).names,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Rows that are to be compared: with a column that says on which side they are."""
+
+    source: RowSource
+    side: int
+
+    @property
+    def count(self) -> int:
+        return self.source.count
+
+    def rows(self) -> Iterator[pa.Table]:
+        return (_on_side(rows, self.side) for rows in self.source.rows())
+
+
+def _on_side(rows: pa.Table, side: int) -> pa.Table:
+    return rows.append_column("side", pa.repeat(pa.scalar(side, pa.int64()), rows.num_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _CountDifferences:
+    """How many rows of side -1 are not what those of side 1 come to, and the other way round."""
+
+    table: MergedTable
+
+    def __call__(self, rows: pa.Table) -> int:
+        old, new = (rows.filter(pc.equal(rows["side"], side)).drop_columns("side") for side in (1, -1))
+        both = pa.concat_tables([_on_side(self.table.merge(old), 1), _on_side(new, -1)])
+        sums = both.group_by(new.schema.names).aggregate([("side", "sum")])["side_sum"]
+        return int(pc.sum(pc.abs(sums)).as_py() or 0)
+
+
 def _fold(place: Workplace, table: MergedTable, files: Sequence[OldFile]) -> TableChange:
     """One row for each key, out of all rows that the old files have."""
     if not files:
         return TableChange(table.name, ())
-    old = place.spark.read.schema(SCHEMAS[table.name]).parquet(*(str(one.path) for one in files))
-    before, rows = old.count(), table.merge(old)
+    old = [OldRows(table.name, str(one.path), parquet.read_metadata(one.path).num_rows) for one in files]
     name = LakeFile(min(one.file.lo for one in files), files[-1].file.hi, files[-1].file.day, table.name)
-    with place.shuffling(before):
-        written = write_frame(rows.sortWithinPartitions(*table.order), place.lake.store, [name], table.split)
-        found = place.read(table.name, written)
-        wrong = rows.exceptAll(found).count() + found.exceptAll(rows).count()
+    written = merge(place, table, old, (), name)
+    before, after = sum(one.count for one in old), sum(one.rows for one in written)
+    sides: list[RowSource] = [_Side(one, 1) for one in old]
+    sides += (_Side(StoredRows(place.lake.store, one.location, one.rows), -1) for one in written)
+    as_they_are = replace(table, made_of=1)  # nothing is merged before it is dealt out
+    wrong = sum(in_buckets(place, as_they_are, sides, -(-before // TASK_ROWS), _CountDifferences(table)))
     if wrong:
         raise WrittenWrong(f"{wrong:,} rows of {table.name} are not what the old lake's rows come to")
-    say_progress(
-        f"migrate: {table.name}: {sum(one.rows for one in written):,} rows out of {before:,}, compared one by one"
-    )
+    say_progress(f"migrate: {table.name}: {after:,} rows out of {before:,}, compared one by one")
     return TableChange(table.name, written)
 
 
@@ -225,8 +281,9 @@ def _memory(
     if "batches" in memory:
         return {"batches": memory["batches"]}
     store = place.lake.store
-    rows = (batch for one in changes[0].added for batch in read_batches(store, one.location, LOOKED_AT))
-    return {"batches": heads_to_rows(find_in([look_through(rows)], {}).heads)}
+    rows = (piece for one in changes[0].added for piece in read_batches(store, one.location, LOOKED_AT))
+    _, heads = find_repeats((batch for piece in rows for batch in batches_in(piece)), {})
+    return {"batches": heads_to_rows(heads)}
 
 
 def _check_places(old: Path, new: Lake) -> None:

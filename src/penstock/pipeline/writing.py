@@ -70,9 +70,9 @@ class CopyRows:
         return checked(self.file, self.rows, write_file(self.store, self.file, batches))
 
 
-def rows_between(rows: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
+def rows_between(rows: pa.RecordBatch, after: int, upto: int, column: str = "id") -> pa.RecordBatch:
     """Those of *rows* whose ids are in (after, upto]."""
-    return rows.filter(pc.and_(pc.greater(rows["id"], after), pc.less_equal(rows["id"], upto)))
+    return rows.filter(pc.and_(pc.greater(rows[column], after), pc.less_equal(rows[column], upto)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,12 @@ def file_of(table: str, one: Slice) -> LakeFile:
     return LakeFile(one.lo, one.hi, one.day, table)
 
 
-def write_frame(
-    frame: DataFrame, store: FileStore, files: Sequence[LakeFile], split: Split | None = None
-) -> list[WrittenFile]:
+def write_frame(frame: DataFrame, store: FileStore, files: Sequence[LakeFile]) -> list[WrittenFile]:
     """Write *frame*, each partition within its task. Partitions without rows make no file.
 
     *files* has the names for the partitions, one each, or one for all of them.
     """
-    rows = frame.mapInArrow(_PartitionWriter(store, tuple(files), split), _WRITTEN).collect()
+    rows = frame.mapInArrow(_PartitionWriter(store, tuple(files)), _WRITTEN).collect()
     return [WrittenFile(row.location, row.size, bytes(row.footer), row.rows) for row in rows]
 
 
@@ -115,28 +113,16 @@ def write_frame(
 class _PartitionWriter:
     store: FileStore
     files: tuple[LakeFile, ...]
-    split: Split | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         file = self.files[context.partitionId() if context and len(self.files) > 1 else 0]
-        for name, rows in self._parts(file, batches):
-            if written := write_file(self.store, name, rows):
-                values = [[written.location], [written.size], [written.footer], [written.rows]]
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array(one, kind.type) for one, kind in zip(values, _WRITTEN_ARROW, strict=True)],
-                    schema=_WRITTEN_ARROW,
-                )
-
-    def _parts(
-        self, file: LakeFile, batches: Iterator[pa.RecordBatch]
-    ) -> Iterator[tuple[LakeFile, Iterable[pa.RecordBatch | pa.Table]]]:
-        if self.split is None:
-            yield file, batches
-            return
-        held = [batch for batch in batches if batch.num_rows]
-        if held:
-            yield from ((name, [rows]) for name, rows in self.split(file, pa.Table.from_batches(held)))
+        if written := write_file(self.store, file, batches):
+            values = [[written.location], [written.size], [written.footer], [written.rows]]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(one, kind.type) for one, kind in zip(values, _WRITTEN_ARROW, strict=True)],
+                schema=_WRITTEN_ARROW,
+            )
 
 
 def by_hour(file: LakeFile, rows: pa.Table) -> Iterator[tuple[LakeFile, pa.Table]]:

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,18 @@ def verdict(records: Iterable[tuple[Hashable, str, int]]) -> str:
     return min(left if state == "moved" else (rank, ms, state) for rank, ms, state in counting.values())[2]
 
 
-def decode_batch(body: bytes) -> tuple[LedgerBatch, Iterator[LedgerRecord]]:
-    """Read a batch: what it says about itself, and its records one by one.
+@dataclass(frozen=True, slots=True)
+class CheckedBatch:
+    """A batch of which every record can be made: rows for all recipients of a group, and items."""
 
-    Raises `ValueError` for anything else than a batch, before it gives the first record: of a batch that is garbled
-    somewhere, nothing is believed.
-    """
+    batch: LedgerBatch
+    who: list[Sequence[str]]  # door and recipient
+    rows: list[tuple[list[Any], array[int]]]  # [ms, state, reason, stream, first, last, …], and numbers of `who`
+    items: list[list[Any]]  # [ms, state, reason, door, recipient, key, month, number, expires]
+
+
+def check_batch(body: bytes) -> CheckedBatch:
+    """Read a batch. Raises `ValueError` for anything else: of one that is garbled somewhere, nothing is believed."""
     line, _, column = body.partition(b"\n")
     try:
         said = json.loads(line)
@@ -123,9 +129,16 @@ def decode_batch(body: bytes) -> tuple[LedgerBatch, Iterator[LedgerRecord]]:
         _demand(all(map(_is_number, (batch.epoch, batch.sequence, batch.lost))), "its numbers are none")
         numbers = _numbers(column)
         _check_records(said, numbers)
-        return batch, _records(said, numbers)
+        rows = list(with_recipients(said.get("rows", []), said.get("groups"), numbers))
+        return CheckedBatch(batch, said.get("who", []), rows, said.get("items", []))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no ledger batch: {type(error).__name__} {error}") from error
+
+
+def decode_batch(body: bytes) -> tuple[LedgerBatch, Iterator[LedgerRecord]]:
+    """Read a batch: what it says about itself, and its records one by one. `ValueError` for anything else."""
+    checked = check_batch(body)
+    return checked.batch, _records(checked)
 
 
 Row = TypeVar("Row", bound=Sequence[object])
@@ -191,11 +204,10 @@ def _numbers(column: bytes) -> array[int]:
     return numbers
 
 
-def _records(said: dict[str, list[list[object]]], numbers: array[int]) -> Iterator[LedgerRecord]:
-    who, rows = said.get("who", []), with_recipients(said.get("rows", []), said.get("groups"), numbers)  # type: ignore[arg-type]
-    for (ms, state, reason, stream, first, last, _), group in rows:
+def _records(checked: CheckedBatch) -> Iterator[LedgerRecord]:
+    for (ms, state, reason, stream, first, last, _), group in checked.rows:
         for number in group:
-            door, recipient = who[number]
-            yield LedgerRecord(ms, state, reason, door, recipient, stream, first, last)  # type: ignore[arg-type]
-    for ms, state, reason, door, recipient, key, month, number, expires in said.get("items", []):  # type: ignore[assignment]
-        yield LedgerRecord(ms, state, reason, door, recipient, "", 0, 0, key, month, number, expires)  # type: ignore[arg-type]
+            door, recipient = checked.who[number]
+            yield LedgerRecord(ms, state, reason, door, recipient, stream, first, last)
+    for ms, state, reason, door, recipient, key, month, number, expires in checked.items:
+        yield LedgerRecord(ms, state, reason, door, recipient, "", 0, 0, key, month, number, expires)

@@ -34,6 +34,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.file_sums import SUMS, SumUpFile
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
+from penstock.pipeline.ledger_batches import STREAM
 from penstock.wire.lake_files import LakeFile
 from penstock.wire.table_columns import NAMES
 
@@ -127,7 +128,7 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
     summary = _summaries(place, files, full=full).cache()
     events = place.read("events", files, *_LOOKED_AT)
     present = place.read("events", files, "stream", "kind", "body", streams=(audit_readers.PRESENCE,))
-    batches = place.read("events", files, *_LOOKED_AT, streams=(ledger.STREAM,))
+    batches = place.read("events", files, *_LOOKED_AT, streams=(STREAM,))
     records = place.read("ledger", place.files("ledger"))
     report.counts = _counts(summary, files)
     told = audit_checks.batches_in_events(batches).cache()
@@ -267,7 +268,7 @@ def _heads_of(client: PipelineClient, streams: list[str], upto: int) -> list[lis
 def _check_unreadable(bad: DataFrame) -> Iterator[AuditFinding]:
     for row, more in _named(bad.where("typed_table IS NULL").orderBy("entry")):
         words = f"entry {row.entry} of {row.stream}, {row.bytes:,} bytes, cannot be read: {row.reason}{more}"
-        yield AuditFinding("unknown(unreadable)", "ledger" if row.stream == ledger.STREAM else "erased", words)
+        yield AuditFinding("unknown(unreadable)", "ledger" if row.stream == STREAM else "erased", words)
 
 
 def _check_batches(told: DataFrame, records: DataFrame, unreadable: DataFrame) -> Iterator[AuditFinding]:
@@ -341,7 +342,7 @@ def _check_typed(place: Workplace, begin: int) -> Iterator[AuditFinding]:
 
 def _check_readers(events: DataFrame, present: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
     """Entries that apps and devices skipped (`audit_readers.py`)."""
-    given = audit_readers.taken(ledger.without_repeats(records))
+    given = audit_readers.taken(audit_checks.without_repeats(records))
     runs = audit_readers.without_absence(audit_readers.skipped(given, events), audit_readers.presence(present))
     for row, more in _named(runs.orderBy("door", "recipient", "stream", "first")):
         words = (

@@ -15,174 +15,98 @@ then, whichever file that is in. So positions have a table of their own; whoever
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from penstock.iceberg.files import WrittenFile, arrow_schema, read_batches
-from penstock.iceberg.store import FileStore
+from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.pipeline.commit import Intent, Slice, TableChange, Turn, watermark
-from penstock.pipeline.erasing import STREAM as ERASED
-from penstock.pipeline.erasing import read_request
-from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.lake import LEDGER, SCHEMAS, days_between
+from penstock.pipeline.jobs import TASK_FILES, JobOutcome, Workplace
+from penstock.pipeline.lake import days_between
 from penstock.pipeline.ledger_batches import (
     BATCH,
-    LOOKED_AT,
-    UNREADABLE,
-    FoundBatches,
+    DecodeBatches,
+    DecodedBatches,
     Heads,
-    SeenBatches,
-    find_in,
+    LeaveOut,
+    find_repeats,
     heads_from_rows,
     heads_to_rows,
-    look_through,
 )
-from penstock.pipeline.merging import MergedTable, merge_into
-from penstock.pipeline.writing import by_kind, file_of, write_frame
-from penstock.wire.ledger import CONFIRMED, RANKS, UNKNOWN_RANK, decode_batch
+from penstock.pipeline.merging import MergedTable, StoredRows, merge_into
+from penstock.pipeline.writing import by_kind, file_of
+from penstock.wire.ledger import CONFIRMED, RANKS, UNKNOWN_RANK
+from penstock.wire.table_columns import TABLES
 
 OPTIONS: Mapping[str, str] = {}
 
-STREAM: Final = "/_ledger"
-SYSTEM: Final = (STREAM, ERASED)
-"""Streams whose entries something of ours must be able to read."""
-
 TURN_IDS: Final = 2_000_000
-REASON_CHARACTERS: Final = 300
-"""Of the reason why an entry cannot be read: it may quote the entry."""
-_TIME: Final = pa.timestamp("us", tz="UTC")
+FEW_FILES: Final = 4
+"""So many files of `events` one task decodes in any case, unless they are large: two are not worth their start."""
+
+TASK_BYTES: Final = 32 * 1024 * 1024
+"""Of files of `events` that one task decodes."""
+
 _WHAT: Final = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
 _SAID: Final = ("door", "recipient", "stream", "upto")
-_SCHEMA: Final = arrow_schema("ledger")
+_NAMES: Final = [column.name for column in TABLES["deliveries"]]
 
 
 # ── transforms ─────────────────────────────────────────────────────────────────────────────────
 
 
-def transform(events: DataFrame) -> DataFrame:
-    """Entries of `/_ledger` → one row for each batch, and one for each record in it.
-
-    One that cannot be read, there or in `/_erased`, becomes a row whose state is `unreadable`, with the reason.
-    """
-    wanted = events.where(F.col("stream").isin(*SYSTEM) & (F.col("kind") == "data"))
-    return wanted.select("id", "stream", "body").mapInArrow(_decode, LEDGER)
-
-
-def _decode(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for piece in pieces:
-        for id, stream, body in zip(*(piece.column(name).to_pylist() for name in range(3)), strict=True):
-            yield from _decode_one(id, stream, body or b"")
-
-
-def _decode_one(entry: int, stream: str, body: bytes) -> Iterator[pa.RecordBatch]:
-    try:
-        if stream == STREAM:
-            yield _arrow(_rows(entry, body))
-        else:
-            read_request(body)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are to be read
-        yield _arrow(_unreadable_row(entry, stream, len(body), str(error) or type(error).__name__))
+def deliveries_of(records: pa.Table) -> pa.Table:
+    """Rows of `ledger` → rows of `deliveries`, one for each record."""
+    found = records.filter(pc.invert(pc.is_in(records["state"], pa.array((BATCH, CONFIRMED)))))
+    state, time = found["state"], found["time"]
+    never = pa.scalar(None, time.type)
+    tried = pc.is_in(state, pa.array(("sent", "retried")))
+    made = {
+        **{name: found[name] for name in (*_WHAT, "state", "reason", "expires_at")},
+        "first_time": time,
+        "last_time": time,
+        "sent_time": pc.if_else(pc.equal(state, "sent"), time, never),
+        "acked_time": pc.if_else(pc.equal(state, "acked"), time, never),
+        "attempts": tried.cast(pa.int64()),
+        "upto": found["entry"],
+    }
+    return pa.table([made[name] for name in _NAMES], _NAMES)
 
 
-def _arrow(rows: list[list[Any]]) -> pa.RecordBatch:
-    columns = [pa.array(values, field.type) for values, field in zip(rows, _SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-
-
-def _unreadable_row(entry: int, stream: str, size: int, reason: str) -> list[list[Any]]:
-    said = {"entry": entry, "state": UNREADABLE, "reason": _printable(reason), "stream": stream, "number": size}
-    empty = {pa.int64(): 0, pa.utf8(): "", _TIME: None}
-    return [[said.get(field.name, empty[field.type])] for field in _SCHEMA]
-
-
-def _printable(reason: str) -> str:
-    """A reason may quote what nobody can encode."""
-    return reason[:REASON_CHARACTERS].encode(errors="replace").decode()
-
-
-def unreadable(decoded: DataFrame) -> DataFrame:
-    """What could not be read, as rows of the table `unreadable`."""
-    nothing = F.lit(None).cast("string")
-    return decoded.where(F.col("state") == UNREADABLE).select(
-        "entry", "stream", "reason", F.col("number").alias("bytes"), nothing.alias("typed_table"), nothing.alias("path")
-    )
-
-
-def _rows(entry: int, body: bytes) -> list[list[Any]]:
-    """The columns of one batch."""
-    batch, records = decode_batch(body)
-    found = list(records)
-    rows = 1 + len(found)
-    own = [[value] * rows for value in (entry, batch.node, batch.epoch, batch.sequence, batch.mark, batch.lost)]
-    names = ("state", "reason", "door", "recipient", "stream", "first", "last", "key", "month", "number")
-    first = (BATCH, "", "", "", "", 0, 0, "", "", 0)
-    columns = [[value, *(getattr(one, name) for one in found)] for name, value in zip(names, first, strict=True)]
-    times = [None, *(one.ms * 1000 for one in found)]
-    expiries = [None, *(None if one.expires_ms is None else one.expires_ms * 1000 for one in found)]
-    return [*own, times, *columns, expiries]
-
-
-def without_repeats(ledger: DataFrame) -> DataFrame:
-    """The records of each batch once. A node that got no answer appends a batch again, under the same number."""
-    batches = ledger.where(F.col("state") == BATCH).groupBy("node", "epoch", "sequence")
-    first = batches.agg(F.min("entry").alias("entry")).select("entry")
-    return ledger.join(F.broadcast(first), "entry", "left_semi")
-
-
-def fold(ledger: DataFrame) -> DataFrame:
-    """Records → what became of each delivery: one row for each door, recipient and interval or item."""
-    records = without_repeats(ledger).where(~F.col("state").isin(BATCH, CONFIRMED))
-    rows = records.select(
-        *_WHAT,
-        "state",
-        "reason",
-        F.col("time").alias("first_time"),
-        F.col("time").alias("last_time"),
-        F.when(F.col("state") == "sent", F.col("time")).alias("sent_time"),
-        F.when(F.col("state") == "acked", F.col("time")).alias("acked_time"),
-        F.col("state").isin("sent", "retried").cast("bigint").alias("attempts"),
-        "expires_at",
-        F.col("entry").alias("upto"),
-    )
-    return fold_deliveries(rows)
-
-
-def fold_deliveries(deliveries: DataFrame) -> DataFrame:
+def fold_deliveries(rows: pa.Table) -> pa.Table:
     """Rows of `deliveries` that speak of the same thing → one, in the state that counts."""
-    best = F.min(F.struct(_rank(), -F.unix_micros("last_time"), "state", "reason"))
-    folded = deliveries.groupBy(*_WHAT).agg(
-        best.alias("best"),
-        F.min("first_time").alias("first_time"),
-        F.max("last_time").alias("last_time"),
-        F.min("sent_time").alias("sent_time"),
-        F.min("acked_time").alias("acked_time"),
-        F.sum("attempts").alias("attempts"),
-        F.max("expires_at").alias("expires_at"),
-        F.max("upto").alias("upto"),
-    )
-    named = folded.withColumn("state", F.col("best.state")).withColumn("reason", F.col("best.reason"))
-    return named.select(*(one.split()[0] for one in SCHEMAS["deliveries"].split(", ")))
+    ranks = [(pc.equal(rows["state"], name), rank) for name, rank in RANKS.items()]
+    rank = pc.case_when(pc.make_struct(*(one for one, _ in ranks)), *(rank for _, rank in ranks), UNKNOWN_RANK)
+    told = pa.table([rank, rows["last_time"], rows["state"], rows["reason"]], ["rank", "time", "state", "reason"])
+    order = [("rank", "ascending"), ("time", "descending"), ("state", "ascending"), ("reason", "ascending")]
+    best = pc.sort_indices(told, order).to_numpy()
+    place = numpy.empty(len(best), numpy.int64)
+    place[best] = numpy.arange(len(best))
+    sums = {"first_time": "min", "last_time": "max", "sent_time": "min", "acked_time": "min", "attempts": "sum",
+            "expires_at": "max", "upto": "max"}  # fmt: skip
+    folded = grouped(rows.append_column("place", pa.array(place)), _WHAT, {**sums, "place": "min"})
+    counting = rows.select(["state", "reason"]).take(pa.array(best[folded["place"].to_numpy()]))
+    return folded.append_column("state", counting["state"]).append_column("reason", counting["reason"]).select(_NAMES)
 
 
-def positions(ledger: DataFrame) -> DataFrame:
-    """Records → how far recipients said that they had come."""
-    said = without_repeats(ledger).where(F.col("state") == CONFIRMED)
-    return first_positions(said.select("door", "recipient", "stream", F.col("last").alias("upto"), "time"))
+def grouped(rows: pa.Table, keys: Sequence[str], sums: Mapping[str, str]) -> pa.Table:
+    """Rows with the same keys → one: *sums* says what becomes of each of the other columns."""
+    found = rows.group_by(list(keys), use_threads=False).aggregate(list(sums.items()))
+    return found.select([*keys, *(f"{name}_{how}" for name, how in sums.items())]).rename_columns([*keys, *sums])
 
 
-def first_positions(said: DataFrame) -> DataFrame:
+def positions_of(records: pa.Table) -> pa.Table:
+    """Rows of `ledger` → how far recipients said that they had come."""
+    said = records.filter(pc.equal(records["state"], CONFIRMED))
+    names = ["door", "recipient", "stream", "last", "time"]
+    return said.select(names).rename_columns(["door", "recipient", "stream", "upto", "time"])
+
+
+def first_positions(said: pa.Table) -> pa.Table:
     """Rows of `positions` that say the same → the first of them."""
-    first = said.groupBy(*_SAID).agg(F.min("time").alias("time"))
-    return first.sortWithinPartitions("recipient", "upto")
-
-
-def _rank() -> Column:
-    pairs = [F.lit(part) for pair in RANKS.items() for part in pair]
-    return F.coalesce(F.create_map(*pairs)[F.col("state")], F.lit(UNKNOWN_RANK))
+    return grouped(said, _SAID, {"time": "min"})
 
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
@@ -212,67 +136,55 @@ def plan_from_lake(place: Workplace, after: int, upto: int) -> Intent:
     return Intent(after, upto, tuple(Slice(lo, hi, day) for lo, hi, day in cuts))
 
 
-def events_between(place: Workplace, after: int, upto: int, *columns: str, streams: Sequence[str] = ()) -> DataFrame:
-    """The rows of `events` (or of *streams*) with ids in (after, upto], from those files only whose names say so."""
-    wanted = ("id", *(name for name in columns if name != "id"))
-    frame = place.read("events", place.events_in(after, upto), *wanted, streams=streams)
-    return frame.where((F.col("id") > after) & (F.col("id") <= upto)).select(*columns)
-
-
 def changes_of(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[TableChange], dict[str, Any]]:
     """Decode slice by slice, then fold all of it: what changes in the tables, and what the record is to remember."""
     heads = heads_from_rows(turn.memory.get("batches", ()))
     records: list[WrittenFile] = []
-    others: list[TableChange] = []
+    unreadable: list[WrittenFile] = []
     said = 0
     for one in intent.slices:
-        written, unread, found = _decode_slice(place, one, heads)
-        records, heads, said = records + written, found.heads, said + found.positions
-        others.append(TableChange("unreadable", unread))
+        made = place.in_tasks(DecodeBatches.run, list(_decoding(place, one)))
+        written, heads = _without_repeats(place, one, made, heads)
+        records += written
+        unreadable += (found.unreadable for found in made if found.unreadable)
+        said += sum(found.positions for found in made)
+    changes = [TableChange("ledger", records), TableChange("unreadable", unreadable)]
     if records:
-        decoded, rows = place.read("ledger", records), sum(one.rows for one in records)
-        others.append(merge_into(place, turn, DELIVERIES, fold(decoded), intent, rows))
-        if said:
-            others.append(merge_into(place, turn, POSITIONS, positions(decoded), intent, rows))
-    return _joined([TableChange("ledger", records), *others]), {
-        **turn.memory,
-        "batches": heads_to_rows(heads),
-    }
+        changes.append(merge_into(place, turn, DELIVERIES, _made_of(place, records, deliveries_of), intent))
+    if records and said:
+        changes.append(merge_into(place, turn, POSITIONS, _made_of(place, records, positions_of), intent))
+    return changes, {**turn.memory, "batches": heads_to_rows(heads)}
 
 
-def _joined(changes: Iterable[TableChange]) -> list[TableChange]:
-    """One change for each table."""
-    by_table: dict[str, TableChange] = {}
-    for one in changes:
-        before = by_table.get(one.table, TableChange(one.table, ()))
-        by_table[one.table] = TableChange(one.table, [*before.added, *one.added], [*before.removed, *one.removed])
-    return list(by_table.values())
+def _decoding(place: Workplace, one: Slice) -> Iterator[DecodeBatches]:
+    """Tasks for the files of `events` that have the slice, each with some that follow each other."""
+    files = place.events_in(one.lo, one.hi)
+    most = min(TASK_FILES, max(FEW_FILES, -(-len(files) // (4 * place.spark.sparkContext.defaultParallelism))))
+    chunk: list[PlannedFile] = []
+    for number, file in enumerate(files, 1):
+        chunk.append(file)
+        if number == len(files) or len(chunk) >= most or sum(one.size for one in chunk) >= TASK_BYTES:
+            ids = Slice(max(one.lo, chunk[0].file.lo), min(one.hi, file.file.hi), one.day)
+            yield DecodeBatches(place.lake.store, tuple(one.location for one in chunk), file_of("ledger", ids))
+            chunk = []
 
 
-@dataclass(frozen=True, slots=True)
-class _LookThrough:
-    """What one task does: look through a file that was just decoded."""
+def _without_repeats(
+    place: Workplace, one: Slice, made: Iterable[DecodedBatches], heads: Heads
+) -> tuple[list[WrittenFile], Heads]:
+    """The files of a slice for `ledger`, without batches that come again, and the heads after it."""
+    found = list(made)
+    repeats, newest = find_repeats((batch for one in found for batch in one.batches), heads)
+    store, kept, tasks = place.lake.store, list[WrittenFile](), list[LeaveOut]()
+    for written, ids in ((one.records, frozenset(batch[0] for batch in one.batches)) for one in found):
+        if written and repeats & ids:
+            tasks.append(LeaveOut(store, written.location, file_of("ledger", one), repeats))
+        elif written:
+            kept.append(written)
+    kept += (again for again in place.in_tasks(LeaveOut.run, tasks) if again)
+    store.delete(store.relative(task.location) for task in tasks)
+    return kept, newest
 
-    store: FileStore
-    location: str
 
-    def run(self) -> SeenBatches:
-        return look_through(read_batches(self.store, self.location, LOOKED_AT))
-
-
-def _decode_slice(
-    place: Workplace, one: Slice, heads: Heads
-) -> tuple[list[WrittenFile], list[WrittenFile], FoundBatches]:
-    """The files of a slice for `ledger` and for `unreadable`, and what was found in it."""
-    store = place.lake.store
-    decoded = transform(events_between(place, one.lo, one.hi, "id", "stream", "kind", "body", streams=SYSTEM))
-    written = write_frame(decoded, store, [file_of("ledger", one)])
-    found = find_in(place.in_tasks(_LookThrough.run, [_LookThrough(store, file.location) for file in written]), heads)
-    if not found.unreadable and not found.repeats:
-        return written, [], found
-    whole = place.read("ledger", written)
-    unread = write_frame(unreadable(whole), store, [file_of("unreadable", one)])
-    left = whole.where((F.col("state") != UNREADABLE) & ~F.col("entry").isin(*found.repeats, -1))
-    again = write_frame(left, store, [file_of("ledger", one)])
-    store.delete(store.relative(file.location) for file in written)
-    return again, unread, found
+def _made_of(place: Workplace, records: Iterable[WrittenFile], make: Any) -> list[StoredRows]:
+    return [StoredRows(place.lake.store, one.location, one.rows, make) for one in records]

@@ -6,97 +6,116 @@ Both have one row for each key. A turn adds its sums to those of the same hours,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from penstock.iceberg.files import PlannedFile, read_batches
+from penstock.iceberg.store import FileStore
 from penstock.pipeline.commit import Intent, TableChange, Turn, watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace
-from penstock.pipeline.jobs.ledger import events_between, plan_from_lake, without_repeats
+from penstock.pipeline.jobs.ledger import grouped, plan_from_lake
 from penstock.pipeline.ledger_batches import BATCH
-from penstock.pipeline.merging import MergedTable, merge_into
-from penstock.pipeline.writing import by_hour
+from penstock.pipeline.merging import MergedTable, chunks_of, merge_into
+from penstock.pipeline.writing import by_hour, rows_between
+from penstock.wire.table_columns import TABLES
 
 OPTIONS: Mapping[str, str] = {}
 
 TURN_IDS: Final = 5_000_000
 _KEYS: Final = ("hour", "stream", "door", "state", "latency_ms")
 _WHO: Final = ("door", "recipient")
+_NAMES: Final = [column.name for column in TABLES["rollup_hourly"]]
+_PUBLISHED: Final = ("id", "stream", "index", "time", "body")
+_ENTRY: Final = pa.schema([("id", pa.int64()), ("index", pa.int64()), ("time", pa.timestamp("us", tz="UTC"))])
+_RECORDS: Final = ("entry", "time", "state", "door", "recipient", "stream", "first", "last")
 
 
 # ── transforms ─────────────────────────────────────────────────────────────────────────────────
 
 
-def accepted(events: DataFrame) -> DataFrame:
+def accepted(events: pa.Table) -> pa.Table:
     """A row for each entry that was published, to be added up. Streams of the system do not count."""
-    published = events.where(F.col("index").isNotNull() & ~F.col("stream").startswith("/_"))
-    return published.select(
-        F.date_trunc("hour", "time").alias("hour"),
-        "stream",
-        F.lit("").alias("door"),
-        F.lit("accepted").alias("state"),
-        F.lit(None).cast("bigint").alias("latency_ms"),
-        F.lit(1).cast("bigint").alias("count"),
-        F.coalesce(F.length("body"), F.lit(0)).cast("bigint").alias("bytes"),
+    system = pc.starts_with(events["stream"], "/_")
+    published = events.filter(pc.and_(pc.is_valid(events["index"]), pc.invert(system)))
+    return _sums(
+        published,
+        door=_same("", published),
+        state=_same("accepted", published),
+        latency_ms=pa.nulls(published.num_rows, pa.int64()),
+        count=_same(1, published),
+        bytes=pc.fill_null(pc.binary_length(published["body"]), 0).cast(pa.int64()),
     )
 
 
-def delivered(ledger: DataFrame, entries: DataFrame) -> DataFrame:
+def delivered(records: pa.Table, entries: pa.Table) -> pa.Table:
     """A row for each record of the ledger, to be added up.
 
-    *entries* (id, index, time) are those that records begin or end with: the entries of an interval are counted
+    *entries* (id, index, time) are those that records begin or end with, by id: the entries of an interval are counted
     by the indexes of its ends, and the latency is that of its last. A position is one record, of no latency.
     """
-    records = without_repeats(ledger).where(F.col("state") != BATCH)
-    begins = entries.select(F.col("id").alias("first"), F.col("index").alias("begin"))
-    ends = entries.select(F.col("id").alias("last"), F.col("index").alias("end"), F.col("time").alias("published"))
-    joined = records.join(begins, "first", "left").join(ends, "last", "left")
-    latency = F.when(F.col("first") > 0, (F.unix_micros("time") - F.unix_micros("published")) / 1000)
-    return joined.select(
-        F.date_trunc("hour", "time").alias("hour"),
-        "stream",
-        "door",
-        "state",
-        _class(latency).alias("latency_ms"),
-        F.coalesce(F.col("end") - F.col("begin") + 1, F.lit(1)).cast("bigint").alias("count"),
-        F.lit(0).cast("bigint").alias("bytes"),
+    told = records.filter(pc.not_equal(records["state"], BATCH))
+    begin, end = (_found(told[name], entries) for name in ("first", "last"))
+    taken = pc.subtract(told["time"].cast(pa.int64()), end["time"].cast(pa.int64()))
+    latency = pc.if_else(pc.greater(told["first"], 0), pc.divide(taken.cast(pa.float64()), 1000.0), None)
+    return _sums(
+        told,
+        door=told["door"],
+        state=told["state"],
+        latency_ms=_class(latency),
+        count=pc.fill_null(pc.add(pc.subtract(end["index"], begin["index"]), 1), 1),
+        bytes=_same(0, told),
     )
 
 
-def _class(latency_ms: Column) -> Column:
+def _sums(rows: pa.Table, **columns: Any) -> pa.Table:
+    made = {"hour": pc.floor_temporal(rows["time"], unit="hour"), "stream": rows["stream"], **columns}
+    return pa.table([made[name] for name in _NAMES], _NAMES)
+
+
+def _same(value: str | int, rows: pa.Table) -> Any:
+    return pa.repeat(pa.scalar(value), rows.num_rows)
+
+
+def _found(ids: pa.ChunkedArray, entries: pa.Table) -> pa.Table:
+    """The entries with these ids; nulls for those that are not there."""
+    wanted, known = ids.to_numpy(), entries["id"].to_numpy()
+    at = numpy.searchsorted(known, wanted)
+    absent = numpy.append(known, -1)[at] != wanted
+    return entries.take(pa.array(at, mask=absent))
+
+
+def _class(latency_ms: Any) -> Any:
     """The least power of two that a latency does not exceed, 1 at least."""
-    at_least = F.greatest(latency_ms, F.lit(1.0))
-    return F.when(latency_ms.isNotNull(), F.pow(F.lit(2.0), F.ceil(F.log2(at_least))).cast("bigint"))
+    least = pc.max_element_wise(latency_ms, pa.scalar(1.0), skip_nulls=False)
+    return pc.power(2.0, pc.ceil(pc.log2(least))).cast(pa.int64())
 
 
-def add_up(rows: DataFrame) -> DataFrame:
+def add_up(rows: pa.Table) -> pa.Table:
     """Rows of `rollup_hourly` with the same keys → one."""
-    sums = [F.sum(name).alias(name) for name in ("count", "bytes")]
-    return rows.groupBy(*_KEYS).agg(*sums)
+    return grouped(rows, _KEYS, {"count": "sum", "bytes": "sum"})
 
 
-def heard_of(ledger: DataFrame) -> DataFrame:
-    """When each recipient was heard of."""
-    records = without_repeats(ledger).where(F.col("state") != BATCH)
-    one = F.lit(1).cast("bigint").alias("records")
-    times = (F.col("time").alias("first_time"), F.col("time").alias("last_time"))
-    return merge_activity(records.select("door", "recipient", *times, one))
+def heard_of(records: pa.Table) -> pa.Table:
+    """When recipients were heard of, a row for each record."""
+    told = records.filter(pc.not_equal(records["state"], BATCH))
+    columns = [told["door"], told["recipient"], told["time"], told["time"], _same(1, told)]
+    return pa.table(columns, [column.name for column in TABLES["activity"]])
 
 
-def merge_activity(rows: DataFrame) -> DataFrame:
+def merge_activity(rows: pa.Table) -> pa.Table:
     """Rows of `activity` of the same recipient → one."""
-    grouped = rows.groupBy(*_WHO)
-    times = (F.min("first_time").alias("first_time"), F.max("last_time").alias("last_time"))
-    return grouped.agg(*times, F.sum("records").alias("records"))
+    return grouped(rows, _WHO, {"first_time": "min", "last_time": "max", "records": "sum"})
 
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
-ROLLUP: Final = MergedTable("rollup_hourly", _KEYS, ("hour",), add_up, _KEYS, by_hour)
-ACTIVITY: Final = MergedTable("activity", _WHO, _WHO, merge_activity, _WHO)
+ROLLUP: Final = MergedTable("rollup_hourly", _KEYS, ("hour",), add_up, _KEYS, by_hour, made_of=100)
+ACTIVITY: Final = MergedTable("activity", _WHO, _WHO, merge_activity, _WHO, made_of=10)
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
@@ -117,46 +136,106 @@ def changes_of(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[Table
 
 
 def _merges(place: Workplace, turn: Turn, intent: Intent) -> Iterator[TableChange]:
-    published = accepted(events_between(place, intent.after, intent.upto, "stream", "index", "time", "body"))
-    found = [one for one in place.files("ledger") if one.file.overlaps(intent.after, intent.upto)]
-    records = sum(one.rows for one in found)
-    rows = records + intent.upto - intent.after
-    if not found:
-        yield merge_into(place, turn, ROLLUP, add_up(published), intent, rows)
-        return
+    store, after, upto = place.lake.store, intent.after, intent.upto
+    published = [_Published(store, one.location, one.rows, after, upto) for one in place.events_in(after, upto)]
+    found = [one for one in place.files("ledger") if one.file.overlaps(after, upto)]
     place.lake.check(found)
-    inside = (F.col("entry") > intent.after) & (F.col("entry") <= intent.upto)
-    ledger = place.read("ledger", found).where(inside)
-    entries = _entries_of(place, ledger, intent.upto)
-    yield merge_into(place, turn, ROLLUP, add_up(published.unionByName(delivered(ledger, entries))), intent, rows)
-    yield merge_into(place, turn, ACTIVITY, heard_of(ledger), intent, records)
+    records = [RecordsOf(store, one.location, one.rows, after, upto) for one in found]
+    entries = tuple((one.file.hi, one.location) for one in entries_of(place, records))
+    yield merge_into(place, turn, ROLLUP, [*published, *(_Delivered(one, entries) for one in records)], intent)
+    if records:
+        yield merge_into(place, turn, ACTIVITY, records, intent)
 
 
-def _entries_of(place: Workplace, ledger: DataFrame, upto: int) -> DataFrame:
-    """The entries that records begin and end with, from those files of `events` that have any of them.
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """Sums of what was published, from a file of `events`."""
+
+    store: FileStore
+    location: str
+    count: int
+    after: int
+    upto: int
+
+    def rows(self) -> Iterator[pa.Table]:
+        for piece in read_batches(self.store, self.location, _PUBLISHED):
+            yield add_up(accepted(pa.Table.from_batches([rows_between(piece, self.after, self.upto)])))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsOf:
+    """The records in a file of `ledger` that the entries (after, upto] have brought; as rows, who was heard of."""
+
+    store: FileStore
+    location: str
+    count: int
+    after: int
+    upto: int
+
+    def rows(self) -> Iterator[pa.Table]:
+        return (heard_of(records) for records in self.records())
+
+    def records(self) -> Iterator[pa.Table]:
+        """The rows of `ledger`."""
+        for piece in read_batches(self.store, self.location, _RECORDS):
+            yield pa.Table.from_batches([rows_between(piece, self.after, self.upto, "entry")])
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    """Sums of records, with what files of `events` say of the entries that they name."""
+
+    source: RecordsOf
+    events: tuple[tuple[int, str], ...]  # last id and location, in order
+
+    @property
+    def count(self) -> int:
+        return self.source.count
+
+    def rows(self) -> Iterator[pa.Table]:
+        for records in self.source.records():
+            yield add_up(delivered(records, self._entries(spoken_of(records, self.source.upto))))
+
+    def _entries(self, ids: Any) -> pa.Table:
+        wanted = pa.array(ids)
+        numbers = numpy.unique(numpy.searchsorted([hi for hi, _ in self.events], ids))
+        found = [
+            piece.filter(pc.is_in(piece["id"], wanted))
+            for number in numbers[numbers < len(self.events)]
+            for piece in read_batches(self.source.store, self.events[number][1], tuple(_ENTRY.names))
+        ]
+        return pa.Table.from_batches([one.cast(_ENTRY) for one in found], _ENTRY).sort_by("id")
+
+
+def spoken_of(records: pa.Table, upto: int) -> Any:
+    """The ids of the entries up to *upto* that records begin and end with, each once."""
+    spoken = records.filter(pc.greater(records["first"], 0))
+    ids = numpy.concatenate([spoken["first"].to_numpy(), spoken["last"].to_numpy()])
+    return numpy.unique(ids[ids <= upto])
+
+
+def entries_of(place: Workplace, records: Sequence[RecordsOf]) -> list[PlannedFile]:
+    """The files of `events` that have any of the entries which *records* begin and end with.
 
     A late acknowledgement may name an old entry: the files in between are not read.
     """
-    spoken = ledger.where(F.col("first") > 0)
-    ids = spoken.select(F.col("first").alias("id")).union(spoken.select("last")).where(F.col("id") <= upto)
     files = place.files("events")
-    wanted = [files[number] for number in sorted(numbers_of(ids, [one.file.hi for one in files]))]
+    found = place.in_tasks(FilesSpokenOf(tuple(one.file.hi for one in files)), chunks_of(place, records))
+    wanted = [files[number] for number in sorted(set[int]().union(*found))]
     place.lake.check(wanted)
-    return place.read("events", wanted, "id", "index", "time")
+    return wanted
 
 
-def numbers_of(ids: DataFrame, ends: list[int]) -> set[int]:
-    """The numbers of the files that have *ids*. *ends* are the last ids of all files, in order.
+@dataclass(frozen=True, slots=True)
+class FilesSpokenOf:
+    """What one task does: find the numbers of the files that have the entries of some records."""
 
-    The ids stay in Spark's workers; only the numbers are collected.
-    """
+    ends: tuple[int, ...]  # the last ids of all files, in order
 
-    def found(pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import numpy
-
-        for piece in pieces:
-            numbers = numpy.unique(numpy.searchsorted(ends, piece.column(0).to_numpy(zero_copy_only=False)))
-            yield pa.RecordBatch.from_arrays([pa.array(numbers, pa.int64())], names=["number"])
-
-    rows = ids.mapInArrow(found, "number BIGINT").distinct().collect()
-    return {row.number for row in rows if row.number < len(ends)}
+    def __call__(self, sources: Sequence[RecordsOf]) -> set[int]:
+        found: set[int] = set()
+        for one in sources:
+            for records in one.records():
+                numbers = numpy.searchsorted(self.ends, spoken_of(records, one.upto))
+                found |= {int(number) for number in numpy.unique(numbers) if number < len(self.ends)}
+        return found

@@ -5,20 +5,17 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from penstock.core.ledger import STREAM, Recipient
-from penstock.pipeline.jobs import ledger
 from penstock.wire.ledger import STATES
 from tests.engines.test_deliveries import World
-from tests.spark.test_transforms import events
+from tests.pipeline.test_transforms import decoded, fold
 
 WHO = Recipient("msgstream", "alice")
 NAMES = [state.name for state in STATES]
 STORIES = [(one,) for one in NAMES] + list(product(NAMES, NAMES))
 
 
-async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, tmp_path: Path) -> None:
+async def test_why_says_the_same_before_and_after_the_fold(tmp_path: Path) -> None:
     world = World(tmp_path)
     engine, book, why, clock = world.engine, world.ledger, world.why, world.clock
     async with world.lake:
@@ -33,7 +30,7 @@ async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, 
         before = {key: (await why.item(key, "alice")).verdict for key in keys}
 
         bodies = [entry.body for entry in (await engine.log.read_after((STREAM,), 0)).entries]
-        folded = ledger.fold(ledger.transform(events(spark, *bodies))).toArrow().to_pylist()
+        folded = fold(decoded(*bodies)).to_pylist()
         world.write("deliveries", 0, engine.log.followed, folded)
         await world.publish(engine.log.followed)
 

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
 
 from penstock.core.ledger import Recipient
 from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
-from penstock.pipeline.lake import EVENTS
 from penstock.values import Batch, Draft
 from penstock.wire.table_columns import TABLES
 from tests.engines.test_deliveries import World
-from tests.spark.test_transforms import batch, events, rows_of
+from tests.pipeline.test_transforms import batch, decoded, fold, rows_of
 
 PEOPLE = [Recipient(door, name) for door, name in (("sps", "1"), ("sps", "1/phone"), ("v1", "1"))]
 STREAMS = ("/a", "/b")
-AT = datetime(2026, 11, 15, tzinfo=UTC)
 
 
-def test_positions_are_a_table_of_their_own(spark: SparkSession) -> None:
+def test_positions_are_a_table_of_their_own() -> None:
     one = batch(0, ("sent", "/a", 1, 1, "a"), ("confirmed", "", 0, 4, "b"), ("confirmed", "", 0, 4, "a"))
     two = batch(1, ("confirmed", "", 0, 4, "a"), ("confirmed", "/b", 0, 4, "a"), ("confirmed", "", 0, 6, "a"))
-    whole = ledger.transform(events(spark, one, two))
+    whole = decoded(one, two)
 
-    assert rows_of(ledger.fold(whole), "recipient", "stream", "first", "last", "state") == [("a", "/a", 1, 1, "sent")]
-    said = ledger.positions(whole)
-    assert [one.name for one in TABLES["positions"]] == said.columns
-    found = [(row.recipient, row.stream, row.upto, row.time.microsecond // 1000) for row in said.collect()]
-    assert sorted(found[:2]) == [("a", "", 4, 0), ("a", "/b", 4, 1)]
-    assert found[2:] == [("a", "", 6, 2), ("b", "", 4, 1)]
-    in_steps = [ledger.positions(whole.where(f"sequence = {number}")) for number in range(2)]
-    assert sorted(ledger.first_positions(in_steps[0].union(in_steps[1])).collect()) == sorted(said.collect())
+    assert rows_of(fold(whole), "recipient", "stream", "first", "last", "state") == [("a", "/a", 1, 1, "sent")]
+    said = ledger.first_positions(ledger.positions_of(whole))
+    assert [one.name for one in TABLES["positions"]] == said.schema.names
+    found = sorted(
+        (row["recipient"], row["stream"], row["upto"], row["time"].microsecond // 1000) for row in said.to_pylist()
+    )
+    assert found == [("a", "", 4, 0), ("a", "", 6, 2), ("a", "/b", 4, 1), ("b", "", 4, 1)]
+    again = ledger.first_positions(pa.concat_tables([said, ledger.positions_of(whole)]))
+    assert rows_of(again) == rows_of(said)
 
 
 async def write_history(world: World, seed: int) -> list[int]:
@@ -65,7 +63,7 @@ async def told(why: Why, ids: list[int]) -> list[Any]:
     return [(one.verdict, sorted((e.ms, e.state, e.door) for e in one.events) or one.words) for one in answers]
 
 
-async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, tmp_path: Path) -> None:
+async def test_why_says_the_same_before_and_after_the_fold(tmp_path: Path) -> None:
     world = World(tmp_path)
     async with world.lake:
         ids = await write_history(world, seed=7)
@@ -75,14 +73,10 @@ async def test_why_says_the_same_before_and_after_the_fold(spark: SparkSession, 
         page = await world.log.read_after(("/_ledger",), 0)
         middle, done = page.entries[len(page.entries) // 2].id, world.log.followed
         for lo, hi in ((0, middle), (middle, done)):
-            rows = [
-                (one.id, "/_ledger", one.index, 0, 0, 0, "data", None, AT, None, None, bytearray(one.body), 1)
-                for one in page.entries
-                if lo < one.id <= hi
-            ]
-            decoded = ledger.transform(spark.createDataFrame(rows, EVENTS))
-            world.write("deliveries", lo, hi, ledger.fold(decoded).toArrow().to_pylist())
-            world.write("positions", lo, hi, ledger.positions(decoded).toArrow().to_pylist())
+            records = decoded(*(one.body for one in page.entries if lo < one.id <= hi))
+            world.write("deliveries", lo, hi, fold(records).to_pylist())
+            said = ledger.first_positions(ledger.positions_of(records))
+            world.write("positions", lo, hi, said.to_pylist())
         await world.publish(done)
 
         assert await told(world.why, ids) == before

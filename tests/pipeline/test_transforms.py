@@ -1,0 +1,152 @@
+"""What the jobs make of rows: a few literal ones, as Arrow, without Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row
+from penstock.iceberg.files import arrow_schema
+from penstock.pipeline import ledger_batches
+from penstock.pipeline.jobs import ledger, rollup
+from penstock.wire.table_columns import TABLES
+
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+NOON_MS = int(NOON.timestamp() * 1000)
+NOTHING = rollup._ENTRY.empty_table()
+
+
+def batch(sequence: int, *rows: tuple[str, str, int, int, str], mark: str = "", items: Any = ()) -> bytes:
+    """A ledger batch as a node writes it, of (state, stream, first, last, recipient)."""
+    made = []
+    for number, (state, stream, first, last, name) in enumerate(rows):
+        row = _Row(NOON_MS + number, state, "", stream, first, last)
+        row.who = [Recipient("sps", name)]
+        made.append(row)
+    return _encode(Header("n1", 1, sequence, mark, items=list(items)), _Columns(made))[0]
+
+
+def events(*bodies: bytes, stream: str = "/_ledger", first: int = 100) -> pa.Table:
+    """Entries as `events` has them."""
+    rows = [
+        {"id": first + number, "stream": stream, "index": number, "kind": "data", "time": NOON, "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    return pa.Table.from_pylist(rows, arrow_schema("events"))
+
+
+def decoded(*bodies: bytes) -> pa.Table:
+    """Batches as rows of `ledger`."""
+    unreadable: list[Any] = []
+    rows = pa.Table.from_batches(ledger_batches.decode(events(*bodies).to_batches(), unreadable))
+    assert unreadable == []
+    return rows
+
+
+def fold(records: pa.Table) -> pa.Table:
+    return ledger.fold_deliveries(ledger.deliveries_of(records))
+
+
+def rows_of(rows: pa.Table, *columns: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for row in rows.select(list(columns or rows.schema.names)).to_pylist())
+
+
+def test_batches_of_the_ledger_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    item = (NOON_MS, "accepted", "", "webpush", "ua-1", "message-7", "2026_11", 3, NOON_MS + 1000)
+    bodies = [
+        batch(0, mark="open"),
+        batch(1, ("sent", "/a", 5, 9, "alice"), ("acked", "/a", 5, 9, "alice"), items=[item]),
+    ]
+
+    found = decoded(*bodies)
+
+    assert rows_of(found, "entry", "state", "recipient", "first", "last", "key", "number", "mark") == [
+        (100, "batch", "", 0, 0, "", 0, "open"),
+        (101, "accepted", "ua-1", 0, 0, "message-7", 3, ""),
+        (101, "acked", "alice", 5, 9, "", 0, ""),
+        (101, "batch", "", 0, 0, "", 0, ""),
+        (101, "sent", "alice", 5, 9, "", 0, ""),
+    ]
+    assert [row["expires_at"] for row in found.to_pylist() if row["key"]] == [NOON + timedelta(seconds=1)]
+    assert found.schema.names == [one.name for one in TABLES["ledger"]]
+    monkeypatch.setattr(ledger_batches, "AT_ONCE", 1)
+    assert decoded(*bodies).equals(found), "however many are made at once"
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_read() -> None:
+    unreadable: list[Any] = []
+    given = events(b"garbage", batch(0, ("sent", "/a", 1, 1, "a")), b"")
+
+    rows = pa.Table.from_batches(ledger_batches.decode(given.to_batches(), unreadable))
+
+    assert rows_of(rows, "entry", "state") == [(101, "batch"), (101, "sent")]
+    told = ledger_batches.unreadable_rows(unreadable).to_pylist()
+    assert [(row["entry"], row["stream"], row["bytes"], row["path"]) for row in told] == [
+        (100, "/_ledger", 7, None),
+        (102, "/_ledger", 0, None),
+    ]
+
+
+def test_the_state_that_counts_is_the_one_of_the_highest_rank() -> None:
+    states = [("sent", "/a", 1, 1, "a"), ("retried", "/a", 1, 1, "a"), ("acked", "/a", 1, 1, "a")]
+    states += [("sent", "/a", 1, 1, "b"), ("dropped", "/a", 1, 1, "b"), ("retried", "/a", 2, 2, "b")]
+
+    folded = fold(decoded(batch(0, *states)))
+
+    assert folded.schema.names == [one.name for one in TABLES["deliveries"]]
+    assert rows_of(folded, "recipient", "first", "state", "attempts") == [
+        ("a", 1, "acked", 2),
+        ("b", 1, "dropped", 1),
+        ("b", 2, "retried", 1),
+    ]
+
+
+def test_folding_in_steps_gives_what_folding_at_once_gives() -> None:
+    one, two = batch(0, ("sent", "/a", 1, 1, "a"), ("sent", "/a", 2, 2, "a")), batch(1, ("acked", "/a", 1, 1, "a"))
+    steps = [fold(decoded(one)), ledger.deliveries_of(decoded(one, two).filter(pa.compute.field("sequence") == 1))]
+
+    in_steps = ledger.fold_deliveries(pa.concat_tables(steps))
+
+    assert sorted(map(repr, in_steps.to_pylist())) == sorted(map(repr, fold(decoded(one, two)).to_pylist()))
+
+
+def test_sums_count_the_entries_of_an_interval_and_the_latency_of_its_last() -> None:
+    published = [(5, 10, NOON - timedelta(seconds=9)), (9, 12, NOON - timedelta(milliseconds=3))]
+    entries = pa.Table.from_pylist(
+        [dict(zip(NOTHING.schema.names, one, strict=True)) for one in published], NOTHING.schema
+    )
+
+    rows = rollup.add_up(rollup.delivered(decoded(batch(0, ("sent", "/a", 5, 9, "alice"))), entries))
+
+    assert rows_of(rows, "stream", "door", "state", "count", "latency_ms") == [("/a", "sps", "sent", 3, 4)]
+    assert rows.schema.names == [one.name for one in TABLES["rollup_hourly"]]
+
+
+def test_an_entry_that_is_not_known_counts_without_a_latency() -> None:
+    records = decoded(batch(0, ("sent", "/a", 5, 9, "alice"), ("confirmed", "", 0, 9, "alice")))
+
+    rows = rollup.delivered(records, NOTHING)
+
+    assert rows_of(rows, "state", "count", "latency_ms") == [("confirmed", 1, None), ("sent", 1, None)]
+
+
+def test_what_was_published_is_summed_up_without_the_streams_of_the_system() -> None:
+    both = pa.concat_tables([events(b"12345", b"678", stream="/a"), events(batch(0))])
+
+    assert rows_of(rollup.add_up(rollup.accepted(both)), "hour", "stream", "state", "count", "bytes") == [
+        (NOON, "/a", "accepted", 2, 8)
+    ]
+
+
+def test_recipients_are_remembered_by_their_first_and_last_sign() -> None:
+    records = decoded(batch(0, ("sent", "/a", 1, 1, "a"), ("sent", "/a", 2, 2, "a")))
+
+    heard = rollup.merge_activity(rollup.heard_of(records))
+
+    assert heard.schema.names == [one.name for one in TABLES["activity"]]
+    (row,) = heard.to_pylist()
+    assert (row["recipient"], row["records"]) == ("a", 2)
+    assert row["last_time"] - row["first_time"] == timedelta(milliseconds=1)
