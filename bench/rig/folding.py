@@ -45,7 +45,7 @@ def measure_folding(folder: Path, records: int, rounds: int, session: Session) -
             for master, found in rates.items():
                 with session(master) as spark:
                     place = Workplace(spark, client, lake)
-                    _fold(place, batches // 50)  # warm
+                    _fold(place, batches // 10)  # warm: workers have started
                     found.append(batches * RECIPIENTS / _fold(place, batches))
     one, two = (median(found) for found in rates.values())
     detail = {"spread": [round(rate) for found in rates.values() for rate in found]}
