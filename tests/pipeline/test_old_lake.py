@@ -1,4 +1,4 @@
-"""A lake of the version before Iceberg is taken over byte by byte, or not at all. No JVM is needed for `events`."""
+"""A lake of the version before Iceberg is taken over byte by byte, or not at all. No JVM is needed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def client(old: Path, tmp_path: Path) -> Iterator[PipelineClient]:
 
 
 def take_events(client: PipelineClient, old: Path, new: Path) -> None:
-    """Take over `events`, and end there: the tables that are folded need Spark."""
+    """Take over `events`, and end there."""
     with pytest.raises(Crash):
         migrate(make_here(client, open_lake(new), CrashAt(AFTER_COMMIT)), old)
 

@@ -159,7 +159,9 @@ def changes_of(place: Workplace, turn: Turn, intent: Intent) -> tuple[list[Table
 def _decoding(place: Workplace, one: Slice) -> Iterator[DecodeBatches]:
     """Tasks for the files of `events` that have the slice, each with some that follow each other."""
     files = place.events_in(one.lo, one.hi)
-    most = min(TASK_FILES, max(FEW_FILES, -(-len(files) // (4 * place.spark.sparkContext.defaultParallelism))))
+    most = FEW_FILES
+    if len(files) > FEW_FILES:
+        most = min(TASK_FILES, max(most, -(-len(files) // (4 * place.spark.sparkContext.defaultParallelism))))
     chunk: list[PlannedFile] = []
     for number, file in enumerate(files, 1):
         chunk.append(file)
