@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -245,6 +246,20 @@ async def test_a_reader_that_waits_stops_the_export_process(tmp_path: Path) -> N
         export._ended()  # type: ignore[attr-defined]
 
 
+def libraries_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_the_export_process_loads_neither_pandas_nor_polars(tmp_path: Path) -> None:
+    async with engine_with_export(tmp_path, "sqlite") as (engine, export, _):
+        await engine.log.append(Batch((Draft("/a", b"x"),)))
+        await collect(export, ExportRange(0, engine.log.followed))
+        loaded = libraries_of(export._process.process.pid)  # type: ignore[attr-defined]
+
+    assert {name for name in ("pyarrow", "pandas", "polars") if name in loaded} == {"pyarrow"}
+    assert find_spec("pandas"), "where it is not installed this would show nothing"
+
+
 async def test_exports_beside_a_busy_writer_are_exact(tmp_path: Path) -> None:
     # Given a writer whose write-ahead log is moved into the file again and again
     async with engine_with_export(tmp_path, "sqlite") as (engine, export, _):
@@ -269,6 +284,7 @@ async def test_exports_beside_a_busy_writer_are_exact(tmp_path: Path) -> None:
 def test_the_server_never_loads_a_second_copy_of_sqlite(tmp_path: Path) -> None:
     program = """
 import asyncio, sys
+from importlib.util import find_spec
 from pathlib import Path
 import penstock.node.node
 import penstock.testing

@@ -303,7 +303,3 @@ def main() -> None:
             os._exit(0)  # threads that read have nothing to finish
         request = msgspec.json.decode(message, type=ExportRequest)
         Thread(target=answer, args=(path, request, socket.socket(fileno=descriptors[0])), daemon=True).start()
-
-
-if __name__ == "__main__":
-    main()
