@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from penstock.cli.test_runner import BY_NAME, TESTS
-from penstock.testing import RunningServer, start_server
+from penstock.testing import RunningServer, S3Server, start_s3, start_server
 from tests.forked_servers import forking, start_forked
 from tests.limits import LOG_TAIL, Ending, Limits
 
@@ -130,3 +131,24 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
     """One server for all tests that do not disturb each other: use streams of your own."""
     with start_server(tmp_path_factory.mktemp("shared") / "data") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def shared_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One object store for all tests: use a prefix of your own."""
+    with start_s3(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def s3(shared_s3: S3Server) -> Iterator[S3Server]:
+    """The store, in the environment as its users have it. It answers before the test and after it."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            environment.delenv(name)
+        for name, value in shared_s3.environment.items():
+            environment.setenv(name, value)
+        yield shared_s3
+    shared_s3.resume()
+    if shared_s3.process.poll() is not None:
+        shared_s3.restart()

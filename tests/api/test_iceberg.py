@@ -21,7 +21,7 @@ from pyiceberg.types import LongType, NestedField
 from penstock.api.auth import open_keys
 from penstock.iceberg.files import arrow_schema
 from penstock.iceberg.sql import ask as ask_sql
-from penstock.testing import RunningServer, S3Server, start_s3, start_server
+from penstock.testing import RunningServer, S3Server, start_server
 from penstock.testing.seaweedfs import READER
 from penstock.wire import table_columns
 from penstock.wire.lake_files import RECORDS, LakeFile
@@ -305,16 +305,8 @@ def test_a_table_whose_metadata_is_gone_is_the_operators_matter(lake: Lake) -> N
 # ── on S3 ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with start_s3(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
 @pytest.fixture
-def lake_on_s3(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
+def lake_on_s3(s3: S3Server, tmp_path: Path) -> Iterator[Lake]:
     reader = {
         "lake_reader_endpoint": s3.endpoint, "lake_reader_region": "us-east-1",
         "lake_reader_access_key_id": READER["AWS_ACCESS_KEY_ID"],

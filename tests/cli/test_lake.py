@@ -18,7 +18,7 @@ from penstock.api.auth import open_keys
 from penstock.cli.lake_readers import READERS
 from penstock.iceberg import sql_process
 from penstock.iceberg.sql import SqlLimits, SqlRefused, SqlTooLarge, ask
-from penstock.testing import RunningServer, start_s3, start_server
+from penstock.testing import RunningServer, S3Server, start_server
 from penstock.wire.lake_files import RECORDS
 from penstock.wire.table_columns import TABLES
 from tests.api.lake_rig import publish_record, record, server_with_lake
@@ -260,14 +260,11 @@ def test_mistakes_are_one_line(shop: Shop) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_lake_on_s3_is_asked_in_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with start_s3(tmp_path / "s3") as s3:
-        for name, value in s3.environment.items():
-            monkeypatch.setenv(name, value)
-        place = "s3://lake/shop"
-        with start_server(tmp_path / "data", environment=s3.environment, lake_url=place) as server:
-            shop = Shop(server, place)
-            for title, sql, expected in QUESTIONS[:3]:
-                assert shop.answer("sql", sql) == expected, title
-            with pytest.raises(SqlRefused):
-                ask(place, shop.tables, "SELECT * FROM read_text('/etc/passwd'), events")
+def test_a_lake_on_s3_is_asked_in_the_same_words(tmp_path: Path, s3: S3Server) -> None:
+    place = "s3://lake/shop"
+    with start_server(tmp_path / "data", environment=s3.environment, lake_url=place) as server:
+        shop = Shop(server, place)
+        for title, sql, expected in QUESTIONS[:3]:
+            assert shop.answer("sql", sql) == expected, title
+        with pytest.raises(SqlRefused):
+            ask(place, shop.tables, "SELECT * FROM read_text('/etc/passwd'), events")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -14,29 +14,12 @@ from penstock.engines.lake import LakeReader, LakeUnreadable
 from penstock.engines.lake import lake as lakes
 from penstock.engines.lake import search as searches
 from penstock.engines.lake.files import CoveringFile
-from penstock.testing import S3Server, start_s3, wait_until_async
+from penstock.testing import S3Server, wait_until_async
 from penstock.values import Draft
 from tests.engines.lake_files import everything
 from tests.engines.test_lake import Pair, by_cursor, by_id, by_index, filled, play
 
 AWAY = 1.0  # seconds that a question may take while the store is paused
-
-
-@pytest.fixture(scope="module")
-def shared_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with start_s3(tmp_path_factory.mktemp("s3")) as s3:
-        yield s3
-
-
-@pytest.fixture
-def s3(shared_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """A store that answers, before the test and after it."""
-    for name, value in shared_s3.environment.items():
-        monkeypatch.setenv(name, value)
-    yield shared_s3
-    shared_s3.resume()
-    if shared_s3.process.poll() is not None:
-        shared_s3.restart()
 
 
 def place() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import compact, erase
 from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.testing import RunningServer, S3Server, start_s3, start_server
+from penstock.testing import RunningServer, S3Server, start_server
 from penstock.testing.seaweedfs import READER
 from tests.api.client import ask, publish
 from tests.api.lake_rig import trim, value_of
@@ -23,25 +22,16 @@ from tests.pipeline.by_hand import archive_turn, logged, make_here
 READERS = ("pyiceberg", "polars", "duckdb", "lake sql")
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with start_s3(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
 @pytest.fixture(params=["folder", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the lake is to be."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     if request.param == "folder":
-        yield str(tmp_path / "lake")
-        return
+        return str(tmp_path / "lake")
     s3: S3Server = request.getfixturevalue("s3")
-    for name, value in s3.environment.items():
-        monkeypatch.setenv(name, value)
     for name, value in (("endpoint", s3.endpoint), ("region", "us-east-1"), *_reader_keys()):
         monkeypatch.setenv(f"PENSTOCK_LAKE_READER_{name}".upper(), value)
-    yield f"s3://lake/{tmp_path.name}"
+    return f"s3://lake/{tmp_path.name}"
 
 
 def _reader_keys() -> list[tuple[str, str]]:

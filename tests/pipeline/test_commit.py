@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.client.http import ServerUnreachable
 from penstock.errors import PenstockError
+from penstock.iceberg.store import open_store
 from penstock.pipeline.client import PipelineClient, RecordChanged, StoredRecord
 from penstock.pipeline.commit import (
     AFTER_COMMIT,
@@ -28,10 +28,12 @@ from penstock.pipeline.jobs import archive, compact
 from penstock.pipeline.lake import Lake, LakeHole, open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import LakeUnreachable, perform
-from penstock.testing import RunningServer, start_s3, start_server, wait_until
-from penstock.testing.seaweedfs import S3Server
+from penstock.testing import RunningServer, S3Server
 from tests.api.client import publish
 from tests.pipeline.by_hand import Crash, CrashAt, archived, equals_the_log, logged, make_here, unnamed
+
+IN_A_FOLDER = pytest.mark.parametrize("lake", ["folder", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
+"""What does not depend on where the lake is."""
 
 
 @pytest.fixture
@@ -44,19 +46,18 @@ def client(server: RunningServer, lake: Lake) -> PipelineClient:
     return known
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_turn_that_ends_anywhere_is_brought_to_its_end_by_the_next(
-    client: PipelineClient, lake: Lake, point: str
-) -> None:
-    with pytest.raises(Crash):
-        archive.run(make_here(client, lake, CrashAt(point)), {})
-    publish_more(client)
+def test_a_turn_that_ends_anywhere_is_brought_to_its_end_by_the_next(client: PipelineClient, lake: Lake) -> None:
+    for point in POINTS:
+        with pytest.raises(Crash):
+            archive.run(make_here(client, lake, CrashAt(point)), {})
+        publish_more(client)
 
-    archive.run(make_here(client, open_lake(lake.place)), {})
-    compact.run(make_here(client, lake), {})
+        archive.run(make_here(client, open_lake(lake.place)), {})
+        compact.run(make_here(client, lake), {})
 
-    assert equals_the_log(client, lake)
-    assert unnamed(client, lake) == set()
+        assert equals_the_log(client, lake), point
+        assert unnamed(client, lake) == set(), point
+        publish_more(client)
 
 
 def publish_more(client: PipelineClient) -> None:
@@ -72,6 +73,7 @@ def watermark_first(turn: Turn, pointers: Mapping[str, str], moved: Mapping[str,
     turn._store(tables={**turn._record.tables, **pointers})
 
 
+@IN_A_FOLDER
 def test_sabotage_a_watermark_that_moves_before_the_pointers_loses_rows(
     client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,17 +102,17 @@ class OvertakenAt(Faults):
             archive.run(make_here(self._client, open_lake(self._lake.place)), {})
 
 
-@pytest.mark.parametrize("point", [AFTER_FILES, BEFORE_COMMIT])
-def test_a_driver_that_was_overtaken_adds_nothing_and_leaves_nothing(
-    client: PipelineClient, lake: Lake, point: str
-) -> None:
-    with pytest.raises(RecordChanged, match="another driver has taken over"):
-        archive.run(make_here(client, lake, OvertakenAt(point, client, lake)), {})
+def test_a_driver_that_was_overtaken_adds_nothing_and_leaves_nothing(client: PipelineClient, lake: Lake) -> None:
+    for point in (AFTER_FILES, BEFORE_COMMIT):
+        with pytest.raises(RecordChanged, match="another driver has taken over"):
+            archive.run(make_here(client, lake, OvertakenAt(point, client, lake)), {})
 
-    assert equals_the_log(client, lake)
-    assert unnamed(client, lake) == set()
+        assert equals_the_log(client, lake), point
+        assert unnamed(client, lake) == set(), point
+        publish_more(client)
 
 
+@IN_A_FOLDER
 def test_sabotage_a_catalog_that_reloads_and_retries_doubles_rows(
     client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_sabotage_a_catalog_that_reloads_and_retries_doubles_rows(
     assert len(archived(client, lake)) == 2 * len(logged(client))
 
 
+@IN_A_FOLDER
 def test_a_driver_that_was_overtaken_sweeps_nothing_of_the_others(client: PipelineClient, lake: Lake) -> None:
     slow = Turn(client, lake, "events")
     archive.run(make_here(client, open_lake(lake.place)), {})
@@ -185,6 +188,7 @@ def test_a_commit_that_never_arrived_is_done_again_by_the_next_turn(client: Pipe
     assert unnamed(client, lake) == set()
 
 
+@IN_A_FOLDER
 def test_sabotage_a_driver_that_takes_no_answer_for_a_refusal_deletes_what_was_committed(
     client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +224,7 @@ def refusing_once(client: PipelineClient) -> Any:
 # ── what was written must be what was planned ──────────────────────────────────────────────────
 
 
+@IN_A_FOLDER
 def test_a_file_with_too_few_rows_is_not_committed(client: PipelineClient, lake: Lake) -> None:
     newest = client.newest()
     turn = Turn(client, lake, "events")
@@ -231,6 +236,7 @@ def test_a_file_with_too_few_rows_is_not_committed(client: PipelineClient, lake:
     assert make_here(client, lake).files("events") == []
 
 
+@IN_A_FOLDER
 def test_memory_and_pointers_of_other_tables_stay(client: PipelineClient, lake: Lake) -> None:
     turn = Turn(client, lake, "ledger")
     turn.intend(Intent(0, 3, ()))
@@ -260,30 +266,24 @@ class AtEvery(Faults):
 
 @pytest.mark.parametrize("point", [AFTER_FILES, BEFORE_COMMIT, AFTER_COMMIT])
 def test_a_store_that_is_killed_paused_and_restarted_under_an_archive_loses_and_doubles_nothing(
-    tmp_path: Path, point: str, s3: S3Server
+    server: RunningServer, point: str, s3: S3Server
 ) -> None:
-    with (
-        start_s3(tmp_path / "s3") as weed,
-        start_server(tmp_path / "data") as server,
-        pytest.MonkeyPatch.context() as m,
-    ):
-        m.setenv("AWS_ENDPOINT_URL", weed.endpoint)
-        m.setattr("penstock.iceberg.store.TIMEOUT_SECONDS", 2)
-        client, lake = PipelineClient(server.url, server.admin_token), open_lake("s3://lake/shaken")
-        bind(client, lake)
-        faults = AtEvery(point, weed.kill, weed.pause)
-        for attempt in range(3):
-            publish(server, "/orders", b"%d" % attempt)
-            try:
-                perform(make_here(client, lake, faults), "archive", {})
-            except LakeUnreachable:
-                assert point != AFTER_COMMIT or watermark(client, "events") > 0
-            weed.resume()
-            weed.restart() if weed.process.poll() is not None else None
-        wait_until(lambda: weed.process.poll() is None)
+    client, lake = PipelineClient(server.url, server.admin_token), open_lake(f"s3://lake/at-{POINTS.index(point)}")
+    bind(client, lake)
+    lake.store = open_store(lake.place, seconds=1)  # three times, where a driver waits for three times 20 s
+    faults = AtEvery(point, s3.kill, s3.pause)
+    for attempt in range(3):
+        publish(server, "/orders", b"%d" % attempt)
+        try:
+            perform(make_here(client, lake, faults), "archive", {})
+        except LakeUnreachable:
+            assert point != AFTER_COMMIT or watermark(client, "events") > 0
+        s3.resume()
+        s3.restart() if s3.process.poll() is not None else None
 
-        archive.run(make_here(client, lake, faults), {})
-        compact.run(make_here(client, lake), {})
+    lake = open_lake(lake.place)
+    archive.run(make_here(client, lake, faults), {})
+    compact.run(make_here(client, lake), {})
 
-        assert equals_the_log(client, lake)
-        assert unnamed(client, lake) == set()
+    assert equals_the_log(client, lake)
+    assert unnamed(client, lake) == set()

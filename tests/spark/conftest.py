@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from penstock.pipeline.jobs import Workplace
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
-from penstock.testing import RunningServer, S3Server, start_s3
+from penstock.testing import RunningServer
 from tests.spark.filling import QUICK_START
 
 
@@ -27,17 +26,6 @@ def spark() -> Iterator[SparkSession]:
     register(session)
     yield session
     session.stop()
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """An object store for the tests of a module, which is in the environment as its users have it."""
-    with start_s3(tmp_path_factory.mktemp("s3")) as running, pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        yield running
 
 
 @pytest.fixture

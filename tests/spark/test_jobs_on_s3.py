@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, ledger, replay, rollup
-from penstock.testing import RunningServer, start_s3, wait_until
+from penstock.testing import RunningServer, S3Server, wait_until
 from tests.spark.conftest import make_place
 from tests.spark.filling import archived, differences, fill, publish
 from tests.spark.test_jobs import recorded, tail
 
 
 @pytest.fixture
-def place(
-    spark: SparkSession, server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Workplace]:
-    with start_s3(tmp_path / "s3") as s3:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            monkeypatch.delenv(name)
-        for name, value in s3.environment.items():
-            monkeypatch.setenv(name, value)
-        yield make_place(spark, server, "s3://lake/jobs")
+def place(spark: SparkSession, server: RunningServer, s3: S3Server) -> Workplace:
+    return make_place(spark, server, "s3://lake/jobs")
 
 
 def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, le
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.old_lake import FOLDED, migrate
-from penstock.testing import RunningServer, start_s3, start_server
+from penstock.testing import RunningServer, start_server
 from penstock.wire.lake_files import RECORDS
 from penstock.wire.ledger import RANKS
 from tests.api.client import ask
@@ -43,18 +43,10 @@ def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Run
         environment.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
         new = str(tmp_path / "new")
         if request.param == "s3":
-            s3 = request.getfixturevalue("s3_server")
-            for name, value in s3.environment.items():
-                environment.setenv(name, value)
+            request.getfixturevalue("s3")
             new = "s3://lake/migrated"
         with start_server(tmp_path / "data", lake_url=new) as server:
             yield server, old, new
-
-
-@pytest.fixture
-def s3_server(tmp_path: Path) -> Iterator[Any]:
-    with start_s3(tmp_path / "s3") as s3:
-        yield s3
 
 
 def place_of(spark: SparkSession, server: RunningServer, new: str, faults: Faults | None = None) -> Workplace:

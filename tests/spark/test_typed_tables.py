@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +15,18 @@ from penstock.pipeline.commit import TableChange, watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, compact, ledger, typed
 from penstock.pipeline.lake_views import register_lake
 from penstock.pipeline.loop import JobLoop
-from penstock.testing import RunningServer, start_s3
+from penstock.testing import RunningServer
 from penstock.wire.lake_files import LakeFile
 from tests.spark.conftest import make_place
 from tests.spark.filling import publish
 
 
 @pytest.fixture(params=["folder", "s3"])
-def placed(
-    request: pytest.FixtureRequest, spark: SparkSession, server: RunningServer, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Workplace]:  # fmt: skip
+def placed(request: pytest.FixtureRequest, spark: SparkSession, server: RunningServer, tmp_path: Path) -> Workplace:
     if request.param == "folder":
-        yield make_place(spark, server, tmp_path / "lake")
-        return
-    with start_s3(tmp_path / "s3") as s3:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            monkeypatch.delenv(name)
-        for name, value in s3.environment.items():
-            monkeypatch.setenv(name, value)
-        yield make_place(spark, server, "s3://lake/typed")
+        return make_place(spark, server, tmp_path / "lake")
+    request.getfixturevalue("s3")
+    return make_place(spark, server, "s3://lake/typed")
 
 
 def declare(client: PipelineClient, **columns: str) -> None:
