@@ -169,7 +169,7 @@ SOME = 4  # files and manifests more or less: where the sixteens of a level stan
 
 
 @pytest.mark.parametrize("rewrites", [False, True], ids=["appends", "overwrites"])
-@pytest.mark.parametrize("commits", [400, pytest.param(5_000, marks=[pytest.mark.long, pytest.mark.limit(900)])])
+@pytest.mark.parametrize("commits", [300, pytest.param(5_000, marks=[pytest.mark.long, pytest.mark.limit(900)])])
 def test_many_commits_leave_no_more_behind_than_some(store: FileStore, rewrites: bool, commits: int) -> None:
     """As `up` does it for hours: a file every five seconds, the small ones put together now and then."""
     table, made = Table.create(store, "events"), written(store, "events", 0, 1)

@@ -85,6 +85,7 @@ def middle(client: PipelineClient, lake: Lake) -> tuple[int, int]:
     return files[0].file.lo + 3, files[-1].file.hi - 2
 
 
+@pytest.mark.parametrize("lake", ["folder", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
 def test_a_range_is_archived_again_in_one_step_wherever_it_was_cut_off(client: PipelineClient, lake: Lake) -> None:
     first, last = middle(client, lake)
     wanted = {"table": "events", "from": str(first), "to": str(last)}
