@@ -17,6 +17,13 @@ from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.session import open_session
 from penstock.testing import RunningServer
 from tests.spark.filling import QUICK_START
+from tests.spark.jvm_classes import end, make_classes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _classes() -> None:
+    """What makes every JVM of this group start sooner."""
+    make_classes()
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +32,7 @@ def spark() -> Iterator[SparkSession]:
     session = open_session("local[2]", name="penstock-tests", settings=QUICK_START)
     register(session)
     yield session
-    session.stop()
+    end(session)
 
 
 @pytest.fixture

@@ -12,14 +12,19 @@ from penstock.iceberg.files import arrow_schema, read_batches
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.lake import RECORD_OF, open_lake
 from penstock.wire.table_columns import NAMES
+from tests.spark.jvm_classes import CLASSES
 
 LINES = 10_000  # of one request
 
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUICK = f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:SharedArchiveFile="{CLASSES}"'
 """A JVM that lives for some seconds does not win back what it spends on compiling thoroughly."""
 
-QUICK_START = {"spark.driver.extraJavaOptions": _QUICK}
-"""For a session of the test's own."""
+QUICK_START = {
+    "spark.driver.extraJavaOptions": _QUICK,
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""For a session of the test's own. Its frames have few rows: code that is made for them costs more than it saves."""
 QUICK_JAVA = {"JDK_JAVA_OPTIONS": _QUICK}
 """For the environment of programs that start Java themselves."""
 
