@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="this part, and no other; may be repeated")
     given = parser.parse_args(argv)
     if given.quick:
-        given.deliveries, given.commits, given.turns = 50_000, 20, 40
+        given.deliveries, given.commits, given.turns = 8_000, 20, 8
         given.events, given.rounds, given.seconds = 20_000, 1, 5
     wanted = set(given.only or PARTS)
     with reporting("pipeline", given) as (report, folder):

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench import pipeline
+from bench.rig import duckdb_readers, lake_commits, why
 
 
 def test_the_benchmark_prints_its_figures_with_their_floors(
@@ -17,6 +18,8 @@ def test_the_benchmark_prints_its_figures_with_their_floors(
 ) -> None:
     # A process has one session, and that is ours
     monkeypatch.setattr(pipeline, "session", lambda *_: nullcontext(spark))
+    for module, name in ((lake_commits, "WINDOW"), (why, "QUESTIONS"), (duckdb_readers, "ROUNDS")):
+        monkeypatch.setattr(module, name, 5)
     only = [option for part in pipeline.PARTS if part not in ("freshness", "idle") for option in ("--only", part)]
 
     assert pipeline.main(["--quick", "--json", "--dir", str(tmp_path), *only]) == 0
