@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @contextmanager
-def connect_server(folder: Path, python_path: str = "") -> Iterator[str]:
+def connect_server(folder: Path, python_path: Path) -> Iterator[str]:
     """The address of a Spark Connect server that has nothing of Penstock's but what is on its *python_path*."""
     log = folder / "connect.log"
     command = [str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
@@ -51,7 +51,7 @@ def connect_server(folder: Path, python_path: str = "") -> Iterator[str]:
         f"spark.sql.warehouse.dir={folder / 'warehouse'}",
     ):
         command += ["--conf", setting]
-    environment = {**other_python(folder), **QUICK_JAVA, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": python_path}
+    environment = {**other_python(folder), **QUICK_JAVA, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(python_path)}
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "--master", "local[2]", "spark-internal"],
@@ -78,29 +78,26 @@ def events(server: RunningServer, stream: str) -> list[dict[str, Any]]:
     return [json.loads(entry["data"]) for entry in client.call("GET", "/v1/read", {"stream": stream})["entries"]]
 
 
-def test_spark_connect(server: RunningServer, tmp_path: Path) -> None:
-    make_package(tmp_path / "penstock-spark.zip")
-    totals = [{"stream": "/orders/0", "count": 3}, {"stream": "/orders/1", "count": 2}]
-
-    with connect_server(tmp_path) as connect:
-        said = run(server, tmp_path, sys.executable, str(EXAMPLES / "spark_connect.py"), connect)
-
-    assert [json.loads(line) for line in said.splitlines()] == totals
-    assert events(server, "/totals") == totals
-
-
-def test_spark_pipelines(server: RunningServer, tmp_path: Path) -> None:
-    project, package = tmp_path / "project", tmp_path / "penstock-spark.zip"
+def test_spark_connect_and_spark_pipelines(server: RunningServer, tmp_path: Path) -> None:
+    project, installed = tmp_path / "project", tmp_path / "installed.zip"
     shutil.copytree(EXAMPLES / "spark_pipelines", project)
     spec = project / "spark-pipeline.yml"
     spec.write_text(spec.read_text().replace("file:///var/lib/penstock-orders", (tmp_path / "storage").as_uri()))
-    make_package(package)
+    totals = [{"stream": "/orders/0", "count": 3}, {"stream": "/orders/1", "count": 2}]
+    make_package(tmp_path / "penstock-spark.zip")
 
-    with connect_server(tmp_path, str(package)) as connect:
+    with connect_server(tmp_path, installed) as connect:
+        # A client of Spark Connect brings the package with it
+        assert not installed.exists()
+        said = run(server, tmp_path, sys.executable, str(EXAMPLES / "spark_connect.py"), connect)
+        # and for a pipeline it is installed where Spark runs
+        make_package(installed)
         # After the end of a run with Python workers the client of PySpark 4.3.0 stumbles over their accumulators.
         command = (str(HOME / "bin" / "spark-pipelines"), "--remote", connect, "run")
         run(server, project, *command, said="Run is COMPLETED.")
 
+    assert [json.loads(line) for line in said.splitlines()] == totals
+    assert events(server, "/totals") == totals
     large = events(server, "/alerts/large")
     assert sorted((one["item"], one["price"]) for one in large) == [("desk", 250), ("lamp", 101)]
     prices = parquet.read_table(tmp_path / "warehouse" / "prices").to_pylist()
