@@ -23,10 +23,10 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from penstock.cli.pipeline import make_package
+from penstock.cli.pipeline import _package_for
 from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.jobs import Workplace, archive, ledger, rollup
+from penstock.pipeline.jobs import Workplace, archive, audit, ledger, rollup
 from penstock.pipeline.session import open_session
 from penstock.testing import RunningServer, start_s3, start_server, wait_until
 from tests.spark.conftest import make_place
@@ -130,11 +130,16 @@ def look_around(folder: str, source: str) -> Any:
     return look
 
 
-def open_cluster(master: str, folder: Path) -> SparkSession:
-    package = folder / "penstock-spark.zip"
-    make_package(package)
+@contextmanager
+def open_cluster(master: str) -> Iterator[SparkSession]:
+    """A session as the command line makes it for a master elsewhere."""
     os.environ["PYSPARK_PYTHON"] = str(PYTHON)
-    return open_session(master, settings={**QUICK_START, "spark.submit.pyFiles": str(package)})
+    with _package_for(master, {}) as files:
+        spark = open_session(master, settings={**QUICK_START, **files})
+        try:
+            yield spark
+        finally:
+            spark.stop()
 
 
 def copy_through(spark: SparkSession, client: PipelineClient, server: RunningServer, folder: Path, lost: Any) -> Any:
@@ -165,17 +170,16 @@ def archive_through(place: Workplace) -> None:
         job.run(place, {})
 
 
-def audit_through(client: PipelineClient, master: str, lake: str) -> dict[str, Any]:
-    """Bring the lake up to date on the worker that is left, by the command, and look at it."""
-    where = ["--master", master, "--url", client.url, "--token", client.token, "--lake", lake]
-    command = [sys.executable, "-m", "penstock", "audit", "--json", *where]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **QUICK_JAVA})
+def audit_through(place: Workplace) -> dict[str, Any]:
+    """Bring the lake up to date on the worker that is left, and look at it."""
+    client, lake = place.client, place.lake.place
+    outcome = audit.run(place, {})
     deliveries = archived(client, lake, "deliveries").to_pylist()
     sent = {(row["first"], row["last"]) for row in deliveries if row["recipient"] == "alice"}
     sums = archived(client, lake, "rollup_hourly").to_pylist()
     return {
-        "audit": done.stdout + done.stderr[-2000:],
-        "passes": done.returncode == 0,
+        "audit": outcome.words,
+        "passes": outcome.exit_code == 0,
         "differences": differences(client, lake),
         "delivered": [len(sent), len(deliveries)],
         "counted": sum(row["count"] for row in sums if row["state"] == "sent"),
@@ -213,15 +217,14 @@ def main(folder: Path) -> None:
         master = wait_until(lambda: re.search(rf"spark://{re.escape(DRIVER)}:\d+", log.read_text()), within=60)[0]
         workers = [start_worker(stack, folder, number, master) for number in (1, 2)]
         os.environ.update(stack.enter_context(start_s3(folder / "s3", DRIVER)).environment)
-        spark = open_cluster(master, folder)
+        spark = stack.enter_context(open_cluster(master))
         look = look_around(str(folder), str(ROOT / "src"))
         seen = sorted({*spark.sparkContext.parallelize(range(8), 8).map(look).collect()})
         found = {"seen": seen, "driver": spark.conf.get("spark.driver.host")}
         place = make_place(spark, server, "s3://lake/cluster")
         archive_through(place)
         found |= copy_through(spark, client, server, folder, workers[0])
-        spark.stop()
-        found |= audit_through(client, master, place.lake.place)
+        found |= audit_through(place)
         source, copy = bodies(client, ""), bodies(client, "/copy")
         found |= {"events": len(source), "copied": len(copy), "same": sorted(source) == sorted(copy)}
         print(json.dumps(found))  # noqa: T201 - what the test reads
