@@ -41,7 +41,7 @@ class Shop:
         assert trim(self.server, upto=upto - kept, apply=True).status == 200
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.long)])
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     lake = str(tmp_path / "lake") if request.param == "folder" else f"s3://lake/{tmp_path.name}"
     if request.param == "s3":

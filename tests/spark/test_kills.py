@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from penstock.iceberg.files import WrittenWrong
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import AFTER_COMMIT, BEFORE_COMMIT, POINTS, Intent, Slice, Turn
+from penstock.pipeline.commit import BEFORE_COMMIT, POINTS, Intent, Slice, Turn
 from penstock.pipeline.jobs import Workplace, archive
 from penstock.testing import RunningServer
 from tests.spark.conftest import make_place
@@ -26,8 +26,8 @@ from tests.spark.filling import differences, fill
 ROWS = 20_000
 KILLED = -signal.SIGKILL
 SIX = (*POINTS[:2], IN_TASKS, *POINTS[2:])
-THREE = (IN_TASKS, BEFORE_COMMIT, AFTER_COMMIT)
-"""Where Spark makes a difference. tests/pipeline/test_commit.py ends a turn at every point, without it."""
+TWO = (IN_TASKS, BEFORE_COMMIT)
+"""While Spark works, and when it has. tests/pipeline/test_commit.py ends a turn at every point, without it."""
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def let_work(child: subprocess.Popen[bytes]) -> int:
     return child.returncode
 
 
-@pytest.mark.parametrize("points", [THREE, pytest.param(SIX, marks=pytest.mark.long)], ids=["three", "six"])
+@pytest.mark.parametrize("points", [TWO, pytest.param(SIX, marks=pytest.mark.long)], ids=["two", "six"])
 def test_a_driver_that_is_killed_anywhere_loses_and_doubles_nothing(
     spark: SparkSession, server: RunningServer, tmp_path: Path, points: tuple[str, ...]
 ) -> None:

@@ -93,7 +93,7 @@ def differences(client: PipelineClient, old: Path, new: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("served", ["folder", "s3"], indirect=True)
+@pytest.mark.parametrize("served", ["folder", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
 def test_an_old_lake_is_taken_over_wherever_it_was_cut_off_and_goes_on(
     spark: SparkSession, served: tuple[RunningServer, Path, str], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.spark.conftest import make_place
 from tests.spark.filling import publish
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.long), "s3"])
 def placed(request: pytest.FixtureRequest, spark: SparkSession, server: RunningServer, tmp_path: Path) -> Workplace:
     if request.param == "folder":
         return make_place(spark, server, tmp_path / "lake")
