@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -28,12 +28,27 @@ from penstock.pipeline.jobs import archive, compact
 from penstock.pipeline.lake import Lake, LakeHole, open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import LakeUnreachable, perform
-from penstock.testing import RunningServer, S3Server
+from penstock.testing import RunningServer, S3Server, start_server
 from tests.api.client import publish
 from tests.pipeline.by_hand import Crash, CrashAt, archived, equals_the_log, logged, make_here, unnamed
 
 IN_A_FOLDER = pytest.mark.parametrize("lake", ["folder", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
 """What does not depend on where the lake is."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with start_server(tmp_path_factory.mktemp("commits") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: RunningServer) -> RunningServer:
+    """The one of this module, which has forgotten what was archived before."""
+    client = PipelineClient(running.url, running.admin_token)
+    for key in client.list("lake/"):
+        client.delete(key)
+    return running
 
 
 @pytest.fixture
