@@ -14,7 +14,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import TableChange, watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, compact, ledger, typed
 from penstock.pipeline.lake_views import register_lake
-from penstock.pipeline.loop import JobLoop
+from penstock.pipeline.loop import PERIOD_SECONDS, JobLoop
 from penstock.testing import RunningServer
 from penstock.wire.lake_files import LakeFile
 from tests.spark.conftest import make_place
@@ -106,7 +106,7 @@ def test_a_long_history_is_made_in_rounds_that_let_the_archive_in(
     declare(place.client, item="string")
     newest = place.client.newest()
     monkeypatch.setattr(typed, "TURN_IDS", newest // 3)
-    loop = JobLoop(place, {"archive": 5.0, "ledger": 5.0, "typed": 5.0}, clock=lambda: 0.0)
+    loop = JobLoop(place, dict.fromkeys(("archive", "ledger", "typed"), PERIOD_SECONDS), clock=lambda: 0.0)
     key, reached = place.client.typed_tables()[0].key, []
 
     while not reached or reached[-1] < watermark(place.client, "ledger"):
