@@ -11,7 +11,7 @@ from penstock.core.clock import ManualClock
 from penstock.doors.webpush.requests import EndpointRequest, EndpointRequestReader
 from penstock.http.requests import Request
 from penstock.wire.http_requests import HeadParser
-from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+from penstock.wire.webpush_errors import EndpointRefused, Errno
 from penstock.wire.webpush_tokens import EndpointSubscription, EndpointTokens
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"

@@ -15,7 +15,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.core.registry import Registry
 from penstock.engines.lake import ColdLog, LakeReader, LakeUnreadable, open_lake
-from penstock.engines.lake.lake import TablePointers
+from penstock.engines.lake.reader import TablePointers
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.pages import Look
 from penstock.engines.sqlite import open_sqlite

@@ -16,7 +16,7 @@ from penstock.core.feed import take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.engines.local import LogServer, WorkerEngine, log_process, open_worker_engine, served_worker
+from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, served_worker
 from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
 from penstock.engines.local.contracts import PAGE, SHORT
 from penstock.engines.local.frames import framed
@@ -374,11 +374,11 @@ async def check_silence(machine: Machine) -> None:
     innocent, log = await machine.worker("innocent"), machine.log
     await Peer.join(machine, "silent")
     silent, now = log.link_of("silent"), asyncio.get_running_loop().time()
-    silent.heard = now - log_process.SILENT_SECONDS - 1
-    log._looked = now - log_process.SILENT_SECONDS
+    silent.heard = now - served_worker.SILENT_SECONDS - 1
+    log._looked = now - served_worker.SILENT_SECONDS
     await log._look_after()
     assert (log.cut, log.link_of("silent")) == (0, silent)
-    silent.heard = now - log_process.SILENT_SECONDS - 1
+    silent.heard = now - served_worker.SILENT_SECONDS - 1
     await log._look_after()
     assert log.cut == 1
     await wait_until_async(lambda: log.link_of("silent") is None)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.clock import WallClock
-from penstock.engines.lake import lake as lakes
-from penstock.engines.lake.lake import open_lake
+from penstock.engines.lake import reader as lakes
+from penstock.engines.lake.reader import open_lake
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite.engine import open_sqlite
 from penstock.engines.sqlite.reader_threads import Readers

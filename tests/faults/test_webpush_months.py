@@ -27,7 +27,7 @@ from penstock.engines.memory import MemoryEngine
 from penstock.http.timers import Wheel
 from penstock.settings import LedgerSettings, Settings
 from penstock.wire.webpush import Close, PushMessage
-from penstock.wire.webpush_endpoint import EndpointRefused
+from penstock.wire.webpush_errors import EndpointRefused
 from penstock.wire.webpush_session import PushSession
 from penstock.wire.webpush_tokens import EndpointSubscription
 from tests.doors.sps_place import ManualTime

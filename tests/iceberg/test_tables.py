@@ -13,8 +13,9 @@ from pyiceberg.table import StaticTable
 
 from penstock.iceberg import schemas, tables
 from penstock.iceberg.files import WrittenFile, arrow_schema, write_file
+from penstock.iceberg.snapshots import GRACE_MS, SNAPSHOTS
 from penstock.iceberg.store import FileStore, open_store
-from penstock.iceberg.tables import GRACE_MS, SNAPSHOTS, Prepared, Table
+from penstock.iceberg.tables import Prepared, Table
 from penstock.wire import table_columns
 from penstock.wire.lake_files import LETTERS, RECORDS, LakeFile, parse_location
 from penstock.wire.table_columns import TABLES, TEXT

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.audit_checks import HEADS, MAILBOXES
-from penstock.pipeline.jobs.audit import TASK_NAMES, gather
+from penstock.pipeline.audit_cut import TASK_NAMES, gather
+from penstock.pipeline.audit_queries import HEADS, MAILBOXES
 
 NAMES = 6 * TASK_NAMES
 NAME = len("/users/device-00000000/inbox")

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.iceberg.files import PlannedFile
-from penstock.pipeline import audit_checks
+from penstock.pipeline import audit_queries, audit_verdicts
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
@@ -228,7 +228,7 @@ def files(*ranges: tuple[int, int]) -> list[LakeFile]:
     ],
 )  # fmt: skip
 def test_files_must_follow_each_other(there: list[LakeFile], said: list[str]) -> None:
-    assert [f"{one.verdict}: {one.words}" for one in audit.check_files(there, 20)] == said
+    assert [f"{one.verdict}: {one.words}" for one in audit_verdicts.check_files(there, 20)] == said
 
 
 def restore(place: Workplace) -> None:
@@ -292,8 +292,8 @@ def test_every_item_is_pending_or_closed(spark: SparkSession) -> None:
     ]
     entries = spark.createDataFrame([(10 + 2 * index, index) for index in range(6)], "id BIGINT, index BIGINT")
 
-    found = audit_checks.unclosed(
-        spark.createDataFrame(boxes, audit_checks.MAILBOXES), spark.createDataFrame(rows, LEDGER), entries
+    found = audit_queries.unclosed(
+        spark.createDataFrame(boxes, audit_queries.MAILBOXES), spark.createDataFrame(rows, LEDGER), entries
     ).collect()
 
     open_items = sorted((row.recipient, row.number) for row in found)
@@ -310,6 +310,6 @@ def test_numbers_of_batches_that_nobody_has_are_named(spark: SparkSession) -> No
     kept = [record(BATCH, sequence=number, node=node) for node, _, number in told]
     unreadable = spark.createDataFrame([(row[3],) for row in rows[len(told) :]], "entry BIGINT")
 
-    found = audit_checks.lost_batches(frame, spark.createDataFrame(kept, LEDGER), unreadable).collect()
+    found = audit_queries.lost_batches(frame, spark.createDataFrame(kept, LEDGER), unreadable).collect()
 
     assert [tuple(row) for row in found] == [("n1", 1, 2, 3, "events")]

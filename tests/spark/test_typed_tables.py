@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.iceberg.files import read_batches, write_file
+from penstock.pipeline import audit_verdicts
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import TableChange, watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, compact, ledger, typed
@@ -41,7 +42,7 @@ def order(place: Workplace, *bodies: dict[str, Any]) -> None:
 
 
 def found(place: Workplace) -> list[tuple[str, str]]:
-    return [(one.verdict, one.words) for one in audit._check_typed(place, place.begins_after())]
+    return [(one.verdict, one.words) for one in audit_verdicts.check_typed(place, place.begins_after())]
 
 
 def test_tasks_make_the_rows_and_views_and_the_audit_see_them(placed: Workplace) -> None:

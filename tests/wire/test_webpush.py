@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from penstock.wire import webpush
 from penstock.wire.webpush import Close, Mistake, PushMessage
-from penstock.wire.webpush_endpoint import ERRNOS, EndpointRefused, Errno, PushHeaders, parse_push, parse_ttl
+from penstock.wire.webpush_endpoint import PushHeaders, parse_push, parse_ttl
+from penstock.wire.webpush_errors import ERRNOS, EndpointRefused, Errno
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
 UAID = "a" * 32

@@ -58,6 +58,7 @@ from pyiceberg.types import PrimitiveType
 
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.iceberg.schemas import partitions_of, properties_of, schema_of
+from penstock.iceberg.snapshots import SNAPSHOTS, kept_snapshots
 from penstock.iceberg.store import FileStore
 from penstock.wire.lake_files import parse_location
 from penstock.wire.table_columns import TABLES, Column
@@ -70,12 +71,6 @@ MERGE_ENTRIES: Final = 2_000
 
 MOST_MANIFESTS: Final = 64
 """Where files are replaced here and there the levels get mixed up. Over this the small manifests become one."""
-
-SNAPSHOTS: Final = 10
-"""Kept for time travel, and for readers in the middle of a scan. Older ones go with the next commit."""
-
-GRACE_MS: Final = 10 * 60 * 1000
-"""For so long data files that were replaced stay: the snapshot that names them is kept. A scan may take that long."""
 
 CODEC: Final = "deflate"
 _MAIN: Final = "main"
@@ -325,7 +320,7 @@ def _with_snapshot(before: TableMetadataV2, snapshot: Snapshot, location: str, *
     """The metadata with one snapshot more, and without those that are too old. Nothing in it is copied."""
     former = [MetadataLogEntry(metadata_file=location, timestamp_ms=before.last_updated_ms)] if location else []
     branch = SnapshotRef(snapshot_id=snapshot.snapshot_id, snapshot_ref_type=SnapshotRefType.BRANCH)
-    kept = [snapshot] if forget else _kept([*before.snapshots, snapshot])
+    kept = [snapshot] if forget else kept_snapshots([*before.snapshots, snapshot])
     moments = [SnapshotLogEntry(snapshot_id=one.snapshot_id, timestamp_ms=one.timestamp_ms) for one in kept]
     return before.model_copy(
         update={
@@ -338,20 +333,6 @@ def _with_snapshot(before: TableMetadataV2, snapshot: Snapshot, location: str, *
             "refs": {_MAIN: branch},
         }
     )
-
-
-def _kept(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """The newest, and those around a replacement of files that was made a short while ago."""
-    newest, older = snapshots[-1].timestamp_ms, snapshots[: 1 - SNAPSHOTS]
-    young = [newest - one.timestamp_ms < GRACE_MS and _replaces(one) for one in older]
-    return [
-        *(one for one, replaces, replaced in zip(older, young, young[1:], strict=False) if replaces or replaced),
-        *snapshots[-SNAPSHOTS:],
-    ]
-
-
-def _replaces(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.operation is Operation.OVERWRITE
 
 
 class _Change:

@@ -26,7 +26,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from penstock.errors import ConfigInvalid
-from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+from penstock.wire.webpush_errors import EndpointRefused, Errno
 
 PUSH_TOKENS_KNOWN: Final = 50_000
 """Endpoint tokens remembered as read. Over it: all are forgotten, and read again."""

@@ -20,8 +20,8 @@ from penstock.core.registry import made_once
 from penstock.doors.webpush import inactive_agents
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
+from penstock.doors.webpush.error_form import autopush_form
 from penstock.doors.webpush.recipients import AgentRecipients
-from penstock.doors.webpush.refusals import autopush_form
 from penstock.doors.webpush.session import AgentSession
 from penstock.errors import ConfigInvalid, PeerError
 from penstock.http.requests import Request

@@ -15,7 +15,7 @@ from penstock.core.clock import Clock
 from penstock.core.ledger import Recipient
 from penstock.core.promise import pending
 from penstock.doors.webpush.agents import Agents
-from penstock.doors.webpush.refusals import autopush_form
+from penstock.doors.webpush.error_form import autopush_form
 from penstock.doors.webpush.requests import EndpointRequest, EndpointRequestReader
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.errors import NotFound
@@ -24,7 +24,8 @@ from penstock.http.requests import Request
 from penstock.http.responses import Headers, Later, Response
 from penstock.values import Item
 from penstock.wire.webpush import NodeAnswer, PushMessage, to_item
-from penstock.wire.webpush_endpoint import RECEIPT_RELATION, EndpointRefused, Errno
+from penstock.wire.webpush_endpoint import RECEIPT_RELATION
+from penstock.wire.webpush_errors import EndpointRefused, Errno
 
 _MOVES = 3  # how often a month may move away under one message before we give up
 

@@ -29,7 +29,7 @@ from penstock.limits import PUSH_RECEIPT_SECONDS
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.eventhorizon import timestamp
 from penstock.wire.http_chunks import chunk
-from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+from penstock.wire.webpush_errors import EndpointRefused, Errno
 from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 
 DELIVERED, GONE = 204, 410

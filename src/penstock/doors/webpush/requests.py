@@ -15,7 +15,8 @@ from penstock.core.ledger import Recipient
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
 from penstock.wire import vapid
-from penstock.wire.webpush_endpoint import EndpointRefused, Errno, PushHeaders, PushOptions, parse_push
+from penstock.wire.webpush_endpoint import PushHeaders, PushOptions, parse_push
+from penstock.wire.webpush_errors import EndpointRefused, Errno
 from penstock.wire.webpush_tokens import EndpointSubscription, EndpointTokens
 
 PUSH_SENDERS_KNOWN: Final = 4_096

@@ -3,8 +3,8 @@
 from penstock.engines.lake.deliveries import Deliveries
 from penstock.engines.lake.export import HistoryExport
 from penstock.engines.lake.hourly_figures import Figures
-from penstock.engines.lake.lake import LakeReader, LakeUnreadable, open_lake
 from penstock.engines.lake.log import ColdLog
+from penstock.engines.lake.reader import LakeReader, LakeUnreadable, open_lake
 from penstock.engines.lake.sql import LakeQuestions
 
 __all__ = [

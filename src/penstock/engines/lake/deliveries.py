@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.ledger import LedgerEvent
-from penstock.engines.lake.lake import READ, LakeReader
+from penstock.engines.lake.reader import READ, LakeReader
 from penstock.wire.ledger import CONFIRMED, COVERED
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from penstock.core.clock import Clock
 from penstock.core.export import Block, Export, ExportRange
 from penstock.core.log import Log
-from penstock.engines.lake.lake import LakeReader
+from penstock.engines.lake.reader import LakeReader
 from penstock.errors import Trimmed
 
 if TYPE_CHECKING:

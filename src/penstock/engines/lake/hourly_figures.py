@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.core.hourly_figures import HourRow, HourSum, TableSize, add_up
-from penstock.engines.lake.lake import LakeReader
+from penstock.engines.lake.reader import LakeReader
 from penstock.wire.lake_files import parse_location
 from penstock.wire.table_columns import TABLES
 

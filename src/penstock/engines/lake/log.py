@@ -23,7 +23,7 @@ from penstock.core.log import Log
 from penstock.core.names import check_pattern
 from penstock.core.promise import Pending
 from penstock.core.wanted_streams import Wishes
-from penstock.engines.lake.lake import LakeReader
+from penstock.engines.lake.reader import LakeReader
 from penstock.engines.pages import Look, look_within
 from penstock.errors import InputInvalid, Trimmed
 from penstock.limits import BATCH_ENTRIES, PAGE_BYTES, PAGE_ENTRIES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.engines.lake.lake import LakeReader
+from penstock.engines.lake.reader import LakeReader
 from penstock.errors import Busy
 from penstock.iceberg.sql import SqlLimits, ask_json, is_installed
 from penstock.limits import SQL_ANSWER_MIB, SQL_AT_ONCE, SQL_MEMORY_MIB, SQL_ROWS, SQL_SECONDS

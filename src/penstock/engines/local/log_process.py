@@ -28,8 +28,6 @@ from penstock.engines.local.frames import encode
 from penstock.engines.local.served_worker import NewestIds, ServedWorker
 from penstock.values import Entry, Kind
 
-SILENT_SECONDS: Final = 10.0
-"""A worker says something each second. One that was silent for so long has stopped: it is cut."""
 POSITION_SECONDS: Final = 0.005
 """After which a worker hears that the log has moved on without an entry for it."""
 
@@ -119,8 +117,8 @@ class LogServer:
         for link in list(self.links):
             if stood_still:
                 link.heard = now
-            elif now - link.heard > SILENT_SECONDS:
-                link.cut(f"it was silent for {SILENT_SECONDS:g} s")
+            else:
+                link.cut_if_silent(now)
             if link.told_trouble != trouble:
                 link.book()
 

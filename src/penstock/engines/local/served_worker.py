@@ -34,6 +34,8 @@ from penstock.values import Appended, Batch, Draft, Entry, PlainEvent
 
 log = logging.getLogger("penstock.workers")
 
+SILENT_SECONDS: Final = 10.0
+"""A worker says something each second. One that was silent for so long has stopped, or hangs: it is cut."""
 WAITING_BYTES: Final = 256 * 1024 * 1024
 """Bytes that wait for one worker. Over it the worker is cut: it has stopped, or cannot keep up with what it wants."""
 UNHURRIED_BYTES: Final = 8 * 1024 * 1024
@@ -169,6 +171,11 @@ class ServedWorker(FramedSocket):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self._process, signal.SIGKILL)
         self.abort()
+
+    def cut_if_silent(self, now: float) -> None:
+        """End a worker that has said nothing for too long."""
+        if now - self.heard > SILENT_SECONDS:
+            self.cut(f"it was silent for {SILENT_SECONDS:g} s")
 
     def make(self) -> object:
         server = self._server

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.doors.webpush.refusals import autopush_form
+from penstock.doors.webpush.error_form import autopush_form
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
 from penstock.http.problems import HandlerTimedOut, error_response
 from penstock.http.rate_limits import RateExceeded
 from penstock.limits import PUSH_BODY_READ
 from penstock.testing import RunningServer, start_server
-from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+from penstock.wire.webpush_errors import EndpointRefused, Errno
 from tests.api.client import ask
 from tests.doors.user_agent import UserAgent
 

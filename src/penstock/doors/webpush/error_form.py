@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.errors import Busy, DiskFull, EngineGone, InputInvalid, MailboxFull, NotFound, PeerError, TooLarge
 from penstock.http.problems import HandlerTimedOut, Problem
 from penstock.http.responses import Response
-from penstock.wire.webpush_endpoint import EndpointRefused, Errno
+from penstock.wire.webpush_errors import EndpointRefused, Errno
 
 _HEADERS = {401: (("WWW-Authenticate", "vapid"),), 410: (("Cache-Control", "max-age=86400"),)}
 

@@ -1,7 +1,7 @@
-"""The checks of an audit, as transforms: frames in, frames of findings out.
+"""The questions of an audit, as transforms: frames in, frames of what was found out.
 
 Checks over the whole log look at the sums over its files (`file_sums.py`), not at the events themselves.
-Which verdict a finding gets is decided in `jobs/audit.py`; what each app and device got, in `audit_readers.py`.
+Which verdict a finding gets is decided in `audit_verdicts.py`; what each app and device got, in `audit_readers.py`.
 """
 
 from __future__ import annotations
