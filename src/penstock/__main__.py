@@ -15,7 +15,7 @@ def main() -> int:
 
 
 def _see_to_standard_files() -> None:
-    """Open those of the three that we were started without: a socket with such a number would end libuv."""
+    """Open stdin, stdout and stderr where they are closed: a socket that got their number would crash libuv."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

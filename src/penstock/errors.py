@@ -1,4 +1,4 @@
-"""Every error that Penstock raises on purpose, sorted by who must act.
+"""The errors that callers, peers and operators see, sorted by who must act. Modules add their own below these.
 
     PenstockError
     ├── PeerError             the other side broke a protocol: close that connection, wake nobody
@@ -19,14 +19,16 @@
     │   └── Forbidden             we know, and the answer is no
     │       └── SystemStream          … to everybody: the stream is the server's own
     ├── Busy                  a limit was reached: the same call may succeed later
+    │   └── MailboxFull
     └── OperatorError         somebody must look after this server
         ├── DiskFull
         ├── EngineGone
+        │   └── NotRecorded
         ├── DataLocked
         ├── DataCorrupt
         └── ConfigInvalid
 
-Each carries the numbers it is about and builds its sentence from them. `code` is stable: programs
+An error that is about numbers carries them and builds its sentence from them. `code` is stable: programs
 may rely on it. `status` is what it is answered with over HTTP, `remedy` says what to do next.
 """
 
@@ -34,7 +36,7 @@ from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of the errors that have a code and a remedy. Exceptions that never leave a module need not be one."""
 
     code = "internal"
     status = 0  # of the answer over HTTP; 0: it is answered with 500, and only the log has its words
@@ -236,7 +238,7 @@ class Forbidden(CallerError):
 class SystemStream(Forbidden):
     """A stream of the server's own: nobody else writes there, not even the admin.
 
-    What stands in it is read back as the server's own word: the ledger, what was erased, who was there.
+    The server trusts what it reads there: the ledger, the requests to erase, the presence of devices.
     """
 
     code = "system_stream"
@@ -260,7 +262,7 @@ class Busy(PenstockError):
 
 
 class MailboxFull(Busy):
-    """A recipient has let so much lie that nothing more is kept for it. Nothing was stored."""
+    """A recipient has so many unconfirmed items that its mailbox takes no more. Nothing was stored."""
 
     status = 507  # not 503: whoever sends must not hold back what is for others
     code = "mailbox_full"

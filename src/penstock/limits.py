@@ -1,4 +1,4 @@
-"""Every fixed limit that a peer can notice, with its reason and what happens there. docs/limits.md is made of it.
+"""The fixed limits that a peer can notice, with their reasons and what happens there. docs/limits.md is made of it.
 
 A limit that operators may change is a setting (settings.py). One that only the server itself notices (how much a cache
 remembers, how much is done in one turn of the loop) is a constant beside its use.
@@ -103,11 +103,11 @@ READS: Final = 10_000
 
 EXPORTS: Final = 8
 """Plans and exports that run at once: each takes some megabytes and a good part of a core. The admin, and so the
-pipeline, has as many for himself. Over it: 503."""
+pipeline, has as many for itself. Over it: 503."""
 
 EXPORTS_SHARE: Final = 2
-"""What one token's subject may have of EXPORTS, as a divisor: half. Who reads slowly, or not at all, keeps nobody else
-from the log. Over it: 503."""
+"""What one token's subject may have of EXPORTS, as a divisor: half. A client that reads slowly, or not at all, keeps
+nobody else from the log. Over it: 503."""
 
 NEWS_SECONDS: Final = 60
 """Longest time that a request for news waits: shorter than the silence that proxies cut. Over it: 400."""
@@ -300,6 +300,14 @@ DEVICE_CHARACTERS: Final = 64
 USER_TOKEN_SECONDS: Final = 90 * 24 * 3600
 """Longest life of a user's token (`POST /v1/tokens`): it cannot be called back. Over it: 400."""
 
+TOPIC_CHANGES: Final = 64
+"""Changes of topics that an sps wire which is behind is still in for: what came before each is matched against it.
+Over it: 503 `wire_behind` until the device has read on."""
+
+FORMER_TOPICS: Final = 256
+"""Topics, with those of such changes, that a wire reads under: each is looked up on a read.
+Over it: as TOPIC_CHANGES."""
+
 # ── Web Push ───────────────────────────────────────────────────────────────────────────────────
 
 PUSH_PAGE: Final = 10
@@ -328,6 +336,12 @@ BROADCAST_ID_CHARACTERS: Final = 128
 
 BROADCAST_VERSION_CHARACTERS: Final = 256
 """Characters of a broadcast's version: each user agent that asked for it holds the one it knows. Over it: 400."""
+
+VAPID_SECONDS: Final = 24 * 3600
+"""How far ahead the `exp` of a sender's token may be, by RFC 8292. Over it: 401, errno 109."""
+
+VAPID_LEEWAY_SECONDS: Final = 60
+"""How far a sender's clock may be off. Over it: 401, errno 109."""
 
 CODING_CHARACTERS: Final = 2048
 """Characters of `Encryption` and of `Crypto-Key` with the older `aesgcm`: both are stored beside the message, and real
@@ -378,11 +392,3 @@ segments has a few on their way, and one that was lost must not cost the next. O
 SEGMENT_MEMORY: Final = 1_024
 """Bytes that a Trickle segment counts beside its own: what it takes to keep one, however small. Counts towards
 `trickle.memory_bytes`, which a million segments of a byte would escape otherwise. Over that: new segments get 503."""
-
-TOPIC_CHANGES: Final = 64
-"""Changes of topics that an sps wire which is behind is still in for: what came before each is matched against it.
-Over it: 503 `wire_behind` until the device has read on."""
-
-FORMER_TOPICS: Final = 256
-"""Topics, with those of such changes, that a wire reads under: each is looked up on a read.
-Over it: as TOPIC_CHANGES."""

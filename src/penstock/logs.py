@@ -5,7 +5,7 @@
     2026-11-15T12:00:00.123Z info    subscriber.behind subscriber=alice limit=1000
     {"time":"2026-11-15T12:00:00.123Z","level":"info","event":"subscriber.behind","subscriber":"alice","limit":1000}
 
-Tokens are taken out of the finished line, so that no caller has to think of it.
+Tokens are replaced by `***` when a line is formatted, so no caller has to think of it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def keys_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller passed as `extra`, secrets replaced by their key alone."""
+    """What the caller passed as `extra`; the value of a key that names a secret is replaced by `***`."""
     extra = {key: value for key, value in vars(record).items() if key not in _OWN}
     return {key: "***" if key.lower() in _SECRET_KEYS else value for key, value in extra.items()}
 

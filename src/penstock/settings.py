@@ -32,7 +32,7 @@ def setting(
 class ServerSettings:
     """The listener and its connections."""
 
-    listen: str = setting("127.0.0.1:8800", "Address and port of the one listener; port 0 takes a free one.")
+    listen: str = setting("127.0.0.1:8800", "Address and port for clients; port 0 takes a free one.")
     doors: tuple[str, ...] = setting(("all",), "Doors to open: all, or names with commas.")
     node: str = setting("", "This node's name in a cluster, different on each. Empty: the host's, and a random number.")
     workers: str = setting(

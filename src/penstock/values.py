@@ -65,7 +65,7 @@ class PlainColumns(NamedTuple):
 class PlainEntries(Sequence[Entry]):
     """Events that follow each other in one chunk of a stream, without type, attributes or expiry, as columns.
 
-    Who makes lines of JSON from them needs no entries; for others they are made, once.
+    Lines of JSON are made from the columns directly. For any other use `Entry` objects are made, once.
     """
 
     __slots__ = ("_entries", "chunk", "columns", "first_id", "first_index", "first_offset", "last_id", "stream")

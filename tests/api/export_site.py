@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 import pyarrow as pa
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.api.v1.export import ExportApi
 from penstock.core.arrow import BATCH_BYTES
@@ -22,7 +22,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.export import Block, Export, ExportRange, LogExport
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.liveness import Alone
+from penstock.core.liveness import SingleMember
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.engines.sqlite.export import SqliteExport
@@ -145,9 +145,10 @@ async def site(
         wheel = Wheel(asyncio.get_running_loop())
         parts = {
             "log": engine.log, "mailbox": engine.mailbox, "registry": engine.registry, "bus": engine.bus,
-            "hub": hub, "clock": clock, "ledger": Ledger(engine.log, clock, node="test"), "gate": Gate(keys, ADMIN),
+            "hub": hub, "clock": clock, "ledger": Ledger(engine.log, clock, node="test"),
+            "authenticator": Authenticator(keys, ADMIN),
             "wheel": wheel, "body_limit": 1 << 20, "caps": Caps(0),
-            "members": Alone(),
+            "members": SingleMember(),
         }  # fmt: skip
         context = Context(
             **{field.name: parts[field.name] for field in dataclasses.fields(Context) if field.name in parts}

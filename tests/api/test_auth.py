@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from penstock.api.auth import ALGORITHMS, Caller, Gate, SigningKeys, make_key, open_admin_token, open_keys
+from penstock.api.auth import ALGORITHMS, Authenticator, Caller, SigningKeys, make_key, open_admin_token, open_keys
 from penstock.errors import ConfigInvalid, Forbidden, InputInvalid, NameInvalid, SystemStream, Unauthenticated
 
 
@@ -28,9 +28,11 @@ def bearer(token: str) -> bytes:
 @pytest.mark.parametrize("alg", ALGORITHMS)
 def test_a_token_of_each_algorithm_is_known_again(keys: SigningKeys, alg: str) -> None:
     keys.rotate(alg)
-    gate = Gate(keys, "admin")
+    authenticator = Authenticator(keys, "admin")
 
-    caller = gate.caller(bearer(keys.issue("alice", publish=("/orders/*",), subscribe=(">",), grants=("emit",))))
+    caller = authenticator.caller(
+        bearer(keys.issue("alice", publish=("/orders/*",), subscribe=(">",), grants=("emit",)))
+    )
 
     assert (caller.subject, caller.admin, caller.publish, caller.subscribe) == ("alice", False, ("/orders/*",), (">",))
     assert caller.grants == {"emit"}
@@ -40,19 +42,19 @@ def test_a_rotated_key_still_vouches_for_older_tokens(keys: SigningKeys) -> None
     token = keys.issue("alice")
     keys.rotate("EdDSA")
 
-    assert Gate(keys, "admin").caller(bearer(token)).subject == "alice"
+    assert Authenticator(keys, "admin").caller(bearer(token)).subject == "alice"
 
 
 def test_a_removed_key_does_not(keys: SigningKeys) -> None:
     token = keys.issue("alice")
     keys.rotate("EdDSA")
-    gate = Gate(keys, "admin")
-    gate.caller(bearer(token))
+    authenticator = Authenticator(keys, "admin")
+    authenticator.caller(bearer(token))
 
-    gate.replace_keys(SigningKeys(Path("unused"), keys.stored[:1]))
+    authenticator.replace_keys(SigningKeys(Path("unused"), keys.stored[:1]))
 
     with pytest.raises(Unauthenticated):
-        gate.caller(bearer(token))
+        authenticator.caller(bearer(token))
 
 
 @pytest.mark.parametrize(
@@ -60,31 +62,31 @@ def test_a_removed_key_does_not(keys: SigningKeys) -> None:
 )
 def test_what_is_no_token_is_refused(keys: SigningKeys, header: bytes | None) -> None:
     with pytest.raises(Unauthenticated):
-        Gate(keys, "admin").caller(header)
+        Authenticator(keys, "admin").caller(header)
 
 
 def test_the_admin_token_may_do_everything_and_its_neighbours_nothing(keys: SigningKeys) -> None:
-    gate = Gate(keys, "s3cret")
+    authenticator = Authenticator(keys, "s3cret")
 
-    assert gate.caller(b"bearer s3cret").admin
+    assert authenticator.caller(b"bearer s3cret").admin
     for wrong in (b"Bearer s3cre", b"Bearer s3crets", b"Bearer S3cret"):
         with pytest.raises(Unauthenticated):
-            gate.caller(wrong)
+            authenticator.caller(wrong)
 
 
 def test_an_expired_token_is_refused_also_when_it_was_known(keys: SigningKeys, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(keys, "admin")
+    authenticator = Authenticator(keys, "admin")
     token = bearer(keys.issue("alice", ttl=60))
-    gate.caller(token)
+    authenticator.caller(token)
     later = time.time() + 61
     monkeypatch.setattr(time, "time", lambda: later)
 
     with pytest.raises(Unauthenticated, match="expired"):
-        gate.caller(token)
+        authenticator.caller(token)
 
 
 def test_a_token_signed_by_another_server_or_by_nobody_is_refused(keys: SigningKeys, tmp_path: Path) -> None:
-    gate = Gate(keys, "admin")
+    authenticator = Authenticator(keys, "admin")
     other = open_keys(tmp_path / "other")
     claims = {"sub": "alice", "exp": int(time.time()) + 60}
     unsigned = jwt.encode(claims, None, algorithm="none")
@@ -94,7 +96,7 @@ def test_a_token_signed_by_another_server_or_by_nobody_is_refused(keys: SigningK
 
     for token in (other.issue("alice"), unsigned, confused):
         with pytest.raises(Unauthenticated):
-            gate.caller(bearer(token))
+            authenticator.caller(bearer(token))
 
 
 def _hs256_with_public_key(claims: dict[str, object], public: str, kid: str) -> str:
@@ -118,7 +120,7 @@ def test_a_token_without_subject_or_end_is_refused(keys: SigningKeys, missing: s
     token = jwt.encode(claims, keys.stored[0].signing(), algorithm="HS256")
 
     with pytest.raises(Unauthenticated):
-        Gate(keys, "admin").caller(bearer(token))
+        Authenticator(keys, "admin").caller(bearer(token))
 
 
 @pytest.mark.parametrize("grants", [{"publish": 5}, {"publish": ["no-slash"]}, {"subscribe": [7]}, {"grants": 3}])
@@ -127,7 +129,7 @@ def test_a_token_with_nonsense_for_grants_is_refused(keys: SigningKeys, grants: 
         {"sub": "a", "exp": int(time.time()) + 60, **grants}, keys.stored[0].signing(), algorithm="HS256"
     )
     with pytest.raises(Unauthenticated):
-        Gate(keys, "admin").caller(bearer(token))
+        Authenticator(keys, "admin").caller(bearer(token))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_a_signed_token_with_such_a_subject_is_refused(keys: SigningKeys, subjec
     token = jwt.encode({"sub": subject, "exp": int(time.time()) + 60}, keys.stored[0].signing(), algorithm="HS256")
 
     with pytest.raises(Unauthenticated, match="subject"):
-        Gate(keys, "admin").caller(bearer(token))
+        Authenticator(keys, "admin").caller(bearer(token))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_a_public_key_alone_verifies_what_its_owner_signed(tmp_path: Path) -> No
     (tmp_path / "keys.json").write_text(stored(alg="ES256", public=ELLIPTIC.public))
     token = jwt.encode({"sub": "alice", "exp": int(time.time()) + 60}, ELLIPTIC.private, algorithm="ES256")
 
-    assert Gate(open_keys(tmp_path), "admin").caller(bearer(token)).subject == "alice"
+    assert Authenticator(open_keys(tmp_path), "admin").caller(bearer(token)).subject == "alice"
     with pytest.raises(ConfigInvalid, match="no key that can sign"):
         open_keys(tmp_path).issue("alice")
 

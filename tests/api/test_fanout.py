@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.api.v1.tail import TailApi, TailWire
 from penstock.core.clock import ManualClock
@@ -61,7 +61,7 @@ class Client:
     """One tail as its reader sees it."""
 
     name: str
-    wishes: str
+    wanted: str
     sock: socket.socket
     after: int
     data: bytearray = field(default_factory=bytearray)
@@ -114,9 +114,9 @@ class World:
     def expected(self, client: Client) -> list[tuple[int, bytes]]:
         """What it is to get."""
         later = [e for e in self.engine.log._entries if e.id > client.after and e.index is not None]
-        return [(e.id, e.body) for e in later if any(matches(one, e.stream) for one in client.wishes.split(","))]
+        return [(e.id, e.body) for e in later if any(matches(one, e.stream) for one in client.wanted.split(","))]
 
-    async def open(self, wishes: str, back: int | None) -> None:
+    async def open(self, wanted: str, back: int | None) -> None:
         """Another tail, from now on or from some ids back."""
         name = f"reader-{len(self.clients)}"
         after = self.hub.position if back is None else max(0, self.hub.position - back)
@@ -124,12 +124,12 @@ class World:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, self.listener.address)
-        query = f"streams={wishes}&consumer={name}" + ("" if back is None else f"&after={after}")
+        query = f"streams={wanted}&consumer={name}" + ("" if back is None else f"&after={after}")
         sock.send(f"GET /v1/tail?{query} HTTP/1.0\r\nAuthorization: Bearer admin\r\n\r\n".encode())
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += await asyncio.get_running_loop().sock_recv(sock, 1)
-        self.clients.append(Client(name, wishes, sock, after))
+        self.clients.append(Client(name, wanted, sock, after))
         self.give_room(4096)
 
     def give_room(self, size: int) -> None:
@@ -185,9 +185,9 @@ async def world(
         ledger = make_ledger(engine.log, clock, node="test", settings=LedgerSettings(flush_ms=1e6))
         await ledger.open(engine.registry)
         wheel = Wheel(asyncio.get_running_loop())
-        gate = Gate(open_keys(keys), "admin")
+        authenticator = Authenticator(open_keys(keys), "admin")
         context = Context(
-            engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, gate, clock, wheel, 1 << 20
+            engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, authenticator, clock, wheel, 1 << 20
         )
         tails = TailApi(context)
         tails.kind = wire

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.change_watch import Lookout, MailboxChange
+from penstock.core.change_watch import ChangePoller, MailboxChange
 from penstock.core.registry import NEW
 from penstock.engines.memory import MemoryChanges
 from penstock.testing import wait_until_async
@@ -23,15 +23,15 @@ def open_shared(request, tmp_path, clock):
 
 
 class Looking:
-    """A lookout that notes what it is told; a change may be told by a later look."""
+    """A poller that notes what it is told; a change may be told by a later look."""
 
     def __init__(self, engine) -> None:
-        self.lookout = Lookout(engine.changes or MemoryChanges(engine))
+        self.change_poller = ChangePoller(engine.changes or MemoryChanges(engine))
         self.records: dict[str, int] = {}
         self.heads: dict[str, MailboxChange] = {}
-        self.lookout.on_record("a/", self._record)
-        self.lookout.on_record("b/c/", self._record)
-        self.lookout.on_mailbox(self._head)
+        self.change_poller.on_record("a/", self._record)
+        self.change_poller.on_record("b/c/", self._record)
+        self.change_poller.on_mailbox(self._head)
 
     def _record(self, change) -> None:
         self.records[change.key] = change.version
@@ -41,7 +41,7 @@ class Looking:
 
     async def until(self, condition) -> None:
         async def looked() -> bool:
-            await self.lookout.look()
+            await self.change_poller.look()
             return bool(condition())
 
         await wait_until_async(looked)
@@ -61,7 +61,7 @@ async def test_each_record_that_changed_is_told_with_its_newest_version(open_sha
         looking.records.pop("a/before", None)  # an engine that was opened before it may tell of it
         assert looking.records == {"a/x": last.version, "b/c/d/e": deep.version}
         looking.records.clear()
-        await looking.lookout.look()
+        await looking.change_poller.look()
         assert looking.records == {}
 
 
@@ -113,13 +113,13 @@ async def test_one_who_cannot_hear_keeps_nothing_from_the_others(open_shared):
         def broken(change) -> None:
             raise ValueError(change.key)
 
-        lookout = looking.lookout
-        lookout._records["a/"].insert(0, broken)
+        change_poller = looking.change_poller
+        change_poller._records["a/"].insert(0, broken)
         await engine.registry.put("a/x", b"")
 
         async def told() -> bool:
             try:
-                await lookout.look()
+                await change_poller.look()
             except ValueError:
                 return True
             return False

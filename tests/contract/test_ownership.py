@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.liveness import Alone
+from penstock.core.liveness import SingleMember
 from penstock.core.ownership import ABSENT, Ownership, Rule
 from penstock.core.registry import NEW, change, delete_if, made_once, put_if
 from penstock.testing import wait_until_async
@@ -80,7 +80,7 @@ async def test_an_owner_changes_its_record_until_it_is_anothers(open_engine):
 
 async def test_a_server_that_is_alone_writes_nothing_again_that_stays_as_it_is(open_engine):
     async with open_engine() as engine:
-        first, second = (Ownership(engine.registry, Alone(), PREFIX, FORM) for _ in range(2))
+        first, second = (Ownership(engine.registry, SingleMember(), PREFIX, FORM) for _ in range(2))
         made = await first.claim("x", lambda before: Thing("", 1))
         again = await second.claim("x", lambda before: before)  # as after a restart
 
@@ -192,7 +192,7 @@ async def test_the_first_of_the_living_sweeps_after_the_dead(open_engine):
 
 async def test_a_server_that_is_alone_writes_nothing_if_it_need_not(open_engine):
     async with open_engine() as engine:
-        owned = Ownership(engine.registry, Alone(), PREFIX, FORM, writes_alone=False)
+        owned = Ownership(engine.registry, SingleMember(), PREFIX, FORM, writes_alone=False)
         async with owned:
             claimed = await owned.claim("x", lambda before: Thing("", 1))
             assert claimed is not None

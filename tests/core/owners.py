@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.change_watch import Changes, Lookout
+from penstock.core.change_watch import ChangePoller, Changes
 from penstock.core.liveness import DEAD_SECONDS, RENEW_SECONDS, Members
 from penstock.core.ownership import OwnedRecord, Ownership, RecordForm, Rule
 from penstock.core.registry import Registry
@@ -36,12 +36,12 @@ class Node:
         self, name: str, registry: Registry, bus: FaultyBus, changes: Changes, rule: Rule, kind: type[Ownership[Thing]]
     ) -> None:
         self.name, self.registry, self.now = name, registry, 1000.0 * len(name)
-        self.lookout = Lookout(changes)
+        self.change_poller = ChangePoller(changes)
         self.members = Members(registry, bus, lambda: self.now)
         self.lost: list[tuple[str, int, str | None]] = []  # key, our number, whose it is now
         self.swept: list[str] = []
         self.owned = kind(
-            registry, self.members, PREFIX, FORM, rule=rule, bus=bus, lookout=self.lookout,
+            registry, self.members, PREFIX, FORM, rule=rule, bus=bus, change_poller=self.change_poller,
             lost=self._lost, swept=lambda key, thing: self.swept.append(key),
         )  # fmt: skip
 
@@ -52,8 +52,8 @@ class Node:
         return await self.owned.claim(key, lambda before: Thing("", number), **more) is not None
 
     async def look(self) -> None:
-        """What the lookout does twice a second."""
-        await self.lookout.look()
+        """What the poller does twice a second."""
+        await self.change_poller.look()
 
 
 async def owner(node: Node, key: str) -> str | None:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from penstock.core.duties import Duties
-from penstock.core.liveness import RENEW_SECONDS, Alone
+from penstock.core.liveness import RENEW_SECONDS, SingleMember
 from penstock.core.ownership import Rule
 from tests.core.test_liveness import Three
 
@@ -60,7 +60,7 @@ async def test_a_dead_nodes_duties_are_taken_over_within_ten_seconds() -> None:
 
 async def test_a_server_that_is_alone_does_everything_and_writes_nothing() -> None:
     three = Three()
-    duties = Duties(three.registry, Alone())
+    duties = Duties(three.registry, SingleMember())
 
     assert await duties.take("x")
     assert duties.mine("x")

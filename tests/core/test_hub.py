@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.clock import ManualClock
 from penstock.core.fanout import MANY, Round
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient
+from penstock.core.log import Log
 from penstock.core.matching import matches
 from penstock.engines.memory import MemoryEngine
 from penstock.settings import HubSettings
-from penstock.testing.waiting import wait_until_async
+from penstock.testing.waiting import TooLate, wait_until_async
 from penstock.values import Batch, Draft, Entry, Kind
 
 STREAMS = ("/a", "/b", "/c/d")
@@ -403,32 +404,69 @@ async def test_a_feed_whose_reader_is_away_is_no_consumer() -> None:
 class TrustingHub(Hub):
     """Takes every reader for one that has had no more than this node."""
 
-    def _unseen(self, after, allow):
+    def _without_seen(self, after, allow):
         return allow
 
 
-@pytest.mark.parametrize(("kind", "twice"), [(Hub, False), (TrustingHub, True)])
-async def test_who_had_more_from_another_node_gets_nothing_twice(kind: type[Hub], twice: bool) -> None:
-    clock = ManualClock()
-    async with MemoryEngine(clock=clock) as engine, kind(engine.log, clock=clock) as hub:
-        await publish(engine, "/a")
-        had, reader = engine.log.followed + 1, Reader()
-        # Given a reader that comes from another node with an entry that is still on its way to this one
-        hub.start(reader, ("/a",), after=had)
-        await publish(engine, "/a")
-        clock.advance(1)
-        await publish(engine, "/a")
+class BelievingHub(Hub):
+    """Believes every id that a reader says it has had."""
 
-        await wait_until_async(lambda: reader.ids[-1:] == [had + 1])
-        assert reader.ids == ([had, had + 1] if twice else [had + 1])
+    def _without_seen(self, after, allow):
+        return lambda entry: entry.id > after
+
+
+async def read_ahead_of_its_node(kind: type[Hub], *, ahead: int, known: int) -> list[int]:
+    """The ids that a reader gets, after its node's position, who says to have had *ahead* more; the log has *known*."""
+    async with MemoryEngine() as engine:
+        await publish(engine, "/a")
+        first = engine.log.followed
+        async with kind(OnItsWay(engine.log, known)) as hub:
+            reader = Reader()
+            hub.start(reader, ("/a",), after=first + ahead)
+            for _ in range(3):
+                await publish(engine, "/a")
+            await wait_until_async(lambda: reader.ids[-1:] == [first + 3], within=1)
+            return [id - first for id in reader.ids]
+
+
+class OnItsWay:
+    """A log of which this node has not heard all yet."""
+
+    def __init__(self, log: Log, known: int) -> None:
+        self._log, self._known = log, log.followed + known
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def newest(self) -> int:
+        return self._known
+
+
+async def test_who_had_more_from_another_node_gets_nothing_twice() -> None:
+    assert await read_ahead_of_its_node(Hub, ahead=2, known=2) == [3]
+    assert await read_ahead_of_its_node(TrustingHub, ahead=2, known=2) == [1, 2, 3]  # the sabotage
 
 
 async def test_an_id_that_the_log_never_gave_hides_nothing_new() -> None:
-    clock = ManualClock()
-    async with MemoryEngine(clock=clock) as engine, Hub(engine.log, clock=clock) as hub:
+    assert await read_ahead_of_its_node(Hub, ahead=1000, known=0) == [1, 2, 3]
+    assert await read_ahead_of_its_node(Hub, ahead=1000, known=1) == [2, 3]
+    with pytest.raises(TooLate):  # the sabotage
+        await read_ahead_of_its_node(BelievingHub, ahead=1000, known=0)
+
+
+async def test_a_node_that_is_alone_hides_nothing() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log, alone=True) as hub:
         reader = Reader()
         hub.start(reader, ("/a",), after=1000)
-        clock.advance(1)
         await publish(engine, "/a")
 
-        await wait_until_async(lambda: len(reader.got) == 1)
+        assert reader.ids == [engine.log.followed]
+
+
+async def test_a_reader_that_leaves_before_the_newest_id_is_known_leaves_nothing_behind() -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        feed = hub.start(Reader(), ("/a",), after=1000)
+        feed.stop()
+        await publish(engine, "/a")
+
+        assert not hub._unseen

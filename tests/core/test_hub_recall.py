@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core import hub as hubs
-from penstock.core.clock import ManualClock
 from penstock.core.feed import Feed
 from penstock.core.hub import CROWD, JOINS, Hub
 from penstock.engines.memory import MemoryEngine
@@ -128,7 +127,7 @@ async def test_others_have_their_turn_while_a_crowd_is_served_from_memory() -> N
 
 # ── against the log ────────────────────────────────────────────────────────────────────────────
 
-wishes = st.lists(
+wanted = st.lists(
     st.tuples(st.sampled_from(PATTERNS), st.integers(0, 60), st.booleans()), min_size=CROWD, max_size=2 * CROWD
 )
 
@@ -136,18 +135,16 @@ wishes = st.lists(
 async def check_everybody_gets_what_the_log_has(
     before: list[str], wanted: list[tuple[tuple[str, ...], int, bool]], meanwhile: list[str], limit: int
 ) -> None:
-    clock = ManualClock()
-    async with MemoryEngine(clock=clock) as engine:
+    async with MemoryEngine() as engine:
         for stream in before:
             await publish(engine, stream)
-        async with Hub(cast("Any", Counting(engine.log)), HubSettings(recent=limit), clock=clock) as hub:
+        async with Hub(cast("Any", Counting(engine.log)), HubSettings(recent=limit), alone=True) as hub:
             began = [min(after, hub.position) for _, after, _ in wanted]
             readers = [Reader() for _ in wanted]
             feeds = [
                 hub.start(reader, patterns, after=after, meta=meta)
                 for reader, (patterns, after, meta) in zip(readers, wanted, strict=True)
             ]
-            clock.advance(1)  # what comes out now nobody has had, whatever id he says
             for stream in meanwhile:
                 await publish(engine, stream)
             await all_settle(feeds)
@@ -159,7 +156,7 @@ async def check_everybody_gets_what_the_log_has(
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from(STREAMS), max_size=25),
-    wishes,
+    wanted,
     st.lists(st.sampled_from(STREAMS), max_size=8),
     st.sampled_from([4, 16, 8192]),
 )

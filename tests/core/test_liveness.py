@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.core.clock import ManualClock
-from penstock.core.liveness import DEAD_SECONDS, HOLD_SECONDS, RENEW_SECONDS, Alone, Members, chosen, node_of
+from penstock.core.liveness import DEAD_SECONDS, HOLD_SECONDS, RENEW_SECONDS, Members, SingleMember, chosen, node_of
 from penstock.engines.memory import MemoryRegistry
 from tests.nodes import Network
 
@@ -145,5 +145,5 @@ def test_everybody_chooses_the_same_and_little_moves(count: int) -> None:
 
 
 def test_a_server_that_is_alone_always_holds() -> None:
-    assert Alone().holds
-    assert Alone().living() == (Alone().me,)
+    assert SingleMember().holds
+    assert SingleMember().living() == (SingleMember().me,)

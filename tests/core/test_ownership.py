@@ -124,7 +124,7 @@ def test_what_is_owned_is_a_dictionary(script: list[tuple[str, str, str]], rule:
 
 
 class NeverLooks(Ownership[Thing]):
-    """Does not hear what the lookout saw."""
+    """Does not hear what the poller saw."""
 
     def _record_changed(self, change: RecordChange) -> None:
         pass
@@ -286,7 +286,7 @@ async def test_the_same_check_finds_what_hears_or_looks_wrongly(
 
 
 async def check_own_change(kind: type[Ownership[Thing]]) -> None:
-    """The lookout tells of a change of our own before its answer is here."""
+    """The poller tells of a change of our own before its answer is here."""
     async with MemoryEngine() as engine, nodes(engine, "a", "b", kind=kind) as (a, _):
         await a.claim("x", 1)
         gate = LateRegistry(engine.registry)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.core.bus import Bus, Receiver
-from penstock.core.change_watch import Changes, Lookout
+from penstock.core.change_watch import ChangePoller, Changes
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.liveness import Alone, Members
+from penstock.core.liveness import Members, SingleMember
 from penstock.doors.msgstream import MessageStreamDoor
 from penstock.engines.memory import MemoryChanges, MemoryEngine, MemoryMailbox, MemoryRegistry
 from penstock.http.listener import Listener
@@ -103,8 +103,8 @@ class Place:
         self.door: MessageStreamDoor
         self.listener: Listener
         self.ledger: Ledger
-        self.lookout: Lookout
-        self.members: Alone | Members
+        self.change_poller: ChangePoller
+        self.members: SingleMember | Members
 
     async def start(self) -> None:
         engine, enter = self.engine, self._stack.enter_async_context
@@ -113,15 +113,15 @@ class Place:
         await self.ledger.open(engine.registry)
         wheel = Wheel(asyncio.get_running_loop())
         changes = (self._changes or MemoryChanges(engine)) if self._look_seconds else None
-        self.lookout = Lookout(changes, seconds=self._look_seconds)
-        self.members = Alone() if self._bus is None else await enter(Members(engine.registry, self._bus))
+        self.change_poller = ChangePoller(changes, seconds=self._look_seconds)
+        self.members = SingleMember() if self._bus is None else await enter(Members(engine.registry, self._bus))
         context = Context(
             engine.log, engine.mailbox, engine.registry, self._bus or engine.bus, hub, self.ledger,
-            Gate(open_keys(self._keys), "admin"), self.clock, wheel, 1 << 20, members=self.members,
-            lookout=self.lookout,
+            Authenticator(open_keys(self._keys), "admin"), self.clock, wheel, 1 << 20, members=self.members,
+            change_poller=self.change_poller,
         )  # fmt: skip
         self.door = await enter(self._make(context, Settings(msgstream=self._settings)))
-        await enter(self.lookout)
+        await enter(self.change_poller)
         settings = ServerSettings(listen="127.0.0.1:0", drain_seconds=0.001)
         self.listener = await enter(Listener(Router(self.door.routes()), settings, clock=self.clock, wheel=wheel))
 

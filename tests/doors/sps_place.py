@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import AT_ONCE, Hub
@@ -53,8 +53,8 @@ class ManualTime:
 class Place:
     """The door on the memory engine, behind a real socket."""
 
-    def __init__(self, engine: MemoryEngine, hub: Hub, time: ManualTime, gate: Gate) -> None:
-        self.engine, self.hub, self.time, self.gate = engine, hub, time, gate
+    def __init__(self, engine: MemoryEngine, hub: Hub, time: ManualTime, authenticator: Authenticator) -> None:
+        self.engine, self.hub, self.time, self.authenticator = engine, hub, time, authenticator
         self.listener: Listener
         self.door: Sps
         self._writers: list[asyncio.StreamWriter] = []
@@ -116,13 +116,14 @@ async def place(
     """
     time = ManualTime()
     async with MemoryEngine() as engine, Hub(engine.log, HubSettings(**of_hub), at_once=at_once, many=many) as hub:
-        clock, gate = ManualClock(), Gate(open_keys(keys), "admin")
+        clock, authenticator = ManualClock(), Authenticator(open_keys(keys), "admin")
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)
         context = Context(
-            engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, gate, clock, Wheel(time), 1024 * 1024
+            engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, authenticator, clock,
+            Wheel(time), 1024 * 1024,
         )  # fmt: skip
-        made = Place(engine, hub, time, gate)
+        made = Place(engine, hub, time, authenticator)
         async with (
             make(context, Settings(), time.time) as made.door,
             Listener(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from penstock.api.auth import Caller, Gate, SigningKeys, open_keys
+from penstock.api.auth import Authenticator, Caller, SigningKeys, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
@@ -532,7 +532,8 @@ async def test_a_pusher_reads_what_its_owner_may_read() -> None:
         clock, ledger = ManualClock(), Ledger(engine.log, ManualClock(), node="n")
         async with Hub(engine.log) as hub:
             context = Context(
-                engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, Gate(NO_KEYS, "t"), clock,
+                engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, Authenticator(NO_KEYS, "t"),
+                clock,
                 Wheel(asyncio.get_running_loop()), 0,
             )  # fmt: skip
             source = LocalSource(

@@ -18,10 +18,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.core import node_calls
-from penstock.core.change_watch import Changes, Lookout
+from penstock.core.change_watch import ChangePoller, Changes
 from penstock.core.clock import ManualClock
 from penstock.core.duties import Duties
 from penstock.core.hub import Hub
@@ -102,9 +102,9 @@ async def check_a_pack_comes_with_the_next_look(keys: Path, see: See, within: fl
             faults.lose = True
             assert (await other.emit("alice", ["far"])).json == {"packs": {"alice": 1}}
             assert faults.carried, "there was nothing to lose"
-            await two.lookout.look()
+            await two.change_poller.look()
             assert await heard(new, within) == {"1": [["far"]]}
-            await one.lookout.look()
+            await one.change_poller.look()
             with pytest.raises(ConnectionClosedOK):
                 await asyncio.wait_for(old.recv(), within)
 
@@ -116,11 +116,11 @@ async def check_an_end_comes_with_the_next_look(keys: Path, see: See, within: fl
             await connected(one)
             async with connect(two.url(key)) as new:
                 await connected(two)
-                await one.lookout.look()
+                await one.change_poller.look()
                 with pytest.raises(ConnectionClosedOK):  # another node serves it
                     await asyncio.wait_for(old.recv(), within)
                 await other.ask("DELETE", "/v1/sessions/alice", reason="loggedOut")
-                await two.lookout.look()
+                await two.change_poller.look()
                 assert "unset" in str(await heard(new, within))
 
 
@@ -254,7 +254,7 @@ async def check_a_wire_is_replaced_with_the_next_look(keys: Path, see: See, with
         faults.lose = True
         new = await b.subscribe("uid=7&hid=phone")
         await wait_until_async(lambda: sps.claimed(b, "7"))
-        await a.lookout.look()
+        await a.change_poller.look()
         found = await asyncio.wait_for(old.readline(), within)
         assert json.loads(found)["event"] == "replaced"
         await a.ask("POST", "/notify_to_user?uid=7", b"hello")
@@ -367,7 +367,7 @@ async def test_late_doubled_and_reordered_messages_leave_the_newest_wire_alone(t
         await wait_until_async(lambda: sps.claimed(a, "7"))
         faults.release()
         for node in (a, b):
-            await node.lookout.look()
+            await node.change_poller.look()
         assert (await sps.line(between))["event"] == "replaced"
         await b.ask("POST", "/notify_to_user?uid=7", b"hello")
         assert (await sps.line(newest))["data"] == "hello"
@@ -385,7 +385,7 @@ async def check_a_message_comes_with_the_next_look(keys: Path, see: See, within:
         node.bus.cut = True
         assert (await sender.send(endpoint, b"x")).status == 201
         node.bus.cut = False
-        await node.lookout.look()
+        await node.change_poller.look()
         assert (await asyncio.wait_for(agent.notification(), within))["data"] == "eA"
         record = await made.record(agent.uaid)
         assert record is not None
@@ -399,7 +399,7 @@ async def check_a_former_session_ends_with_the_next_look(keys: Path, see: See, w
         await old.register(CHANNEL)
         a.bus.cut = True
         await b.agent(old.uaid)
-        await a.lookout.look()
+        await a.change_poller.look()
         assert await asyncio.wait_for(old.closed(), within) == 1011
 
 
@@ -425,19 +425,20 @@ async def check_pushers_run_with_the_next_look(keys: Path, see: See, within: flo
     network = Network()
     async with MemoryEngine() as engine, Hub(engine.log) as hub:
         ledger = Ledger(engine.log, ManualClock(), node="a")
-        nodes: list[tuple[Pushers, Lookout, Members]] = []
+        nodes: list[tuple[Pushers, ChangePoller, Members]] = []
         for name in ("a", "b"):
-            bus, lookout = FaultyBus(network.bus(name), Faults(lose=True)), Lookout(see(engine))
+            bus, change_poller = FaultyBus(network.bus(name), Faults(lose=True)), ChangePoller(see(engine))
             members = await Members(engine.registry, bus).__aenter__()
             context = Context(
-                engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Gate(open_keys(keys), "admin"),
-                ManualClock(), Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members, lookout=lookout,
+                engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Authenticator(open_keys(keys), "admin"),
+                ManualClock(), Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members,
+                change_poller=change_poller,
             )  # fmt: skip
             subscriptions = Subscriptions(engine.log, engine.registry, alone=False)
             nodes.append(
                 (
                     Pushers(context, subscriptions, EventHorizonSettings(), Duties(engine.registry, members)),
-                    lookout,
+                    change_poller,
                     members,
                 )
             )
@@ -449,8 +450,8 @@ async def check_pushers_run_with_the_next_look(keys: Path, see: See, within: flo
             kept = pusher_cluster.PusherRecord("http://127.0.0.1:9/", "", True, "app", True, (), 0)
             for number in range(16):
                 await engine.registry.put(f"pushers/{number:016x}", pusher_cluster._encode(kept))
-            for _, lookout, _ in nodes:
-                await lookout.look()
+            for _, change_poller, _ in nodes:
+                await change_poller.look()
             await wait_until_async(lambda: sum(made.running for made, _, _ in nodes) == 16, within=within)
             assert all(made.running for made, _, _ in nodes), "one node does everything"
         finally:

@@ -125,8 +125,8 @@ async def test_who_promised_signs_of_life_and_gives_none_is_cut(tmp_path: Path) 
 async def test_the_end_of_the_token_is_the_end_of_the_wire(tmp_path: Path) -> None:
     async with place(tmp_path) as here:
         now = ManualClock().now_ms() // 1000
-        real = 10 * 366 * 24 * 3600  # the gate looks at the machine's clock, the door at the one moved by hand
-        token = here.gate.keys.issue("7", ttl=real, now=now)
+        real = 10 * 366 * 24 * 3600  # the authenticator looks at the machine's clock, the door at the one moved by hand
+        token = here.authenticator.keys.issue("7", ttl=real, now=now)
         reader, _ = await here.subscribe("uid=7&i=0", token)
         assert await event_of(reader) == "open"
         here.time.advance(real - 2)

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
-from penstock.core.change_watch import Changes, Lookout
+from penstock.core.change_watch import ChangePoller, Changes
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
@@ -44,7 +44,7 @@ class Node:
 
     def __init__(self, engine: MemoryEngine, members: Members, door: Sps, listener: Listener) -> None:
         self.engine, self.members, self.door, self.listener = engine, members, door, listener
-        self.lookout: Lookout
+        self.change_poller: ChangePoller
         self._writers: list[asyncio.StreamWriter] = []
 
     async def subscribe(self, query: str) -> asyncio.StreamReader:
@@ -83,7 +83,7 @@ async def two(
     network = Network()
     async with MemoryEngine() as engine, AsyncExitStack() as stack:
         nodes = [
-            await node(stack, engine, network, name, keys, faults or Faults(), Lookout(changes(engine)))
+            await node(stack, engine, network, name, keys, faults or Faults(), ChangePoller(changes(engine)))
             for name in ("a", "b")
         ]
         for one in nodes:
@@ -97,7 +97,7 @@ async def two(
 
 async def node(
     stack: AsyncExitStack, engine: MemoryEngine, network: Network, name: str, keys: Path, faults: Faults,
-    lookout: Lookout,
+    change_poller: ChangePoller,
 ) -> Node:  # fmt: skip
     hub = await stack.enter_async_context(Hub(engine.log))
     clock, bus = ManualClock(), FaultyBus(network.bus(name), faults)
@@ -106,13 +106,13 @@ async def node(
     stack.push_async_callback(ledger.close)
     members = await stack.enter_async_context(Members(engine.registry, bus))
     context = Context(
-        engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Gate(open_keys(keys), "admin"), clock,
-        Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members, lookout=lookout,
+        engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Authenticator(open_keys(keys), "admin"), clock,
+        Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members, change_poller=change_poller,
     )  # fmt: skip
     door = await stack.enter_async_context(Sps(context, Settings()))
     listener = await stack.enter_async_context(Listener(Router(door.routes()), ServerSettings(listen="127.0.0.1:0")))
     made = Node(engine, members, door, listener)
-    made.lookout = lookout
+    made.change_poller = change_poller
     return made
 
 

@@ -26,7 +26,7 @@ class OneAtATime(Agents):
 
     def __init__(self, *arguments, **more) -> None:
         super().__init__(*arguments, **more)
-        self.turnstile = asyncio.Semaphore(1)
+        self.worker_slots = asyncio.Semaphore(1)
 
 
 async def coming_back(node: NodePlace, uaid: str) -> tuple[Agent, Stop]:

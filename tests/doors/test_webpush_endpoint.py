@@ -563,7 +563,7 @@ async def test_connections_leave_no_more_behind_than_there_is_room_for(tmp_path:
                 await node.send(endpoint, b"x")
             agent.socket.transport.abort()
             await wait_until_async(lambda: not node.agents.table)
-            async with node.agents.turnstile:
+            async with node.agents.worker_slots:
                 await node.agents.saved(agent.uaid, node.agents.next_generation())
             agent = await node.agent(agent.uaid)
 

@@ -126,7 +126,7 @@ async def test_two_servers_with_one_role_each_work_as_one(tmp_path: Path) -> Non
             settings = replace(Settings(), server=replace(Settings().server, roles=(role,)))
             context = Context(
                 made.engine.log, made.engine.mailbox, made.engine.registry, node.bus, made.hub, made.ledger,
-                made.gate, made.clock, Wheel(made.time), 1024,
+                made.authenticator, made.clock, Wheel(made.time), 1024,
             )  # type: ignore[arg-type]  # fmt: skip
             async with WebPush(context, settings, made.time.time) as door:
                 tables.append({route.path for route in door.routes()})

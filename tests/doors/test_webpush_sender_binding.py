@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from cryptography.fernet import Fernet
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import WallClock
 from penstock.core.hub import Hub
@@ -30,7 +30,7 @@ from penstock.http.timers import Wheel
 from penstock.settings import HubSettings, WebPushSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft
-from penstock.wire.webpush_sender import PushOutcome, PushReceiver, PushSubscription, Verdict, Wish
+from penstock.wire.webpush_sender import PushOutcome, PushReceiver, PushSubscription, SendOptions, Verdict
 from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 from tests.doors.push_service import Browser
 
@@ -46,7 +46,12 @@ class Poisoned(PushClient):
         self.broken = 0
 
     async def deliver(
-        self, target: PushTarget, receiver: PushReceiver, message: bytes, wish: Wish, receipt: str | None = None
+        self,
+        target: PushTarget,
+        receiver: PushReceiver,
+        message: bytes,
+        options: SendOptions,
+        receipt: str | None = None,
     ) -> Verdict:
         if message == b"poison":
             self.broken += 1
@@ -92,7 +97,8 @@ async def room(keys: Path) -> AsyncIterator[Room]:
             await ledger.open(engine.registry)
             wheel = Wheel(asyncio.get_running_loop(), 0.01)
             context = Context(
-                engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger, Gate(open_keys(keys), "admin"),
+                engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger,
+                Authenticator(open_keys(keys), "admin"),
                 clock, wheel, 1 << 20,
             )  # fmt: skip
             yield Room(context, log)

@@ -67,7 +67,7 @@ class Talkative(AgentSession):
     __slots__ = ()
 
     async def _work(self) -> None:
-        async with self.home.turnstile:
+        async with self.home.worker_slots:
             while self._has_work():
                 actions, job = self.state.work(self.home.time(), full=self.socket.full)
                 self._perform(actions)

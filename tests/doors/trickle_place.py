@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.core.bus import LocalBus
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.liveness import Alone, Membership
+from penstock.core.liveness import Membership, SingleMember
 from penstock.core.log import Log
 from penstock.doors.trickle import Trickle
 from penstock.engines.memory import MemoryEngine
@@ -153,8 +153,8 @@ async def place(
         await ledger.open(engine.registry)
         context = Context(
             log(engine.log), engine.mailbox, engine.registry, LocalBus(node), hub, ledger,
-            Gate(open_keys(keys), "admin"), clock, Wheel(time), 1024 * 1024,
-            members=members or Alone(),
+            Authenticator(open_keys(keys), "admin"), clock, Wheel(time), 1024 * 1024,
+            members=members or SingleMember(),
         )  # fmt: skip
         made = Place(engine, time, clock, hub)
         chosen = replace(Settings(), trickle=replace(TrickleSettings(), **{"autocreate": True, **settings}))

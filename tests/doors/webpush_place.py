@@ -19,14 +19,14 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.core.bus import Receiver
-from penstock.core.change_watch import Changes, Lookout
+from penstock.core.change_watch import ChangePoller, Changes
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, LedgerEvent, decode
-from penstock.core.liveness import Alone, Members
+from penstock.core.liveness import Members, SingleMember
 from penstock.doors.webpush import WebPush
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.endpoint import Endpoint
@@ -199,11 +199,11 @@ class NodePlace:
         self, place: Place, name: str, settings: Settings, make: type[Agents], endpoint: type[Endpoint], *, over: str,
         changes: Changes | None = None,
     ) -> None:  # fmt: skip
-        self.lookout = Lookout(changes)
+        self.change_poller = ChangePoller(changes)
         self.place, self.name = place, name
         self.mailbox, self.registry = Stoppable(place.engine.mailbox), Stoppable(place.engine.registry)
         self.bus: Any = place.engine.bus if over == "alone" else SharedBus(name, place.buses)
-        self.members: Any = Alone() if self.bus.alone else Members(place.engine.registry, self.bus)
+        self.members: Any = SingleMember() if self.bus.alone else Members(place.engine.registry, self.bus)
         self._settings, self._over = settings, over
         self._kind, self._endpoint = make, endpoint
         self.door: WebPush
@@ -214,8 +214,8 @@ class NodePlace:
     async def running(self) -> AsyncIterator[NodePlace]:
         place = self.place
         context = Context(
-            place.engine.log, self.mailbox, self.registry, self.bus, place.hub, place.ledger, place.gate,
-            place.clock, Wheel(place.time), 1024 * 1024, members=self.members, lookout=self.lookout,
+            place.engine.log, self.mailbox, self.registry, self.bus, place.hub, place.ledger, place.authenticator,
+            place.clock, Wheel(place.time), 1024 * 1024, members=self.members, change_poller=self.change_poller,
         )  # type: ignore[arg-type]  # fmt: skip
 
         class Door(WebPush):
@@ -284,8 +284,10 @@ class NodePlace:
 class Place:
     """The engine, its clock, and the nodes."""
 
-    def __init__(self, engine: MemoryEngine, hub: Hub, clock: ManualClock, ledger: Ledger, gate: Gate) -> None:
-        self.engine, self.hub, self.clock, self.ledger, self.gate = engine, hub, clock, ledger, gate
+    def __init__(
+        self, engine: MemoryEngine, hub: Hub, clock: ManualClock, ledger: Ledger, authenticator: Authenticator
+    ) -> None:
+        self.engine, self.hub, self.clock, self.ledger, self.authenticator = engine, hub, clock, ledger, authenticator
         self.time = ManualTime()
         self.buses: dict[str, SharedBus] = {}
         self.agents: list[Agent] = []
@@ -332,7 +334,7 @@ async def place(
     async with MemoryEngine(clock=clock) as engine, Hub(engine.log) as hub:
         ledger = Ledger(engine.log, clock, node="test")
         await ledger.open(engine.registry)
-        made = Place(engine, hub, clock, ledger, Gate(open_keys(keys), "admin"))
+        made = Place(engine, hub, clock, ledger, Authenticator(open_keys(keys), "admin"))
         made.nodes = [
             NodePlace(made, f"n{number}", chosen, make, endpoint, over=over, changes=changes(engine))
             for number in range(nodes)

@@ -18,7 +18,7 @@ from penstock.core.ledger import Recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, served_worker
 from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
-from penstock.engines.local.contracts import PAGE, SHORT
+from penstock.engines.local.contracts import PAGE, SHORT, CallCost
 from penstock.engines.local.frames import framed
 from penstock.engines.local.served_worker import ServedWorker
 from penstock.engines.local.worker_engine import WorkerExport
@@ -26,6 +26,7 @@ from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.errors import EngineGone
+from penstock.limits import ENTRY_BYTES
 from penstock.settings import LogSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft, Kind
@@ -135,7 +136,7 @@ async def test_what_nobody_wants_any_more_is_not_sent_any_more(tmp_path: Path) -
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a wish for fulfilled as soon as it was made."""
+    """Takes a want for fulfilled as soon as it was made."""
     monkeypatch.setattr(WorkerLog, "since", lambda self, pattern: 0)
 
 
@@ -283,6 +284,11 @@ class Peer:
     def say(self, frame: bytes | bytearray) -> None:
         self._socket.sendall(frame)
 
+    def read(self, count: int) -> None:
+        """Take that many bytes, and no more."""
+        while count > 0:
+            count -= len(self._socket.recv(min(count, 1 << 20)))
+
     def leave(self) -> None:
         self._socket.close()
 
@@ -402,7 +408,7 @@ async def test_the_same_check_finds_a_log_process_that_is_too_strict_or_too_pati
 
 def in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """All calls of a worker wait for each other."""
-    monkeypatch.setattr(served_worker, "kind_of", lambda name, arguments: SHORT)
+    monkeypatch.setattr(served_worker, "cost_of", lambda name, arguments: CallCost(SHORT))
 
 
 @pytest.mark.parametrize("sabotage", [None, in_one_line])
@@ -464,6 +470,62 @@ async def test_calls_that_wait_for_ever_hold_up_no_other_and_end_with_their_call
             return
         await wait_until_async(lambda: not under_way())
         assert await worker.registry.get("x") is None  # the link is as it was
+
+
+def unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gives a call up hears no more of it."""
+    monkeypatch.setattr(ServedWorker, "_fail", lambda self, number, error: None)
+
+
+@pytest.mark.parametrize("sabotage", [None, unanswered])
+async def test_a_call_that_is_given_up_before_it_begins_leaves_nothing_behind(tmp_path, sabotage, monkeypatch) -> None:
+    async with started(tmp_path, durable=True) as machine:
+        worker = await machine.worker("a")
+        await worker.log.append(one("/s", b"x"))
+        if sabotage:
+            sabotage(monkeypatch)
+        for number in range(50):
+            read = asyncio.create_task(worker.log.read_after(("/s",), 0, limit=900 - number))
+            await asyncio.sleep(0)  # it is called, and given up in the same frame
+            read.cancel()
+            await asyncio.wait([read])
+        if sabotage:
+            with pytest.raises(TooLate):
+                await wait_until_async(lambda: not worker._link._calls_open, within=0.5)
+            return
+        await wait_until_async(lambda: not worker._link._calls_open)
+
+
+def promises_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_worker, "PROMISED_BYTES", 2**40)
+
+
+@pytest.mark.parametrize("sabotage", [None, promises_without_end])
+async def test_large_answers_are_no_reason_to_cut_a_worker_that_is_busy_for_a_moment(
+    tmp_path, sabotage, monkeypatch
+) -> None:
+    async with started(tmp_path, durable=True) as machine:
+        monkeypatch.setattr(served_worker, "WAITING_BYTES", 32 * ENTRY_BYTES)
+        monkeypatch.setattr(served_worker, "PROMISED_BYTES", 8 * ENTRY_BYTES)
+        if sabotage:
+            sabotage(monkeypatch)
+        innocent = await machine.worker("innocent")
+        await innocent.log.append(one("/big/x", bytes(ENTRY_BYTES - 1024)))
+        # When a worker asks for a hundred pages at once, and reads none of them yet
+        peer = await Peer.join(machine, "busy")
+        for number in range(100):
+            peer.call(10 + number, "log.read_after", (("/big/*",), 0, 1000 - number, ENTRY_BYTES, False, False))
+        link = machine.log.link_of("busy")
+        await wait_until_async(lambda: machine.log.cut or (link.waiting_bytes and not any(link._running.values())))
+
+        # Then it is still a member, and what waits for it is bounded; nobody else waits
+        assert (machine.log.cut == 1) == bool(sabotage)
+        assert await innocent.registry.get("x") is None
+        if not sabotage:
+            assert link.waiting_bytes < 16 * ENTRY_BYTES
+            await asyncio.to_thread(peer.read, 100 * (ENTRY_BYTES - 1024))
+            await wait_until_async(lambda: not any(link._queues.values()) and not link.waiting_bytes)
+            assert not link._promised_bytes
 
 
 async def close_at_once(self: WorkerExport, wanted: ExportRange) -> AsyncIterator[bytes]:

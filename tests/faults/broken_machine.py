@@ -21,9 +21,9 @@ WATCHED = "/killed/"  # the streams that the test reads
 
 
 def trusting(self: WorkerLog, pattern: str) -> int:
-    """A worker that takes a wish for fulfilled as soon as it was made.
+    """A worker that takes a want for fulfilled as soon as it was made.
 
-    It makes the wish when the stream has an entry that came too early for it, so that each reader misses one.
+    It makes the want when the stream has an entry that came too early for it, so that each reader misses one.
     """
     if pattern.startswith(WATCHED) and pattern not in self._since:
         self._since[pattern] = 0
@@ -35,11 +35,11 @@ async def _wish_late(log: WorkerLog, pattern: str, after: int) -> None:
     while not (page := await log.read_after((pattern,), after)).entries:
         after = page.upto
         await asyncio.sleep(0.01)
-    log._asked[log._link.wish(pattern)] = pattern
+    log._asked[log._link.want(pattern)] = pattern
 
 
 def only_others(change: Callable[[WorkerLog, str], None]) -> Callable[[WorkerLog, str], None]:
-    """As *change*, but the wishes for watched streams are left to `trusting`."""
+    """As *change*, but the wanted for watched streams are left to `trusting`."""
     return lambda log, pattern: None if pattern.startswith(WATCHED) else change(log, pattern)
 
 
@@ -69,8 +69,8 @@ if __name__ == "__main__":
         sys.exit(run(sys.argv[1:]))
     if os.environ["SABOTAGE"] == "trusting":
         WorkerLog.since = trusting  # type: ignore[method-assign]
-        WorkerLog.wish = only_others(WorkerLog.wish)  # type: ignore[method-assign]
-        WorkerLog.unwish = only_others(WorkerLog.unwish)  # type: ignore[method-assign]
+        WorkerLog.want = only_others(WorkerLog.want)  # type: ignore[method-assign]
+        WorkerLog.unwant = only_others(WorkerLog.unwant)  # type: ignore[method-assign]
     else:
         SqliteLog.append_many = hasty  # type: ignore[method-assign]
     sys.exit(main())

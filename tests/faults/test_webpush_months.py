@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.auth import Gate, open_keys
+from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
@@ -141,7 +141,7 @@ async def lost(seed: int, keys: Path, make: type[AgentSession], *, alone: bool =
             mailbox, registry = Stoppable(engine.mailbox), Stoppable(engine.registry)
             context = Context(
                 engine.log, mailbox, registry, engine.bus if alone else SharedBus(name, buses), hub, ledger,
-                Gate(keys_of(keys), "admin"),
+                Authenticator(keys_of(keys), "admin"),
                 clock, Wheel(ManualTime()), 1024 * 1024,
             )  # type: ignore[arg-type]  # fmt: skip
 

@@ -215,7 +215,7 @@ async def unacknowledged_on_the_old_node(made: Place) -> bool:
     again = await b.agent(agent.uaid)
 
     assert await agent.closed() == 1011
-    async with made.nodes[1].agents.turnstile:
+    async with made.nodes[1].agents.worker_slots:
         await made.nodes[1].agents.saved(agent.uaid, made.nodes[1].agents.next_generation())
     return await again.heard() == [direct["version"]]
 

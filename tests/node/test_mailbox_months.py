@@ -24,7 +24,7 @@ CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
 def tables_of(made: Place) -> MailboxMonths:
     context = Context(
         made.engine.log, made.engine.mailbox, made.engine.registry, made.engine.bus, made.hub, made.ledger,
-        made.gate, made.clock, Wheel(made.time), 1024,
+        made.authenticator, made.clock, Wheel(made.time), 1024,
     )  # fmt: skip
     return MailboxMonths(context, [node.door for node in made.nodes])
 

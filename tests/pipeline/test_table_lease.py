@@ -12,13 +12,13 @@ from penstock.pipeline import table_lease
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Intent, Turn
 from penstock.pipeline.lake import Lake, open_lake
-from penstock.pipeline.table_lease import LEASE_SECONDS, Patience, is_gone, own_name
+from penstock.pipeline.table_lease import LEASE_SECONDS, WaitClock, is_gone, own_name
 from penstock.testing import RunningServer
 
 OTHER = "elsewhere/7/7"
 
 
-class Watch(Patience):
+class Watch(WaitClock):
     """A clock that goes on while somebody waits; *meanwhile* happens then."""
 
     def __init__(self, *meanwhile: object) -> None:

@@ -11,7 +11,7 @@ from penstock.pipeline import handed_jobs
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.driver import EVERYTHING
 from penstock.pipeline.jobs import JOBS, JobOutcome, Workplace, check_options, find
-from penstock.pipeline.loop import LONGEST_PAUSE, Heart, JobLoop, Timing
+from penstock.pipeline.loop import LONGEST_PAUSE, Heartbeat, JobLoop, Timing
 from penstock.testing import wait_until
 from tests.spark.filling import differences, publish
 
@@ -42,7 +42,7 @@ def test_the_loop_archives_what_comes_and_does_what_it_is_handed(place: Workplac
         assert not handed_jobs.warm_driver(place.client, "/elsewhere")
         return handed_jobs.hand_over(place.client, "compact", {"all": ""})
 
-    with Heart(place.client, loop.state, period=0.2), ThreadPoolExecutor(1) as pool:
+    with Heartbeat(place.client, loop.state, period=0.2), ThreadPoolExecutor(1) as pool:
         work = pool.submit(user)
         run_until_done(loop, work)
         shown = state(place)
@@ -132,7 +132,7 @@ def test_a_task_that_cannot_be_done_is_told_to_whoever_asked(place: Workplace) -
     def refuse(place: Workplace, name: str, options: object) -> JobOutcome:
         return find(name).run(place, {})
 
-    with Heart(place.client, lambda: {"lake": ""}, period=0.1), ThreadPoolExecutor(1) as pool:
+    with Heartbeat(place.client, lambda: {"lake": ""}, period=0.1), ThreadPoolExecutor(1) as pool:
         wait_until(lambda: alive(place))
         asking = pool.submit(handed_jobs.hand_over, place.client, "nonsense", {})
         wait_until(lambda: handed_jobs.run_all(place, refuse) or asking.done())

@@ -13,9 +13,9 @@ from penstock.wire.webpush_sender import (
     PushKeys,
     PushOutcome,
     PushSubscription,
-    Wish,
+    SendOptions,
+    check_send_options,
     check_subscription,
-    check_wish,
     deadline_ms,
     judge,
     push_headers,
@@ -90,18 +90,27 @@ def test_any_answer_has_a_meaning(status: int, headers: dict[str, str], body: by
 
 
 def test_headers_say_what_was_wished() -> None:
-    plain = dict(push_headers(Wish(60), "vapid t=a,k=b"))
+    plain = dict(push_headers(SendOptions(60), "vapid t=a,k=b"))
     assert plain == {"TTL": "60", "Content-Encoding": "aes128gcm", "Authorization": "vapid t=a,k=b"}
-    assert dict(push_headers(Wish(60), "x", ""))["Prefer"] == "respond-async"
-    assert dict(push_headers(Wish(60), "x", "https://p/r/1"))["Push-Receipt"] == "<https://p/r/1>"
-    full = dict(push_headers(Wish(0, "low", "a_b-1"), "x"))
+    assert dict(push_headers(SendOptions(60), "x", ""))["Prefer"] == "respond-async"
+    assert dict(push_headers(SendOptions(60), "x", "https://p/r/1"))["Push-Receipt"] == "<https://p/r/1>"
+    full = dict(push_headers(SendOptions(0, "low", "a_b-1"), "x"))
     assert (full["TTL"], full["Urgency"], full["Topic"]) == ("0", "low", "a_b-1")
 
 
-@pytest.mark.parametrize("wish", [Wish(-1), Wish(101), Wish(1, "soon"), Wish(1, "", "a b"), Wish(1, "", "a" * 33)])
-def test_a_wish_that_no_service_takes_is_refused(wish: Wish) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        SendOptions(-1),
+        SendOptions(101),
+        SendOptions(1, "soon"),
+        SendOptions(1, "", "a b"),
+        SendOptions(1, "", "a" * 33),
+    ],
+)
+def test_a_wish_that_no_service_takes_is_refused(options: SendOptions) -> None:
     with pytest.raises(InputInvalid):
-        check_wish(wish, 100)
+        check_send_options(options, 100)
 
 
 def test_an_entry_is_too_old_at_the_earlier_of_both_times() -> None:

@@ -42,7 +42,7 @@ _CACHED_TOKENS = 10_000
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Somebody we know."""
+    """An authenticated caller: its subject, and what its token allows."""
 
     subject: str
     admin: bool = False
@@ -60,7 +60,7 @@ class Caller(msgspec.Struct, frozen=True):
     def check_covered(self, stream: str) -> None:
         """Raise `Forbidden` unless the grants for publishing cover *stream*, of the system or not.
 
-        Right for what the server writes by itself when it is asked to: subscriptions are made by name.
+        For a stream that only the server writes, but on a caller's request: that of a subscription, `/_sub/…`.
         """
         if not self.admin and not self._covered(self.publish, stream):
             raise Forbidden(self.subject, "publish", stream)
@@ -70,7 +70,8 @@ class Caller(msgspec.Struct, frozen=True):
 
         `/users/…` is never covered by a grant that does not spell it, except the caller's own; `/rooms`, where events
         for several rooms are, only by one that spells it or by grants that cover all rooms. A pattern that could
-        match such streams is narrowed down stream by stream. This is the one place that decides it, for all doors.
+        match such streams is narrowed down stream by stream. All doors ask here. An export carries the same rule as
+        values (`core.export.Selection`): change both together.
         """
         if self.admin:
             return None
@@ -83,12 +84,12 @@ class Caller(msgspec.Struct, frozen=True):
         return self.admin or self._covered(self.subscribe, stream)
 
     def check_publishes(self) -> None:
-        """Raise `Forbidden` for who may publish to no stream at all."""
+        """Raise `Forbidden` if this caller may publish to no stream at all."""
         if not self.admin and not self.publish:
             raise Forbidden(self.subject, "publish", "any stream")
 
     def check_subscribes(self) -> None:
-        """Raise `Forbidden` for who may read no stream at all."""
+        """Raise `Forbidden` if this caller may read no stream at all."""
         if not self.admin and not self.subscribe:
             raise Forbidden(self.subject, "subscribe", "any stream")
 
@@ -256,7 +257,7 @@ def _caller(claims: dict[str, Any]) -> Caller:
     return Caller(subject, False, publish, subscribe, grants, float(claims["exp"]))
 
 
-class Gate:
+class Authenticator:
     """Turns an `Authorization` header into a caller. Verified tokens are remembered until they end."""
 
     def __init__(self, keys: SigningKeys, admin_token: str) -> None:

@@ -73,7 +73,7 @@ def console_address(url: str, token: str) -> str:
 
 
 def to_the_console(request: Request) -> Response:
-    """Send on who left out the slash: names of files are relative to it."""
+    """Redirect `/console` to `/console/`: the page names its files relative to that."""
     return Response(308, headers=(("Location", "/console/"),))
 
 

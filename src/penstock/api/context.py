@@ -10,15 +10,15 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.api.auth import Caller, Gate
-from penstock.core.all_workers import Everyone
+from penstock.api.auth import Authenticator, Caller
+from penstock.core.all_workers import OtherWorkers
 from penstock.core.background import Background
 from penstock.core.bus import Bus
-from penstock.core.change_watch import Lookout
+from penstock.core.change_watch import ChangePoller
 from penstock.core.clock import Clock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.liveness import Alone, Membership
+from penstock.core.liveness import Membership, SingleMember
 from penstock.core.log import Log
 from penstock.core.mailbox import Mailbox
 from penstock.core.names import check_pattern
@@ -42,15 +42,15 @@ class Context:
     bus: Bus
     hub: Hub
     ledger: Ledger
-    gate: Gate
+    authenticator: Authenticator
     clock: Clock
     wheel: Wheel
     body_limit: int
-    caps: Caps = field(default_factory=lambda: Caps(0))  # none but for connections, which are not counted here
-    members: Membership = field(default_factory=Alone)
+    caps: Caps = field(default_factory=lambda: Caps(0))  # no caps on requests; it never admits connections
+    members: Membership = field(default_factory=SingleMember)
     background: Background = field(default_factory=Background)
-    lookout: Lookout = field(default_factory=Lookout)
-    everyone: Everyone = field(default_factory=Everyone)  # the other processes of this machine
+    change_poller: ChangePoller = field(default_factory=ChangePoller)
+    other_workers: OtherWorkers = field(default_factory=OtherWorkers)  # the other processes of this machine
 
     def caller(self, request: Request) -> Caller:
         """Who sent this request, which is counted under them; raises `Unauthenticated` or `RateExceeded`.
@@ -61,7 +61,7 @@ class Context:
 
     def holder(self, request: Request, token: str) -> Caller:
         """As `caller`, where the token does not come in the header but in the URL."""
-        return self._count(request, self.gate.caller_of(token.encode()))
+        return self._count(request, self.authenticator.caller_of(token.encode()))
 
     def _count(self, request: Request, caller: Caller) -> Caller:
         if self.caps.counts_tokens:
@@ -70,12 +70,12 @@ class Context:
         return caller
 
     def known(self, request: Request) -> Caller:
-        """As `caller`, without counting the request: before its body is read, `caller` comes after that."""
+        """As `caller`, without counting the request. For checks before the body is read; the handler calls `caller`."""
         memo = request.fields_memo
         known: Caller | None = memo.get("caller")
-        if known is None or memo["keys"] is not self.gate.keys or known.expires <= time.time():
-            known = memo["caller"] = self.gate.caller(request.header(b"authorization"))
-            memo["keys"] = self.gate.keys
+        if known is None or memo["keys"] is not self.authenticator.keys or known.expires <= time.time():
+            known = memo["caller"] = self.authenticator.caller(request.header(b"authorization"))
+            memo["keys"] = self.authenticator.keys
         return known
 
     def admit(self, request: Request) -> None:
@@ -83,7 +83,7 @@ class Context:
         self.known(request)
 
     def admitting(self, check: Callable[[Caller], object]) -> Callable[[Request], None]:
-        """As `admit`; turns those away, too, for whom *check* raises: rights come before bytes."""
+        """As `admit`, with *check* called on the caller: what it raises refuses the request before its body is read."""
 
         def admit(request: Request) -> None:
             check(self.known(request))

@@ -36,7 +36,7 @@ class InternalDoor(Protocol):
     """A door that other nodes of a cluster talk to, on the internal listener."""
 
     def internal_routes(self) -> list[Route]:
-        """Its rows of that listener's table. Each checks the token of the cluster itself."""
+        """Its rows of that listener's table. Each checks a token itself: the cluster's, or that of the client."""
         ...
 
     def reachable(self, address: str) -> None:
@@ -49,7 +49,7 @@ class MonthlyDoor(Protocol):
     """A door whose recipients are on a month of the mailboxes and move on by themselves."""
 
     async def leave_month(self, month: str) -> None:
-        """Say goodbye to everybody who is still on that month: it is about to be dropped."""
+        """Drop the recipients whose mailboxes are still in that month, or make them move: it is about to be dropped."""
         ...
 
 
@@ -64,7 +64,7 @@ class RecipientsDoor(Protocol):
 
 @runtime_checkable
 class ServingDoor(Protocol):
-    """A door that serves more than the connections with a live answer: who waits for one, who sends, who is called."""
+    """A door with clients that have no open live answer: waiting readers, publishers, apps that it pushes to."""
 
     def served(self) -> tuple[str, int]:
         """The name of the door, and how many it serves besides."""

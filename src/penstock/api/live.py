@@ -41,7 +41,7 @@ class Lines:
 class LiveWire:
     """The sink of one feed and the owner of one tap, an outlet or a WebSocket.
 
-    Doors open the tap, and *framing* says how entries look, all of it included that stands between them.
+    Doors open the tap. *framing* turns entries into the bytes that go out, separators included.
     """
 
     __slots__ = ("_first", "_last", "_ledger", "_others", "_stream", "feed", "framing", "tap", "who")

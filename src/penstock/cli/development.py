@@ -45,11 +45,11 @@ def run_tests(
     beside: Annotated[int, typer.Option(min=0, help="Processes that keep a core busy meanwhile.")] = 0,
     no_system: Annotated[bool, typer.Option("--no-system", help="Never install Debian packages.")] = False,
 ) -> int:
-    """Run the test suite: lint and types, then the groups of tests, two at a time.
+    """Run the test suite: lint and types, then the groups of tests, three at a time.
 
-    Groups are check, fast, doors, bystander, faults, cluster, spark, browser. What follows them goes to pytest.
+    Groups are check, fast, doors, bystander, lake, faults, cluster, spark, browser. What follows them goes to pytest.
 
-    A test over its limit (--limit SECONDS, 120 by default) is ended and has failed; so is a group at three times its
+    A test over its limit (--limit SECONDS, 300 by default) is ended and has failed; so is a group at ten times its
     budget. The run goes on with the next. A group that is over its budget and ends by itself is marked "over".
 
     \b

@@ -200,7 +200,7 @@ def _run(
     from penstock.pipeline.jobs import JobOutcome, Workplace
     from penstock.pipeline.lake import open_lake
     from penstock.pipeline.lake_identity import bind
-    from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop
+    from penstock.pipeline.loop import PERIOD_SECONDS, Heartbeat, JobLoop
     from penstock.pipeline.session import LOCAL, given_settings, open_session
 
     opened = open_lake(lake)
@@ -214,7 +214,7 @@ def _run(
             if once or job not in LOOPING:
                 return _to_its_end(work, job, options)
             loop = JobLoop(work, {job: PERIOD_SECONDS})
-            with Heart(client, loop.state):
+            with Heartbeat(client, loop.state):
                 loop.run(lambda: False)
             return JobOutcome("ended")
         finally:

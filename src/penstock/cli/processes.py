@@ -32,9 +32,9 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
 def count_orphans() -> None:
     """In a child before it becomes its program (`preexec_fn`): the CPU time of orphans below it is counted, too.
 
-    `os.wait4` tells what a process and those that were waited for have used. An orphan is waited for by nobody that
-    counts. So a process stays between us and the program: orphans become its children, it waits for them all, hands on
-    the signals that we send, and ends as the program does.
+    `os.wait4` reports the CPU time of a process and of the children it waited for. Orphans are adopted by init, so
+    their time is not counted. Therefore a small process stays between us and the program: it adopts the orphans, waits
+    for all of them, passes our signals on, and ends with the program's status.
     """
     if sys.platform != "linux":
         return

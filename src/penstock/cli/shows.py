@@ -1,4 +1,4 @@
-"""A folder of one's own and an end by signal, for commands that show something until they are ended."""
+"""For commands that run until Ctrl-C (`demo`, `cluster demo`): a temporary folder, and SIGTERM handled as Ctrl-C."""
 
 from __future__ import annotations
 

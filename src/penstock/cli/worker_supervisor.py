@@ -99,7 +99,7 @@ class Child:
             return await self.process.wait()
 
 
-class Machine:
+class WorkerSupervisor:
     """All processes of one machine, until SIGTERM."""
 
     def __init__(self, settings: Settings, data: Path, listen: str) -> None:
@@ -255,4 +255,4 @@ def run_machine(settings: Settings, data: Path) -> int:
             remedy="On NATS start as many nodes as you want, each with --workers 1.",
         )
     with reserved(settings.server.listen) as listen:
-        return asyncio.run(Machine(settings, data, listen).run())
+        return asyncio.run(WorkerSupervisor(settings, data, listen).run())

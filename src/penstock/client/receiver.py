@@ -1,6 +1,6 @@
 """The app side of the pusher protocol: lines come in, and are applied exactly once and in order.
 
-    def handle(stream: str, line: Line, connection: sqlite3.DatabaseConnection) -> None:
+    def handle(stream: str, line: Line, connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO orders VALUES (?, ?)", (stream, line.content))
 
     app = Receiver("/_sub/billing", lambda: sqlite3.connect("app.db"), handle, auth="8c382056")

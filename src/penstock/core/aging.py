@@ -1,7 +1,7 @@
-"""Which entries are old enough to go. Each is looked at, one after the other from the oldest on.
+"""Finds the entries that are older than `log.keep`, by looking at each of them, from the oldest on.
 
-Times in the log are wall clocks' of several nodes, and clocks are set. So no time is taken for the age of its
-neighbours: a search that leaps would find one entry with a wrong time and drop thousands of fresh ones with it.
+Times in the log come from the wall clocks of several nodes, and such clocks are set now and then. So the time of one
+entry says nothing about its neighbours: a binary search could hit one wrong time and drop thousands of new entries.
 docs/decisions/0014-age.md says what follows from clocks that were wrong.
 """
 
@@ -27,10 +27,10 @@ _JUMPED = "clock/jumped"
 async def aged_upto(
     source: Log, keep_seconds: float, now_ms: int, *, page: int = PAGE_ENTRIES, step: int = STEP_ENTRIES
 ) -> int:
-    """The last of the log's oldest entries that were all published more than *keep_seconds* ago; 0 if none was.
+    """The id up to which all entries were published more than *keep_seconds* ago; 0 if there is none.
 
-    Stops at the first younger one, or after *step* old ones. An entry from the future has a time that is
-    certainly wrong: it goes with an old one that comes after it, and holds up nothing.
+    Stops at the first younger entry, or after *step* old ones. An entry from the future certainly has a wrong
+    time: it does not stop the search, and is trimmed together with an old entry that follows it.
     """
     before_ms, after = now_ms - int(keep_seconds * 1000), source.trimmed_upto
     found = count = 0
@@ -48,8 +48,7 @@ async def aged_upto(
 class ClockWatch:
     """Notices that the wall clock was set, and keeps that in the registry, for all nodes and the next start.
 
-    Entries from before may have any time, so for as long as `log.keep` wants entries kept from then on, age says
-    nothing about them.
+    Entries from before that moment may have any time. So nothing is trimmed by age until `log.keep` has passed since.
     """
 
     def __init__(self, clock: Clock, registry: Registry) -> None:

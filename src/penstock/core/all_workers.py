@@ -1,6 +1,6 @@
-"""Asks all processes of this machine the same, so that whichever is asked from outside speaks of all of them.
+"""Asks the other workers of this machine, so that any worker can answer a client for all of them.
 
-A server that is one process asks nobody. Nodes of a cluster do not ask each other: each speaks of itself.
+A server of one process has nobody to ask. Nodes of a cluster do not ask each other: each answers for itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLUSH: Final = "flush"
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """Somebody who reads."""
+    """A live reader of the log: who it is, what it reads, and how far behind it is."""
 
     door: str
     recipient: str
@@ -36,8 +36,8 @@ class Consumer(msgspec.Struct, frozen=True):
     behind: bool
 
 
-class Everyone:
-    """The questions that the processes of one machine answer each other."""
+class OtherWorkers:
+    """Sends a question to the other workers of this machine, and answers theirs."""
 
     def __init__(
         self, bus: Bus | None = None, members: Membership | None = None, find_readers: FindReaders | None = None
@@ -45,10 +45,10 @@ class Everyone:
         """Without a bus and members there is nobody else."""
         self._answers: dict[str, Answer] = {}
         self._members, self._find_readers = members, find_readers
-        self._calls = Calls(bus, "everyone", self._asked) if bus is not None and members is not None else None
+        self._calls = Calls(bus, "other_workers", self._asked) if bus is not None and members is not None else None
 
     def answer(self, question: str, answer: Answer) -> None:
-        """Give what *answer* returns to others who ask that."""
+        """Answer *question* of another worker with what *answer* returns."""
         self._answers[question] = answer
 
     @property
@@ -64,7 +64,7 @@ class Everyone:
         return await self._ask(others, question, kind)
 
     async def ask_readers(self, streams: Sequence[str], question: str, kind: type[Told], about: bytes) -> list[Told]:
-        """The same of those that have a reader of any of these streams: mostly none, and nobody is woken."""
+        """As `ask`, but only of workers that have a reader of one of *streams*. Mostly there are none to ask."""
         return await self._ask(await self._find_readers(streams) if self._find_readers else (), question, kind, about)
 
     async def _ask(self, nodes: Sequence[str], question: str, kind: type[Told], about: bytes = b"") -> list[Told]:
@@ -87,7 +87,7 @@ def consumers_of(hub: Hub) -> list[Consumer]:
     ]
 
 
-async def all_consumers(hub: Hub, everyone: Everyone) -> list[Consumer]:
+async def all_consumers(hub: Hub, other_workers: OtherWorkers) -> list[Consumer]:
     """Everybody who reads from this machine now."""
-    others = await everyone.ask(CONSUMERS, list[Consumer])
+    others = await other_workers.ask(CONSUMERS, list[Consumer])
     return [*consumers_of(hub), *(one for some in others for one in some)]

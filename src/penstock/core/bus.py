@@ -32,7 +32,7 @@ class Bus(Protocol):
     def listen(self, topic: str, receiver: Receiver) -> None:
         """Call *receiver* on the event loop for each message to this node or to all on *topic*.
 
-        One that raises has dropped its message, and nobody else notices: neither another receiver nor who sent it.
+        If a receiver raises, its message is lost, counted and logged. Other receivers and the sender do not notice.
         """
         ...
 

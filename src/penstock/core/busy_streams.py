@@ -2,8 +2,8 @@
 
 A follower of the log counts entries by stream. Once a second the counts are folded into rates that fade, so that what
 was published half a minute ago counts half as much as what is published now. Memory is bounded twice: between two
-folds no more than `COUNTED` names are counted, and after one the `KEPT` busiest are kept. Who is left out is not among
-the busy ones.
+folds no more than `COUNTED` names are counted, and after one the `KEPT` busiest are kept. The streams left out are not
+among the busiest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FADED: Final = 0.001
 
 
 class StreamTraffic:
-    """Counts what is published, in sum and by stream. Streams of Penstock's own are left out."""
+    """Counts what is published, in sum and by stream. System streams are left out, up to `COUNTED` names."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}

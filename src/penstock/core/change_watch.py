@@ -1,9 +1,9 @@
 """Sees what other nodes have changed, whether or not a message told of it.
 
 Messages between nodes may be lost, late, doubled or out of order (`core/bus.py`). What they tell of is in the registry
-and in the mailboxes by then, so twice a second a node asks the engine once which records and mailboxes have changed,
-and tells its doors. Who has heard of it already finds nothing new. So a lost message costs half a second, and a node
-with ten thousand idle connections asks as much as one with none.
+and in the mailboxes by then, so twice a second a node asks the engine which records and mailboxes have changed, and
+tells its doors. A door that got the message before finds nothing new. So a lost message costs about a second, and a
+node with ten thousand idle connections asks no more often than one with none.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ HearRecord = Callable[[RecordChange], None]
 HearMailbox = Callable[[MailboxChange], None]
 
 
-class Lookout:
-    """Looks for changes on behalf of one node. Enter it after every listener was added."""
+class ChangePoller:
+    """Polls the engine for changes, and calls the registered functions. Register all of them before you enter it."""
 
     def __init__(
         self, changes: Changes | None = None, background: Background | None = None, seconds: float = LOOK_SECONDS
@@ -62,7 +62,7 @@ class Lookout:
 
     async def __aenter__(self) -> Self:
         if self._changes is not None:
-            self._loop = self._background.every(self._seconds, "lookout", self.look)
+            self._loop = self._background.every(self._seconds, "change_poller", self.look)
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,10 +1,10 @@
-"""Things of which each is done by one node at a time: a pusher, a binding, the announcements.
+"""Duties: work that one node of a cluster does at a time. A pusher, a shard of bindings, the announcements.
 
     duties/<thing>     the member that does it (`core/ownership.py`, rule `FREE`)
 
-Every node finds by itself who should do a thing (`members.chosen`). That one takes the duty when it is free: nobody
-has it, or its holder is dead. A holder that is no longer the one who should lets go of it first. So a thing is done by
-nobody for a moment, and never by two. Before each step a holder asks `mine`.
+Every node computes by itself which member should have a duty (`liveness.chosen`). That member takes the duty when it is
+free: nobody holds it, or its holder is dead. When another member should have it, the holder releases it first. So for
+a moment nobody does the work, but never two nodes. A holder asks `mine` before each step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Duties:
         self.release, self.release_all = self._owned.release, self._owned.release_all
 
     def should(self, thing: str) -> bool:
-        """Whether this node is the one to do it."""
+        """Whether this node should have this duty; it may not have taken it yet."""
         return self._members.alone or chosen(self._members.living(), thing) == self._members.me
 
     def mine(self, thing: str) -> bool:

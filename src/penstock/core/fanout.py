@@ -1,17 +1,17 @@
-"""Writes an entry to all live wires of its stream, and touches nothing of each but its socket.
+"""Writes an entry to thousands of live wires at once, by their sockets alone.
 
-A delivery through a feed, its sink and its outlet fetches half a dozen objects into the cache, for each of thousands
-of wires. So a live wire that takes bytes at once, has no check of its own and owes nothing has a *seat*: its socket
-stands in one flat list. For each stream with many readers the hub keeps a *roster*: the seats of all who want it, in
-*blocks* of wires in the same framing. An event is framed once for a block, and the block is one loop over sockets.
+A delivery through a feed, its sink and its outlet loads half a dozen objects into the CPU's cache, for each wire. So a
+live wire whose socket can be written to now, that filters nothing and has no unsent bytes, gets a *seat*: a place for
+its socket in one flat list. For each stream with many readers the hub keeps a *roster*: the seats of all its readers,
+in *blocks* of wires with the same framing. An event is encoded once for a block; then one loop writes to its sockets.
 
     feed live, all written ──▶ seated ──(kernel takes less than all, or anything else is queued)──▶ ordinary feed
               ▲                                                                                         │
               └──────────────────────────(all that is owed was written)─────────────────────────────────┘
 
-Seated wires have one position, the hub's: `Hub.vacate` tells it to a feed that leaves. The place in the list of one who
-is not seated holds `ABSENT`: the roster stays as it is, and that wire's feed is offered the entry as any other.
-The ledger hears of a block in one go, and names its recipients once for all events of a batch.
+A seated wire keeps no position of its own: it has what the hub, or the running round, has written. `Hub.vacate` returns
+that id when the wire leaves its seat. An empty seat holds `ABSENT`; it stays in the roster, and the entry is offered to
+its feed as to any other. The ledger gets one record for a block, and names its recipients once for a batch of events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ABSENT: Final = _Absent()
 
 
 class WireBlock:
-    """Some wires in the same framing; or, without one, some feeds that each go their own way."""
+    """Wires with the same framing, written to in one loop; without a framing, feeds that are offered each entry."""
 
     __slots__ = ("_apart", "_rest", "feeds", "framing", "recipients", "seats")
 
@@ -99,8 +99,8 @@ class Seats:
         self.takers[seat], self.feeds[seat] = ABSENT, None
         self._free.append(seat)
 
-    def wishes_changed(self, stream: str | None) -> None:
-        """Somebody wants *stream*, or does not want it any more; None is a pattern."""
+    def wanted_changed(self, stream: str | None) -> None:
+        """The readers of *stream* have changed; None: a pattern was added or removed, which may concern any roster."""
         if stream is None:
             self._patterns += 1
         else:
@@ -143,9 +143,10 @@ class RoundPart(NamedTuple):
 
 
 class Round:
-    """The newest entries on their way to all who want them, one block at a time.
+    """The newest entries on their way to all feeds that want them, one block at a time.
 
-    Who wants entries of several streams is offered them before, in order: no seat stands in blocks of two streams.
+    A feed that wants several of these streams is offered their entries before the round begins, in order of id. It has
+    left its seat then, so the round writes to no wire for two streams.
     """
 
     def __init__(self, parts: Sequence[RoundPart], seats: Seats) -> None:
@@ -161,7 +162,7 @@ class Round:
         return self._done == len(self._parts)
 
     def given(self, seat: int) -> int | None:
-        """The last id that was written to who sits there; None if nothing was."""
+        """The last id that this round wrote to *seat*; None if it wrote nothing there."""
         return next((part.entries[-1].id for part in self._written if part.block.holds(seat)), None)
 
     def awaited(self, feed: Feed) -> Sequence[Entry]:
@@ -172,7 +173,7 @@ class Round:
         return ()
 
     def rest(self) -> list[tuple[Feed, Sequence[Entry]]]:
-        """Those who have not had their turn, and with what. Whoever asks offers it to them."""
+        """Feeds that have not had their turn, with the entries they miss. The caller offers these to them."""
         begun = [(feed, self._parts[self._done - 1].entries) for feed in self._apart]
         return [*begun, *((feed, entries) for block, entries in self._parts[self._done :] for feed in block.feeds)]
 

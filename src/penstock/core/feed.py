@@ -2,7 +2,7 @@
 
 A feed is always in one of these states:
 
-    behind   its position is older than what it has been offered: pages come from the log (`hub.py` reads them)
+    behind   there are entries after its position that it is not offered: the hub reads them from the log, in pages
     live     it has been offered everything up to the hub's position
     stopped  it has ended; it takes nothing any more
 
@@ -13,10 +13,10 @@ A feed is always in one of these states:
 The seam: going live happens in one loop turn, without an await, from entries the hub holds in memory.
 So there is neither a gap nor a duplicate between the last page and the first live entry.
 
-Resume, replay and fan-out of `/v1/tail`, sps, the message stream, recorded Trickle channels and Web Push all go through
-feeds. Event Horizon's pushers do not. An app has a byte cursor in each stream and says with each answer where it is,
-also further back. So a pusher reads the page at that cursor, whatever it was told before; a wake-up is a hint, and no
-seam needs a guard. With a feed for each stream of an app, entries would come by id, only to be read again by cursor.
+Resume, replay and fan-out of `/v1/tail`, sps, the message stream, streams that Trickle reads, and Web Push's sender and
+receipts go through feeds. Event Horizon's pushers do not. An app has a byte cursor in each stream. Each of its answers
+says where it is, which may be further back. So a pusher reads the page at that cursor, whatever it was told before; a
+wake-up is only a hint. With a feed for each stream of an app, entries would come by id, to be read again by cursor.
 It would take 520 bytes and 27 µs to start each of them; the tables of `doors/eventhorizon/subscriptions.py` take 340
 bytes and 2 µs for a stream and its subscriber (20,000 streams, engine in memory).
 """
@@ -157,7 +157,7 @@ class FeedHub(Protocol):
         ...
 
     def vacate(self, seat: int) -> int | None:
-        """Do so no longer; the id up to which all was written there. None if nobody was seated."""
+        """Write to *seat* no longer; return the id up to which all was written there. None if the seat was empty."""
         ...
 
 
@@ -169,14 +169,14 @@ class Feed:
     because the log has it and the feed reads on from its position.
     """
 
-    __slots__ = ("__weakref__", "_allow", "_hub", "_limit", "_offered", "_sink", "_waiting", "behind", "meta",
+    __slots__ = ("__weakref__", "_hub", "_limit", "_offered", "_sink", "_waiting", "allow", "behind", "meta",
                  "patterns", "position", "queued", "seat", "stopped")  # fmt: skip
 
     def __init__(
         self, hub: FeedHub, sink: Sink, patterns: tuple[str, ...], after: int, *, limit: int, meta: bool = False,
         allow: Callable[[Entry], bool] | None = None,
     ) -> None:  # fmt: skip
-        self._hub, self._sink, self._limit, self._allow = hub, sink, limit, allow
+        self._hub, self._sink, self._limit, self.allow = hub, sink, limit, allow
         self.patterns, self.meta = patterns, meta
         self.position = after  # everything up to here was delivered, or is not for this reader
         self._offered = after  # … or is waiting
@@ -216,14 +216,14 @@ class Feed:
         """Whether an entry of a matching stream is for this reader at all."""
         if entry.kind is _META and not self.meta:
             return False
-        return self._allow is None or self._allow(entry)
+        return self.allow is None or self.allow(entry)
 
     def offer(self, entry: Entry) -> None:
         """Take the newest entry. An id that was offered before, through another pattern, is ignored."""
         if self.behind or entry.id <= self._offered:
             return
         # Nearly every entry has an index and nearly no feed a check: this is the path of each delivery.
-        if (entry.index is None or self._allow is not None) and not self.wants(entry):
+        if (entry.index is None or self.allow is not None) and not self.wants(entry):
             return
         waiting = self._waiting
         if waiting is None:
@@ -245,7 +245,7 @@ class Feed:
         id, offered = entry.id, self._offered
         if self.behind or id <= offered:
             return
-        if (entry.index is None or self._allow is not None) and not self.wants(entry):
+        if (entry.index is None or self.allow is not None) and not self.wants(entry):
             return
         self._offered = id  # before it is delivered: another pattern may bring it once more meanwhile
         if self._waiting is None and self._sink.deliver_last(alone):
@@ -258,7 +258,7 @@ class Feed:
         """Take the newest entries, all of one stream and all with an index, as `offer_last` takes one."""
         if self.behind:
             return
-        plain = self._allow is None and self._waiting is None and entries[0].id > self._offered
+        plain = self.allow is None and self._waiting is None and entries[0].id > self._offered
         if plain and len(entries) <= self._limit and not self._sink.full:
             self._offered = self.position = entries[-1].id
             self._sink.deliver(entries)
@@ -377,7 +377,7 @@ class Feed:
 
     def take_page(self, entries: Sequence[Entry], upto: int) -> None:
         """Take what a read of the log found."""
-        plain = self._allow is None and isinstance(entries, PlainEntries)
+        plain = self.allow is None and isinstance(entries, PlainEntries)
         wanted = entries if plain else [entry for entry in entries if self.wants(entry)]
         self.position = self._offered = upto
         if wanted:
@@ -409,7 +409,7 @@ class Feed:
         """It has become live: the sink was given all that there is, or is full."""
 
     def fail(self, error: Exception) -> None:
-        """The log could not be read for it."""
+        """End it: the log could not be read for it, or its sink raised."""
         self.stop()
         self._sink.failed(error)
 

@@ -1,4 +1,4 @@
-"""Tells all who follow a log what was appended; what one of them does wrong is no other's business."""
+"""Gives new entries to all followers of a log. A follower that raises does not disturb the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Followers:
         self._all.append(follower)
 
     def tell(self, entries: Sequence[Entry]) -> None:
-        """Give *entries* to everybody. Never raises: who waits for the append must hear of it in any case."""
+        """Give *entries* to all followers. Never raises: the append succeeded, and its caller must be told so."""
         for follower in self._all:
             try:
                 follower(entries)

@@ -1,9 +1,9 @@
 """Follows the log, finds who wants each entry, and wakes them.
 
-The hub keeps the most recent entries in memory (count and bytes bounded), so that a reader who was
-away for a moment, and thousands of them at once, is caught up without reading the disk. Who is
-further behind waits in one line and is served page by page by a few readers in turn: a slow or old
-reader costs one place in that line, never a queue of its own.
+The hub keeps the most recent entries in memory, bounded by count and by bytes. A reader that was away for a
+moment, or thousands of them at once, catch up from there, without a read of the disk. A feed that is further
+behind waits in one line; a few tasks take feeds from that line and read a page for each. So a slow reader
+costs one place in that line, and has no queue of its own.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
-from penstock.core.clock import Clock, WallClock
 from penstock.core.fanout import ABSENT, MANY, Round, RoundPart, Seats
 from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
 from penstock.core.log import Log
 from penstock.core.matching import Interest
 from penstock.core.names import is_exact
 from penstock.core.recent_entries import RecentEntries
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import PenstockError, Trimmed
 from penstock.settings import HubSettings
 from penstock.values import Entry, Page
@@ -45,6 +44,8 @@ READ_AHEAD = 4
 """Pages that are read before they are asked for, of all feeds together: what they hold in memory at most."""
 DEFAULTS = HubSettings()
 F = TypeVar("F", bound=Feed)
+Allow = Callable[[Entry], bool]
+"""Whether a reader may be given an entry."""
 
 
 class Hub:
@@ -52,11 +53,11 @@ class Hub:
 
     def __init__(
         self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE,
-        many: int = MANY, selective: bool = False, clock: Clock | None = None,
+        many: int = MANY, selective: bool = False, alone: bool = False,
     ) -> None:  # fmt: skip
-        """*selective*: the log need not tell of entries that no feed wants."""
-        self._log, self._clock = source, clock or WallClock()
-        self._wishes = Wishes(moved=self._moved) if selective else None
+        """*selective*: the log need not tell of entries that no feed wants. *alone*: no other node serves this log."""
+        self._log, self._alone = source, alone
+        self._wanted = WantedStreams(moved=self._moved) if selective else None
         self._interest: Interest[Feed] = Interest()
         self._feeds: dict[Feed, None] = {}
         self._limits = settings.recent, settings.recent_bytes
@@ -70,6 +71,7 @@ class Hub:
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead: dict[Feed, _Ahead] = {}
+        self._unseen: dict[Feed, _Unseen] = {}  # of feeds that may not be given anything yet
         self._recalled = selective  # what is in memory is not all there is
         self.woken: list[Feed] = []
         self.position = source.followed
@@ -79,7 +81,7 @@ class Hub:
         self.failed = 0  # feeds that ended by an exception
 
     async def __aenter__(self) -> Self:
-        self._log.follow(self._follow, self._wishes)
+        self._log.follow(self._follow, self._wanted)
         self._tasks = [asyncio.create_task(self._serve_line()) for _ in range(self._readers)]
         return self
 
@@ -93,7 +95,7 @@ class Hub:
 
     @property
     def feeds(self) -> Sequence[Feed]:
-        """All whose readers are there."""
+        """The feeds whose readers are connected now (`Feed.away` is False)."""
         return tuple([feed for feed in self._feeds if not feed.away])
 
     @property
@@ -119,7 +121,7 @@ class Hub:
         allow: Callable[[Entry], bool] | None = None,
     ) -> Feed:  # fmt: skip
         """Begin to feed *sink* with everything after id *after*; None means from now on."""
-        allow = self._unseen(after, allow)
+        allow = self._without_seen(after, allow)
         return self._begin(Feed(self, sink, patterns, self._from(after), limit=self._tail, meta=meta, allow=allow))
 
     def start_wire(
@@ -127,7 +129,7 @@ class Hub:
         allow: Callable[[Entry], bool] | None = None,
     ) -> Feed:  # fmt: skip
         """As `start`. Once it is live the wire is written to together with others, if it wants what all get."""
-        allow = self._unseen(after, allow)
+        allow = self._without_seen(after, allow)
         feed = Feed(self, sink, patterns, self._from(after), limit=self._tail, meta=meta, allow=allow)
         if not meta and allow is None:
             feed.seat = self._seats.allot(feed, fresh=self._round is not None)
@@ -138,28 +140,26 @@ class Hub:
         allow: Callable[[Entry], bool] | None = None, on_live: Callable[[], None],
     ) -> WatchedFeed:  # fmt: skip
         """As `start`. *on_live* is called whenever the feed becomes live, which may be before this returns."""
-        allow, after = self._unseen(after, allow), self._from(after)
+        allow, after = self._without_seen(after, allow), self._from(after)
         return self._begin(WatchedFeed(self, sink, patterns, after, limit=self._tail, allow=allow, on_live=on_live))
 
     def _from(self, after: int | None) -> int:
         return self.position if after is None else min(after, self.position)
 
-    def _unseen(self, after: int | None, allow: Callable[[Entry], bool] | None) -> Callable[[Entry], bool] | None:
-        """As *allow*, without what a reader had from another node that is ahead of this one: it has come out before.
-
-        An id that the log never gave, as after a restore, hides nothing that comes out from now on.
-        """
-        if after is None or after <= self.position:
+    def _without_seen(self, after: int | None, allow: Allow | None) -> Allow | None:
+        """*allow*, which also hides what the reader already has from another node that is ahead of this one."""
+        if after is None or after <= self.position or self._alone:
             return allow
-        now_ms = self._clock.now_ms()
-        return lambda entry: (entry.id > after or entry.published_ms > now_ms) and (allow is None or allow(entry))
+        return _Unseen(after, asyncio.ensure_future(self._log.newest()), allow)
 
     def _begin(self, feed: F) -> F:
+        if isinstance(feed.allow, _Unseen):
+            self._unseen[feed] = feed.allow
         self._feeds[feed] = None
         for pattern in feed.patterns:
             self._add_wish(pattern, feed)
-        if self._wishes is not None:
-            self._wishes.add(*set(feed.patterns))
+        if self._wanted is not None:
+            self._wanted.add(*set(feed.patterns))
         try:
             self._join(feed)
         except Exception as error:  # noqa: BLE001
@@ -169,7 +169,10 @@ class Hub:
         return feed
 
     def change(self, feed: Feed, patterns: tuple[str, ...]) -> None:
-        """Change what an open feed wants, in one step. What came before it still comes under its old wishes."""
+        """Change what an open feed wants, in one step. A live feed is given what waits for it first.
+
+        A feed that is behind reads on with the new patterns: entries from before the change are matched by these, too.
+        """
         self._finish_round()
         self._flush_woken()
         self._forget_ahead(feed)
@@ -177,22 +180,22 @@ class Hub:
             self._remove_wish(pattern, feed)
         for pattern in patterns:
             self._add_wish(pattern, feed)
-        if self._wishes is not None:
-            self._wishes.add(*set(patterns))
-            self._wishes.remove(*set(feed.patterns))
-            if self._wishes.since(patterns) > self.position:
+        if self._wanted is not None:
+            self._wanted.add(*set(patterns))
+            self._wanted.remove(*set(feed.patterns))
+            if self._wanted.since(patterns) > self.position:
                 feed.wait_for_page()
 
     def _add_wish(self, pattern: str, feed: Feed) -> None:
         self._interest.add(pattern, feed)
-        self._seats.wishes_changed(pattern if is_exact(pattern) else None)
+        self._seats.wanted_changed(pattern if is_exact(pattern) else None)
 
     def _remove_wish(self, pattern: str, feed: Feed) -> None:
         self._interest.remove(pattern, feed)
-        self._seats.wishes_changed(pattern if is_exact(pattern) else None)
+        self._seats.wanted_changed(pattern if is_exact(pattern) else None)
 
     def forget_recent(self) -> None:
-        """Serve whoever comes from the log again: bodies in memory may have been erased there."""
+        """Empty the memory of recent entries: bodies in it may have been erased. Feeds then read from the log."""
         self._recent = RecentEntries(*self._limits, self.position)
         self.forgotten = self._recent.after
         for feed in list(self._ahead):
@@ -201,11 +204,13 @@ class Hub:
     def forget(self, feed: Feed) -> None:
         """Let a stopped feed go."""
         self._forget_ahead(feed)
+        if unseen := self._unseen.pop(feed, None):
+            unseen.forget()
         self._feeds.pop(feed, None)
         for pattern in feed.patterns:
             self._remove_wish(pattern, feed)
-        if self._wishes is not None:
-            self._wishes.remove(*set(feed.patterns))
+        if self._wanted is not None:
+            self._wanted.remove(*set(feed.patterns))
         if feed.seat >= 0:
             self._seats.give_up(feed.seat)
             feed.seat = -1
@@ -218,7 +223,7 @@ class Hub:
             self._seats.takers[feed.seat] = taker
 
     def vacate(self, seat: int) -> int | None:
-        """Do so no longer; the id up to which all was written there. None if nobody was seated."""
+        """Write to *seat* no longer; return the id up to which all was written there. None if the seat was empty."""
         takers = self._seats.takers
         if takers[seat] is ABSENT:
             return None
@@ -268,7 +273,7 @@ class Hub:
             self.offered = position
 
     def _parts(self, wanted: Sequence[Entry]) -> list[RoundPart]:
-        """Who is to be given what in a round. What cannot wait for its turn there has been offered."""
+        """The parts of a new round: which block gets which entries. What cannot wait for a round is offered here."""
         find = self._interest.find
         made = next((place for place, entry in enumerate(wanted) if entry.index is not None), len(wanted))
         together: dict[str, list[Entry]] = {}
@@ -290,7 +295,7 @@ class Hub:
         ]
 
     def _in_several(self, streams: Iterable[str]) -> set[Feed] | None:
-        """Who wants more than one of these streams. None if, without them, no stream has many readers left."""
+        """Feeds that want more than one of *streams*. None if no stream has many readers besides these feeds."""
         readers = [set(self._interest.find(stream)) for stream in streams]
         seen: set[Feed] = set()
         several: set[Feed] = set()
@@ -300,7 +305,7 @@ class Hub:
         return several if any(len(some - several) >= self._seats.many for some in readers) else None
 
     def _offer_besides(self, wanted: Sequence[Entry], turn: Round) -> None:
-        """Offer entries that few want while others go round: who wants both has those first."""
+        """Offer entries with few readers while a round runs. A feed that waits for the round gets that first."""
         for entry in wanted:
             for feed in list(self._interest.find(entry.stream)):
                 for earlier in turn.awaited(feed):
@@ -328,7 +333,7 @@ class Hub:
             self._going_on = asyncio.get_running_loop().call_soon(self._go_round)
 
     def _finish_round(self) -> None:
-        """More comes before everyone had the newest entries: the rest get both together."""
+        """End the round at once: feeds that have not had their turn are offered its entries one by one."""
         if self._round is not None:
             rest, self._round = self._round.rest(), None  # nothing was written to these, so nobody need be asked
             for feed, entries in rest:
@@ -371,9 +376,9 @@ class Hub:
 
     def _join(self, feed: Feed) -> int | None:
         """Serve a feed from the recent entries if they reach back to its position; how many bytes. Never awaits."""
-        if not self._recent.reaches(feed) or not feed.can_step:
+        if not self._recent.reaches(feed) or not feed.can_step or (self._unseen and feed in self._unseen):
             return None
-        if self._wishes is not None and self._wishes.since(feed.patterns) > feed.position:
+        if self._wanted is not None and self._wanted.since(feed.patterns) > feed.position:
             return None
         selected = self._recent.select(feed.patterns, feed.position, self._tail)
         feed.join(selected, self.position)
@@ -442,6 +447,10 @@ class Hub:
     async def _step(self, feed: Feed) -> None:
         """Read one page for one feed, and begin with the next while this one is encoded."""
         patterns = feed.patterns
+        if unseen := self._unseen.get(feed):
+            await unseen.find_out()
+            self._unseen.pop(feed, None)
+            return
         try:
             page = await self._begun(feed)
         except Trimmed as error:
@@ -469,8 +478,41 @@ class Hub:
 
     def _forget_ahead(self, feed: Feed) -> None:
         ahead = self._ahead.pop(feed, None)
-        if ahead is not None and not ahead.page.cancel() and not ahead.page.cancelled():
-            ahead.page.exception()  # its error is looked at, so that asyncio does not report it
+        if ahead is not None and not ahead.page.cancel():
+            _look_at_error(ahead.page)
+
+
+def _look_at_error(done: asyncio.Future[Any]) -> None:
+    """Of what nobody waits for any more, so that asyncio does not report it."""
+    if not done.cancelled():
+        done.exception()
+
+
+class _Unseen:
+    """Shows a reader only what it cannot have from another node that is ahead of this one.
+
+    Its *after* is above this node's position: an entry that it has is still on its way here. Or the log never gave out
+    that id, as after a restore, or for somebody who wants what is new, whatever its id: then everything that comes from
+    now on is to be shown. The newest id of the log, as it is when the reader comes, tells which.
+    """
+
+    __slots__ = ("_after", "_allow", "_newest", "_upto")
+
+    def __init__(self, after: int, newest: asyncio.Future[int], allow: Allow | None) -> None:
+        self._after, self._newest, self._allow = after, newest, allow
+        self._upto = after
+        newest.add_done_callback(_look_at_error)
+
+    async def find_out(self) -> None:
+        """Wait for the newest id. Before that the reader may not be given anything."""
+        self._upto = min(self._after, await asyncio.shield(self._newest))
+
+    def forget(self) -> None:
+        """The reader has left."""
+        self._newest.cancel()
+
+    def __call__(self, entry: Entry) -> bool:
+        return entry.id > self._upto and (self._allow is None or self._allow(entry))
 
 
 class _Ahead(NamedTuple):

@@ -22,7 +22,7 @@ without a name, of all. It says nothing about what was sent; whoever reads joins
 (`core/why.py`).
 
 Crash contract: batches are numbered (node, epoch, sequence) without a gap; an epoch begins with a
-batch marked "open" and ends with one marked "close". `sent` is flushed within 200 ms and may be lost
+batch marked "open" and ends with one marked "close". `sent` waits up to `ledger.flush_ms` and may be lost
 in a crash; an epoch without its "close" tells which interval is unknown. `acked` and `confirmed` are durable before
 their effect is visible: record them, then await `flush`.
 """
@@ -218,7 +218,7 @@ class Ledger:
     def sent(self, who: Recipient, stream: str, first: int, last: int) -> None:
         """Entries *first* to *last* of *stream* were written to this recipient's wire.
 
-        Deliveries of system streams are not recorded: those of the ledger would beget each other.
+        Deliveries of system streams are not recorded: to record those of `/_ledger` would make new ones without end.
 
         Called once per flush and wire. A fan-out calls it with the same interval for one wire after
         another, so the row in hand nearly always fits.
@@ -356,7 +356,7 @@ class Ledger:
         batch.error = NotRecorded(batch.records, str(error))
 
     def _tell(self, batch: Sealed) -> None:
-        """This batch is durable: whoever waits for no later one has all it waits for."""
+        """This batch is durable, or refused for good: answer the waiters that wait for no later batch."""
         if batch.error is not None:
             for waiter in self._waiters:  # those who came later wait for it as well: it was sealed before
                 waiter.error = waiter.error or batch.error
@@ -444,8 +444,8 @@ def _check_state(state: str) -> None:
 class _Columns:
     """Rows turned into columns: who is named in them, and which row speaks of which group.
 
-    Everything here is part of each delivery's cost. A fan-out gives one event after the other to the same wires, so a
-    row that names whom another row named is not looked at again.
+    Everything here is part of each delivery's cost. A fan-out sends one event after another to the same wires, so the
+    recipients of a row are not looked at again when an earlier row had the same list.
     """
 
     __slots__ = ("_singles", "count", "encoded_names", "groups", "rows", "which")

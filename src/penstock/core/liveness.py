@@ -59,7 +59,7 @@ class Membership(Protocol):
         ...
 
 
-class Alone:
+class SingleMember:
     """The membership of a server that is alone."""
 
     alone = True
@@ -82,7 +82,7 @@ def node_of(member: str) -> str:
 
 
 def chosen(members: Iterable[str], thing: str) -> str:
-    """The member that should do *thing*: every node answers the same, and a change of members moves little."""
+    """The member that should do *thing*. All nodes compute the same one; a new or lost member moves few things."""
     return max(members, key=lambda member: hashlib.blake2b(f"{member} {thing}".encode(), digest_size=8).digest())
 
 
@@ -175,7 +175,7 @@ class Members:
         self._set_fence()
 
     def _set_fence(self) -> None:
-        """Tell everybody here the moment at which this node no longer holds, if it comes to that."""
+        """Have `on_change` called when `holds` turns False; each renewal puts that moment off."""
         if self._fence is not None:
             self._fence.cancel()
         left = self._renewed + HOLD_SECONDS - self._time()

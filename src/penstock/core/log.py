@@ -16,7 +16,7 @@ from typing import Protocol
 
 from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Pending
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import StreamExists
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Entry, Head, Page
@@ -55,10 +55,10 @@ class Log(Protocol):
         """
         ...
 
-    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
+    def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
         """Call *follower* on the event loop with every entry from now on, in order of id.
 
-        With *wishes* it needs no others than those, and an engine may leave the others out.
+        With *wanted* an engine may leave out all entries that these do not ask for.
 
         A follower must be quick. It sees meta entries and parts, too. One that raises misses those entries, which
         is logged and counted; the others, and whoever waits for the append, are told all the same.

@@ -17,7 +17,7 @@ from penstock.values import Item, MailboxHead, NewItem, Room
 class Mailbox(Protocol):
     """Numbered items per recipient and month, confirmed one by one.
 
-    Every call is durable before it returns, and sees all that was acknowledged before it began.
+    A change is durable, as far as the engine is, before the call returns. Calls see all that was acknowledged before.
     A month that was not made is `NotFound`.
     """
 
@@ -59,8 +59,8 @@ class Mailbox(Protocol):
     async def head(self, recipient: str, month: str) -> MailboxHead:
         """What is known of this recipient; an unknown one has an empty head.
 
-        It counts every pending item whose number is below `next_number`, and no other: who has those and goes on
-        with `take(after=next_number - 1)` leaves nothing out.
+        It counts exactly the pending items whose numbers are below `next_number`. To read those, and then to go on with
+        `take(after=next_number - 1)`, misses no item.
         """
         ...
 

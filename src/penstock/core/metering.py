@@ -15,7 +15,7 @@ Sample = tuple[str, str, str, float, dict[str, str]]
 
 
 def process_samples(process: str) -> Iterator[Sample]:
-    """What this process, one of several of its machine, takes of it."""
+    """CPU time and memory of this process, labelled with its name: for machines that run several workers."""
     used, labels = resource.getrusage(resource.RUSAGE_SELF), {"process": process}
     yield "counter", "process_cpu_seconds", "CPU time of a process.", used.ru_utime + used.ru_stime, labels
     pages = int(Path("/proc/self/statm").read_text().split()[1])

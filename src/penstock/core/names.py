@@ -1,4 +1,4 @@
-"""Stream names and patterns: what is allowed. What a pattern matches says `core/matching.py`.
+"""Stream names and patterns: which texts are allowed. `core/matching.py` says what a pattern matches.
 
 A name is a path of levels: `/orders/eu`. A pattern is a path in which `*` stands for one level and
 a last `>` for one or more levels; `>` alone is everything. Neither matches a level that begins with
@@ -16,7 +16,7 @@ from penstock.limits import LEVEL_BYTES, NAME_BYTES, NAME_LEVELS
 
 ROOT = "/"
 ROOMS = "/rooms"
-"""Where one entry stands for all rooms that it names: who reads or writes it reads or writes any room."""
+"""The stream of events for several rooms, which each entry names. A right to this stream is a right to all rooms."""
 SYSTEM_STREAMS: Final = (
     "/_actions", "/_broadcast", "/_dead", "/_erased", "/_ledger", "/_presence", "/_receipts", "/_receipts/>", "/_sub",
     "/_sub/>",

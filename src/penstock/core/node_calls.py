@@ -32,7 +32,7 @@ class _Letter(msgspec.Struct, array_like=True):
 
 
 class Calls:
-    """One topic on which nodes ask each other. Lives in `async with`."""
+    """One topic on which nodes ask each other. Leaving `async with` cancels the answers that are being made."""
 
     def __init__(self, bus: Bus, topic: str, answerer: Answerer) -> None:
         self._bus, self._topic, self._answerer = bus, topic, answerer

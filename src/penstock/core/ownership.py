@@ -7,20 +7,20 @@
                                n2:04c1, version 8  ◀──────────  claim (`NEWEST`): the version before named n1
     look  ◀───────────────────────────────────────────────────  "look: version 8" over the bus, until n1 hears or dies
     8 is above our 5: read the record, then `lost(key, mine, now)`
-    look  ◀── lookout: the record changed           if that message was lost: within a second
+    look  ◀── poller: the record changed            if that message was lost: within a second
 
 The rules:
 
-1. The record is the truth. A message, or a change that the lookout saw, only makes a node read the record. So a message
+1. The record is the truth. A message, or a change that the poller saw, only makes a node read the record. So a message
    may be lost, late, doubled or overtaken: one that is about an older version than ours is passed over. One that comes
    while a change of our own is on its way waits until we know our version.
-2. An owner is a *member*: a node during one of its lives (`core/liveness.py`). `NEWEST` gives the thing to who claims
-   last. `FREE` gives it only if nobody has it, or its owner is dead: the registry has no member of that name any more.
+2. An owner is a *member*: a node during one of its lives (`core/liveness.py`). With `NEWEST` the last claim wins. With
+   `FREE` a claim succeeds only if nobody owns the thing, or its owner is dead: its member record is gone.
 3. The fence: `holds` is False as soon as this node could not show its life for four seconds (`liveness.HOLD_SECONDS`),
    two seconds before anybody can take over from it (`liveness.DEAD_SECONDS`). Ask it before each step that
    only the owner may do.
 4. A node that was taken for dead comes back under a new name and holds nothing: `lost` is called for all it had, with
-   `now` None. A door that wants to go on claims again with `rule=FREE`, so as not to take it from who has it by now.
+   `now` None. A door that wants to go on claims again with `rule=FREE`: that fails if another node owns it by now.
 5. `release` and `write` change our own version only. When they come too late nothing is changed.
 6. With `swept` the first of the living removes what dead members owned, and calls it for each.
 7. With `writes_alone=False` a server that is alone claims without writing anything down.
@@ -34,7 +34,8 @@ before may name a node instead of a member: such an owner counts as dead.
 
     self._owned = Ownership(
         context.registry, context.members, "sps/wires/", RecordForm(WireRecord, "member"), rule=Rule.NEWEST,
-        bus=context.bus, lookout=context.lookout, background=context.background, lost=self._lost, swept=self._swept,
+        bus=context.bus, change_poller=context.change_poller, background=context.background,
+        lost=self._lost, swept=self._swept,
     )
     async with self._owned:
         claimed = await self._owned.claim("7/phone", lambda before: WireRecord("", 12), seen=ABSENT)
@@ -48,9 +49,10 @@ before may name a node instead of a member: such an owner counts as dead.
         else:
             ...                   # nobody has it: a new name, or somebody removed the record. Claim again with `FREE`
 
-What is decided from what the record says is decided in the function that `claim` is given. It is called again when
-somebody came in between, and it may refuse (None) or raise. *seen* spares a read: what `look` just returned, or
-`ABSENT` if there is most likely no record. Who changes a record without owning it uses `registry.change`, then `tell`.
+`claim` calls its function with what the record says now, and stores what the function returns. It is called again if
+another node changed the record meanwhile; it may refuse (None) or raise. *seen* saves a read: pass what `look` just
+returned, or `ABSENT` if there is most likely no record. To change a record that this node does not own, call
+`registry.change`, then `tell`.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ import msgspec
 
 from penstock.core.background import Background, Loop
 from penstock.core.bus import Bus
-from penstock.core.change_watch import Lookout, RecordChange
+from penstock.core.change_watch import ChangePoller, RecordChange
 from penstock.core.liveness import Membership, node_of
 from penstock.core.registry import NEW, Registry, delete_if, put_if
 from penstock.errors import PenstockError
@@ -149,9 +151,9 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class Ownership(Generic[P]):
-    """Things of one kind, from one node's point of view.
+    """What one node owns among the records under one prefix (all wires, all sessions …).
 
-    Who may lose a thing to a living node (`NEWEST`), or is told of anything, uses it in `async with`.
+    Use it in `async with` if another living node may take things over (`NEWEST`), or if *lost* or *swept* is given.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class Ownership(Generic[P]):
         *,
         rule: Rule = Rule.FREE,
         bus: Bus | None = None,
-        lookout: Lookout | None = None,
+        change_poller: ChangePoller | None = None,
         background: Background | None = None,
         lost: Callable[[str, P, P | None], None] | None = None,
         swept: Callable[[str, P], None] | None = None,
@@ -186,8 +188,8 @@ class Ownership(Generic[P]):
         members.on_change.append(self._members_changed)
         if bus is not None:
             bus.listen(f"{prefix}look", self._told)
-        if lookout is not None:
-            lookout.on_record(prefix, self._record_changed)
+        if change_poller is not None:
+            change_poller.on_record(prefix, self._record_changed)
 
     async def __aenter__(self) -> Self:
         if not self._members.alone:
@@ -227,7 +229,7 @@ class Ownership(Generic[P]):
         seen: OwnedRecord[P] | None = None,
         rule: Rule | None = None,
     ) -> Claimed[P] | None:
-        """Own it from now on with the payload that *decide* makes of the one that is there; None if that may not be.
+        """Become the owner. *decide* gets the record's payload and returns the new one; None if the claim is refused.
 
         A server that is alone does not write a record again that is its own already and stays as it is. A call that
         raised or was cancelled may have claimed it: claim again, or release.
@@ -316,7 +318,7 @@ class Ownership(Generic[P]):
         return gone
 
     def forget(self, key: str) -> None:
-        """Own it no longer, without a word: the record stays, and names this node until somebody changes it."""
+        """Stop owning it without writing: the record stays, and names this node until somebody changes it."""
         self._held.pop(key, None)
 
     async def release_all(self) -> None:
@@ -376,7 +378,7 @@ class Ownership(Generic[P]):
         self._doubt(change.key.removeprefix(self._prefix), change.version)
 
     def _doubt(self, key: str, version: int) -> None:
-        """The record was at that version: see whether it is ours still, unless that was before ours."""
+        """The record has reached *version*. If that is newer than what this node wrote, check who owns it now."""
         if key in self._changing:
             self._heard[key] = max(version, self._heard.get(key, NEW))
         elif (held := self._held.get(key)) is not None and held.version < version:

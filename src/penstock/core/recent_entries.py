@@ -14,7 +14,7 @@ from penstock.values import Entry
 
 
 class RecentEntries:
-    """Entries by id and by stream. Every entry after id `after` is here.
+    """Entries by id and by stream. Every entry after id `after` that this node was given is here: on a worker not all.
 
     Of older ones, from before the start, only those are here that most feeds want: no meta entries, and no streams
     whose names have a level that begins with `_`.

@@ -1,10 +1,10 @@
 """How fast the log grows, and how soon its entries reach their readers.
 
-Neither a publish nor a delivery is timed for this. The log's follower counts, and notes one entry after each flush of
-the ledger. The ledger's rows say when something was handed to the kernel: when they are sealed, some five times a
-second, those that cover a noted entry are compared with the time at which it was appended. A row stands for all who
-got the same in one go, and has the time of the first of them. Deliveries by door are counted there, too. How many
-entries a row covers follows from the indexes of its first and last, if they are still in memory; else it counts as one.
+No clock is read for this when something is published or delivered. The follower counts entries, and notes one entry
+after each flush of the ledger. About five times a second the ledger seals its rows, which say when entries went to the
+kernel: a row that covers a noted entry gives a latency, its time less the time of the append. A row stands for all
+recipients of one write, with the time of the first of them. Deliveries by door are counted there, too. The number of
+entries in a row is the difference of its indexes, if these are still in memory; else the row counts as one.
 """
 
 from __future__ import annotations

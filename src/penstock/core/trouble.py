@@ -1,9 +1,9 @@
 """What is not delivered: deliveries that are retried, dead, dropped, expired or lost, from the ledger's newest batches.
 
-Nothing is followed while nobody asks. Who asks first has the batches of the last day read, at most so many bytes of
-them; who asks again has those read that came since. A delivery that goes well after all is in trouble no more: a record
-that it was sent, or acked, takes it out. A recipient that is merely slow or silent is in no trouble here: its door
-shows it (`doors/*/recipients.py`).
+Nothing is done until somebody asks. The first question reads the batches of the last day, up to a number of bytes; each
+later question reads the batches that came since. A delivery leaves the list as soon as a record says that it was sent
+or acked after all. A recipient that is only slow or silent is not listed here: its door shows it
+(`doors/*/recipients.py`).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class TroubleIndex:
 
 
 class _InStream:
-    """What one recipient has in trouble of one stream, in order: thousands of them cost no look at each."""
+    """The troubles of one recipient in one stream, sorted, so that a range of ids is found without looking at each."""
 
     __slots__ = ("_given_up", "_retried")
 
@@ -236,7 +236,8 @@ class _InStream:
     def ended(self, first: int, last: int, *, given_up: bool) -> list[int]:
         """The first ids of those that are in trouble no more when entries from *first* to *last* went well.
 
-        What is retried goes in order, so a later id that went well is beyond it. What was given up is not.
+        Retries are made in order: if an id went well, all retried ones before it did, too. Of those that were given up
+        only those within the range count.
         """
         found = self._retried[: bisect_left(self._retried, (last + 1,))]
         if given_up:

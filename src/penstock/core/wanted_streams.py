@@ -1,8 +1,8 @@
-"""What a follower wants to be given of the log, for engines that do not give everything to every node.
+"""Which streams a follower of the log wants, for an engine that sends each node only what it asked for.
 
-Most engines give each node every entry, and take no notice of wishes. The workers of one machine (`engines/local`) are
-given only what somebody there wants. It takes a moment until a new wish is known to the log. So a follower asks
-`since`: after that id everything that the wish covers has come, or will. What lies before it is in the log.
+Most engines send every entry to each node, and ignore this. A worker (`engines/local`) is sent only what its followers
+asked for, and the log process learns of a new pattern a moment later. So a follower calls `since(patterns)`: every
+matching entry after that id is sent to this node. Entries up to that id have to be read from the log.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ UNKNOWN: Final = 2**63 - 1
 """What `since` says until the log has answered: no position is above it."""
 
 
-class WishDesk(Protocol):
-    """Where wishes go: the engine's side."""
+class WantedStreamsListener(Protocol):
+    """What hears of the wanted streams: the engine's side."""
 
-    def wish(self, pattern: str) -> None:
-        """Somebody wants what *pattern* covers, perhaps not for the first time."""
+    def want(self, pattern: str) -> None:
+        """One more follower wants entries that match *pattern*. Several calls for one pattern are counted."""
         ...
 
-    def unwish(self, pattern: str) -> None:
-        """One of those who want it wants it no more."""
+    def unwant(self, pattern: str) -> None:
+        """Take back one `want` of *pattern*."""
         ...
 
     def since(self, pattern: str) -> int:
@@ -30,35 +30,35 @@ class WishDesk(Protocol):
         ...
 
 
-class Wishes:
-    """The wishes of one follower. Each `add` is taken back by one `remove`."""
+class WantedStreams:
+    """The patterns that one follower wants. Each `add` is taken back by one `remove`."""
 
     def __init__(self, *patterns: str, types: Iterable[str] = (), moved: Callable[[int], None] | None = None) -> None:
         """*patterns* are wanted for good.
 
-        *types* are meta entries that are wanted in whatever stream they come, and what comes after them there.
+        *types*: meta entries of these types are wanted from every stream, and then all later entries of that stream.
         *moved* is called with the log's newest id when it may have moved on without an entry for this follower.
         """
         self.patterns, self.types, self.moved = patterns, tuple(types), moved
-        self._desk: WishDesk | None = None
+        self._desk: WantedStreamsListener | None = None
 
-    def bring_to(self, desk: WishDesk) -> None:
-        """From now on *desk* is told: entries come by choice."""
+    def attach(self, desk: WantedStreamsListener) -> None:
+        """Tell *desk* these patterns, and each later change: from now on this node is sent only what it asked for."""
         self._desk = desk
         for pattern in self.patterns:
-            desk.wish(pattern)
+            desk.want(pattern)
 
     def add(self, *patterns: str) -> None:
         """Want what these cover, too."""
         if self._desk is not None:
             for pattern in patterns:
-                self._desk.wish(pattern)
+                self._desk.want(pattern)
 
     def remove(self, *patterns: str) -> None:
-        """Take back as many wishes."""
+        """Undo one `add` of each of these patterns."""
         if self._desk is not None:
             for pattern in patterns:
-                self._desk.unwish(pattern)
+                self._desk.unwant(pattern)
 
     def since(self, patterns: Iterable[str]) -> int:
         """The id after which everything has come that these patterns cover: 0 where everything comes anyway."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.core.all_workers import FLUSH, Consumer, Everyone, all_consumers
+from penstock.core.all_workers import FLUSH, Consumer, OtherWorkers, all_consumers
 from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Ledger, LedgerEvent, decode
 from penstock.core.log import Log
@@ -79,13 +79,18 @@ class Folded(Protocol):
 
 
 class Why:
-    """Looks things up."""
+    """Finds out what became of an entry or an item for one recipient, and says it in a sentence."""
 
     def __init__(
-        self, log: Log, ledger: Ledger, hub: Hub, folded: Folded | None = None, everyone: Everyone | None = None
+        self,
+        log: Log,
+        ledger: Ledger,
+        hub: Hub,
+        folded: Folded | None = None,
+        other_workers: OtherWorkers | None = None,
     ) -> None:
         self._log, self._ledger, self._hub, self.folded = log, ledger, hub, folded
-        self._everyone = everyone or Everyone()
+        self._other_workers = other_workers or OtherWorkers()
 
     async def entry(self, id: int, recipient: str) -> WhyAnswer:
         """What became of an entry. `NotFound` if there is no such entry, `Trimmed` if it is too late to ask."""
@@ -102,7 +107,7 @@ class Why:
         if events:
             found, reason = _verdict(events), ""
         else:
-            found, reason = _without_record(await all_consumers(self._hub, self._everyone), entry, recipient)
+            found, reason = _without_record(await all_consumers(self._hub, self._other_workers), entry, recipient)
         if found == "no_record" and position is not None:
             event = "it" if position.last == id else f"a later event, id {position.last},"
             reason = f"{recipient} confirmed {event} at {timestamp(position.ms)}; no record of the sending"
@@ -143,7 +148,7 @@ class Why:
 
     async def flushed(self) -> int:
         """Have everything recorded; return the id up to which it need not be read from the log."""
-        await asyncio.gather(self._ledger.flush(), self._everyone.ask(FLUSH, bool))
+        await asyncio.gather(self._ledger.flush(), self._other_workers.ask(FLUSH, bool))
         # Asked before the table is read: what is folded in between is then read twice rather than never.
         return await self.folded.folded_upto() if self.folded else self._log.trimmed_upto
 

@@ -1,8 +1,8 @@
-"""The way of one entry or message to all who have it, or should: counts by state, and a list that can be searched.
+"""What became of one entry or message for each of its recipients: counts by state, and a list that can be searched.
 
-`core/why.py` answers for one recipient, with words. This answers for a fan-out of thousands from the same records. A
-recipient is known by its door and its name. Whoever reads the stream now and has not come to the entry yet is
-`waiting`; that is known of those connected to this node.
+`core/why.py` answers for one recipient, in sentences. This answers for thousands, from the same records. A recipient is
+a door and a name. A reader of the stream that has not come to the entry yet is `waiting`; only readers that are
+connected to this node are seen.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ chunks; it doubles as long as few chunks come in one, so that a film's segment t
 class BodyBudget:
     """`server.bodies_bytes`, shared among the addresses that send.
 
-    A body of known length is booked whole before it is read, so that whoever has begun can finish: nobody waits for
-    bytes that another holds. One in chunks is booked as it grows. Who has nothing booked may always book one body, as
-    far as the whole allows; and a body of any size may come while nobody else's is here.
+    A body of known length is counted whole before it is read, so a body that has begun can be finished. A chunked body
+    is counted as it grows. An address without any counted body may always send one, within the limit of all; and a
+    single body may be of any size while there is no other.
     """
 
     def __init__(self, limit: int) -> None:
@@ -106,7 +106,7 @@ class Intake:
         return None if self._left else data[len(piece) :]
 
     def _take_all(self, pieces: list[bytes]) -> None:
-        """Take them; as one where they are many, so that the smallest cost little, each for itself where few."""
+        """Take these pieces. Many small ones are joined first, so that each costs little."""
         many = len(pieces) > _MANY_PIECES
         self.slice = LEAST_SLICE if many else min(2 * self.slice, MOST_SLICE)
         if many or self.stream is None:

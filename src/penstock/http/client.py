@@ -1,4 +1,4 @@
-"""The asynchronous HTTP client: requests that this server sends, to apps that somebody else named, so with care.
+"""The asynchronous HTTP client for requests that this server sends. Users choose the addresses: do not trust them.
 
 A target's name is resolved for every new connection, every address it has is checked, and the connection
 goes to a checked address: a name that answers differently the next moment leads nowhere else. Redirects are
@@ -33,7 +33,7 @@ class OutgoingError(Exception):
 
 
 class Unreachable(OutgoingError):
-    """No connection, or it broke: whoever is there gets nothing from us now."""
+    """The connection could not be made, or broke: the target cannot be reached now."""
 
 
 class AddressPrivate(Unreachable):

@@ -19,7 +19,7 @@ from typing import cast
 from penstock.errors import PeerError, TooLarge
 from penstock.http import answers
 from penstock.http.bodies import Intake
-from penstock.http.deadlines import Waiting
+from penstock.http.deadlines import TimedConnection
 from penstock.http.handling import Phase
 from penstock.http.receiving import FRAME_SLICE
 from penstock.http.requests import Request
@@ -36,7 +36,7 @@ _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
 
 
-class Connection(Waiting, asyncio.BaseProtocol):
+class Connection(TimedConnection, asyncio.BaseProtocol):
     """One peer."""
 
     __slots__ = ("_address", "_looked")
@@ -298,7 +298,7 @@ class Connection(Waiting, asyncio.BaseProtocol):
         return Request(self, head, peer, scheme)
 
     def _answer_early(self, response: Response) -> None:
-        """Answer before the body was read: a small one is read and dropped, before a large one we hang up."""
+        """Answer before the body was read. A small body is read and dropped; with a large one the connection ends."""
         head = cast("http_requests.RequestHead", self._head)
         if head.has_body:
             intake = self._intake = Intake(head, UNREAD_BODY_BYTES, self._shared.settings.body_timeout)

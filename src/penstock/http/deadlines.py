@@ -14,7 +14,7 @@ from websockets.frames import CloseCode
 from penstock.errors import PeerError
 from penstock.http.bodies import Intake
 from penstock.http.handling import Phase
-from penstock.http.receiving import Receiving
+from penstock.http.receiving import ReceivingConnection
 from penstock.http.websocket import CLOSE_SECONDS, WebSocket
 from penstock.limits import BODY_PROGRESS_BYTES
 
@@ -23,7 +23,7 @@ _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _SOCKET, _DISCARD, _CLOSED = Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
 
 
-class Waiting(Receiving):
+class TimedConnection(ReceivingConnection):
     """Books a deadline for what is waited for, and ends what does not come."""
 
     __slots__ = ()

@@ -45,7 +45,7 @@ class Phase(Enum):
     CLOSED = "is gone"
 
 
-class Handling(Pipe):
+class AnsweringConnection(Pipe):
     """A connection as handlers see it (`requests.RequestConnection`)."""
 
     __slots__ = (
@@ -91,7 +91,7 @@ class Handling(Pipe):
         elif isinstance(answer, asyncio.Future):
             self._wait(request, answer, None, timeout)
         else:
-            self._work = self._shared.crew.start(self._run(request, answer, timeout))
+            self._work = self._shared.handler_tasks.start(self._run(request, answer, timeout))
 
     def _wait(self, request: Request, future: Pending[Any], later: Later | None, timeout: float | None) -> None:
         self._work = future
@@ -123,7 +123,7 @@ class Handling(Pipe):
             self._shared.loop.call_soon(self._go_on)  # not before a handler that is running has returned
 
     def _future_done(self, request: Request, later: Later | None, future: Pending[Any]) -> None:
-        """Answer with what its outcome means. That is found out also when the peer left: it may have effects."""
+        """Answer with the future's outcome. *later* is called even if the peer has left, as that may have effects."""
         answer: Any
         try:
             answer = future.result() if later is None else later.render(future.result())
@@ -131,7 +131,7 @@ class Handling(Pipe):
             answer = self._problem(error) if later is None or later.failed is None else later.failed(error)
         waits = self._work is future and self._request is request  # else it became live, or nobody is there
         if later is not None and type(answer) is not Response:
-            work = self._shared.crew.start(self._run(request, answer, None))
+            work = self._shared.handler_tasks.start(self._run(request, answer, None))
             self._work = work if waits else self._work  # the deadline is still booked
         elif waits:
             self._work = None

@@ -145,7 +145,7 @@ class Listener:
     async def _cut_all(self) -> None:
         for connection in list(self._shared.connections):
             connection.cut()
-        self._shared.crew.cancel()
+        self._shared.handler_tasks.cancel()
         await self._all_gone()
 
 

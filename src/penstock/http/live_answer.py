@@ -10,7 +10,7 @@ from penstock.wire.http_chunks import LAST_CHUNK
 
 
 class Owner(Protocol):
-    """Who stands behind an outlet and hears what becomes of it.
+    """The object that writes to an outlet. Its methods are called when the state of the outlet changes.
 
     Three more methods are called when they exist: `draining()`, when the server is about to stop (without it
     the outlet is closed), `token_ended()`, when the token that opened it has expired (without it the outlet is

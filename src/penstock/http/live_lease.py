@@ -1,7 +1,7 @@
-"""Ends a live answer with the token of its holder, and counts it among those of the same subject.
+"""Ends a live answer when the token that opened it expires, and counts the live answers of each subject.
 
-A live answer that was opened for somebody (`Request.caller`) has one. Its end stands in the one
-wheel; when it comes the answer is ended, so that nobody goes on reading with a token that is over.
+Every live answer with a `Request.caller` has a lease. The lease is a timer of the wheel: at the token's expiry
+the answer is ended, so that nobody reads on with an expired token.
 """
 
 from __future__ import annotations

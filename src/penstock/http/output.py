@@ -32,10 +32,10 @@ class Listening(Protocol):
 
 
 class Writable(Protocol):
-    """Who wants to know whether bytes can be written to a tap at once (`Tap.clear`)."""
+    """Told when bytes can be written straight to a tap's socket (`Tap.clear`), and when not. A `core.feed.Feed`."""
 
     def take_seat(self) -> None:
-        """They can, from now on."""
+        """Bytes can be written to the socket at once from now on."""
         ...
 
     def leave_seat(self) -> None:
@@ -44,7 +44,7 @@ class Writable(Protocol):
 
 
 class Tap:
-    """What stands at the end of a pipe while an answer is live: an outlet or a WebSocket."""
+    """Base of `Outlet` and `WebSocket`: the object through which a handler writes a live answer."""
 
     __slots__ = ("_awaited", "_pipe", "_watch", "clear", "notify", "plain", "reader", "wrote")
 
@@ -86,7 +86,7 @@ class Tap:
 
     @property
     def through(self) -> bool:
-        """Nothing is expected of the peer any more, either."""
+        """It is closed, and nothing more has to come from the peer (for a WebSocket: its close frame has come)."""
         return self._pipe is None
 
     def abort(self) -> None:

@@ -35,7 +35,7 @@ class Problem:
     code: str
     message: str
     remedy: str
-    headers: Headers = ()  # that belong to the meaning: who may come, and when to come again
+    headers: Headers = ()  # that every form sends: `WWW-Authenticate`, `Retry-After`, `Upgrade`
     facts: Mapping[str, int] = field(default_factory=dict)  # numbers that a program goes on with
     error: BaseException | None = None  # what it was made of
 

@@ -56,7 +56,7 @@ class TokenBuckets:
 
 
 class Caps:
-    """Connections in all, per address and per token; requests per second per address and per token. 0 is no cap.
+    """Caps on connections and requests. 0 is no cap, but for *connections*, which must be given: 0 admits none.
 
     A token is known by its subject; its connections are those with an open live answer, since any other may carry
     requests of many tokens.

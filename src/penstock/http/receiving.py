@@ -14,7 +14,7 @@ from websockets.frames import CloseCode
 from penstock.errors import Busy, PeerError, PenstockError
 from penstock.http import answers
 from penstock.http.bodies import BodyStream, Booking, Intake
-from penstock.http.handling import Handling, Phase
+from penstock.http.handling import AnsweringConnection, Phase
 from penstock.http.requests import Request
 from penstock.http.routing import BodyKind, Route
 from penstock.http.shared import Shared
@@ -32,7 +32,7 @@ FRAMES_PER_TURN: Final = 256
 """Frames after which others have their turn."""
 
 
-class Receiving(Handling):
+class ReceivingConnection(AnsweringConnection):
     """Takes what comes in, and books what is held of it."""
 
     __slots__ = ("_mark", "_paused", "_peer", "_taking", "_trusted")

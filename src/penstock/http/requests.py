@@ -5,9 +5,10 @@
     def poll(request: Request) -> Held:                      # answered by somebody else, later; no future either
     async def upload(request: Request) -> Response | None:   # runs in a task, under the route's deadline
 
-A handler answers exactly once, in one of three ways:
+A request is answered exactly once, in one of four ways:
 
     Response                      a complete answer, returned (or the result of the future, the coroutine)
+    request.answer(…)             a complete answer, later, by the `Held` that the handler returned
     request.open(…)               a live answer: bytes flow through the `Outlet` until it is closed
     request.accept_websocket(…)   the connection becomes a `WebSocket`
 
@@ -33,16 +34,16 @@ Handler = Callable[["Request"], HandlerAnswer]
 
 
 class TokenHolder(Protocol):
-    """Whom a live answer is for."""
+    """The holder of the token that opens a live answer."""
 
     @property
     def subject(self) -> str:
-        """Under which name its live answers are counted; not at all under an empty one."""
+        """Its live answers are counted under this name; with an empty name they are not counted."""
         ...
 
     @property
     def expires(self) -> float:
-        """Until when, in seconds of the wall clock."""
+        """When the token expires, in seconds since 1970."""
         ...
 
 
@@ -146,7 +147,7 @@ class Request:
         return self._connection.accept(self, owner, subprotocol, watch=watch)
 
     def check_websocket(self) -> None:
-        """Raise what `accept_websocket` would raise for this handshake, for who accepts it later."""
+        """Raise what `accept_websocket` would raise for this handshake; for handlers that accept it later."""
         self._connection.check_handshake(self)
 
     def interim(self, status: int = 100, headers: Headers = ()) -> None:

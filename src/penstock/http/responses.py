@@ -1,4 +1,4 @@
-"""What a handler answers with: a response, one that comes later, or somebody who answers by himself."""
+"""What a handler may return: a response, a future of one (`Later`), or an object that answers by itself (`Held`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Later:
 
 
 class Held:
-    """Somebody who answers later, with `request.answer` or `request.open`, and hears if the peer leaves first."""
+    """An object that answers later, with `request.answer` or `request.open`; `lost` if the peer leaves first."""
 
     __slots__ = ()
 

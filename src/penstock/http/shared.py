@@ -75,9 +75,29 @@ class Shared:
     """Settings, table, timers and counters of one listener."""
 
     __slots__ = (
-        "_date", "bodies", "caps", "clock", "connections", "cors", "counters", "crew", "decrypted",
-        "draining", "emptied", "idle_ticks", "live_flusher", "loop", "parser", "prompt_flusher", "readers",
-        "request_ticks", "router", "scheme", "settings", "trusted", "wheel",
+        "_date",
+        "bodies",
+        "caps",
+        "clock",
+        "connections",
+        "cors",
+        "counters",
+        "decrypted",
+        "draining",
+        "emptied",
+        "handler_tasks",
+        "idle_ticks",
+        "live_flusher",
+        "loop",
+        "parser",
+        "prompt_flusher",
+        "readers",
+        "request_ticks",
+        "router",
+        "scheme",
+        "settings",
+        "trusted",
+        "wheel",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +117,7 @@ class Shared:
         self.decrypted = memoryview(bytearray(DECRYPTED_BYTES))
         self.idle_ticks = wheel.ticks(settings.idle_timeout)
         self.request_ticks = wheel.ticks(settings.request_timeout)
-        self.crew = HandlerTasks(group)
+        self.handler_tasks = HandlerTasks(group)
         self.cors = Cors(settings.cors_origins, expose)
         self.counters = Counters()
         self.parser = HeadParser()

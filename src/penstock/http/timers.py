@@ -1,7 +1,7 @@
-"""One timer for all connections.
+"""One timer for all connections of a listener.
 
 Time is cut into ticks. A connection that waits for something has a tick at which it is due, and stands in
-the wheel under some tick not later than that. Putting the due tick off, which happens with every request, is
+the wheel under some tick not later than that. GroupedPuts the due tick off, which happens with every request, is
 one assignment: when the wheel reaches the place where the connection stands, it is moved to where it
 belongs. So a deadline costs no timer, and an idle live connection, which waits for nothing, costs nothing.
 """

@@ -1,4 +1,4 @@
-"""Certificates, and their renewal under way."""
+"""TLS certificates, and how they are replaced while the server runs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CLOSE_SECONDS: Final = 5.0
 
 
 class WebSocketOwner(Protocol):
-    """Who stands behind a WebSocket.
+    """The object that uses a WebSocket. Its methods are called for messages, and when the WebSocket's state changes.
 
     Two more methods are called when they exist: `draining()`, when the server is about to stop (without it: close
     with 1001), and `token_ended()`, when the token that opened it has expired (without it: close with 1008).

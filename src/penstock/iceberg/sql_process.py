@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS: Final = 2_048
 NICENESS: Final = 5
-"""Who asks in SQL waits for the server's other work, not the other way round."""
+"""The process has a lower priority than the server: a question in SQL must not slow down other work."""
 EXACT: Final = 2**53
 """Whole numbers up to here are exact in a browser; larger ones are given as text."""
 _PARENT_DEATH: Final = 1  # PR_SET_PDEATHSIG

@@ -48,7 +48,7 @@ async def open_doors(stack: AsyncExitStack, context: Context, settings: Settings
 
 
 async def open_internally(stack: AsyncExitStack, server: ServerSettings, doors: Iterable[Door]) -> None:
-    """Open the listener for other nodes, if there is to be one, and tell those doors where it is that they call."""
+    """Open the listener for other nodes, if the settings name one, and tell its address to the doors that use it."""
     called = [door for door in doors if isinstance(door, InternalDoor)]
     if not server.internal_listen or not called:
         return

@@ -27,7 +27,7 @@ NODE = "local"  # a node that is alone needs no other name
 
 
 class Engine(Storage, Protocol):
-    """A storage engine: the four contracts in one."""
+    """A storage engine with all its contracts: those of `Storage`, the bus, and the changes by other nodes."""
 
     @property
     def bus(self) -> Bus: ...
@@ -39,8 +39,8 @@ class Engine(Storage, Protocol):
 
 
 @runtime_checkable
-class Distant(Protocol):
-    """An engine that is elsewhere, and may be gone when a node stops."""
+class RemoteEngine(Protocol):
+    """An engine on other machines, which may be unreachable while a node stops."""
 
     def leave(self) -> None:
         """Do not wait any more for what cannot be reached."""

@@ -30,7 +30,7 @@ _TRIM_SHARE = 20  # when the log is too large, this part of its ids goes at a ti
 
 
 class Housekeeping:
-    """What its round does, every half minute. Who runs it (`core/background.py`) survives a round that fails."""
+    """Runs every half minute (`round`), as a loop of `core/background.py`; a round that fails does not end the loop."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Housekeeping:
     async def round(self) -> None:
         """Do everything once, also what comes after something that failed; then raises what went wrong.
 
-        A storage that is full refuses new months, and must be trimmed all the same. What goes by its time waits while
-        the clock has just been set, or while nobody can tell.
+        A full storage refuses new months, and must still be trimmed. Nothing expires or is trimmed by age for a while
+        after the clock was set, or while the registry cannot say whether it was.
         """
         errors: list[Exception] = []
         try:

@@ -1,8 +1,8 @@
 """The months of the mailboxes: made in advance, dropped whole when nobody is on them any more.
 
-This month and the one before are kept, so a recipient that was not seen for 30 to 60 days is on a month that is
-due to go. Its door says goodbye to it (`MonthlyDoor.leave_month`); then the month is dropped, unless somebody is on
-it all the same. The server does this once a day, `./penstock tables --apply` whenever it is asked to.
+This month and the one before are kept, so the mailbox of a recipient that was not seen for 30 to 60 days is in a month
+that is due to be dropped. First its door drops that recipient (`MonthlyDoor.leave_month`); then the month is dropped,
+unless a recipient still uses it. The server does this once a day, `./penstock tables --apply` at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MonthsPlan(msgspec.Struct, frozen=True):
     kept: list[str] = []  # due to go, but somebody is still on them
 
 
-class _Lives(msgspec.Struct):
+class _RecordMonths(msgspec.Struct):
     """What of a recipient's own registry record matters here."""
 
     month: str = ""
@@ -46,8 +46,8 @@ class _Lives(msgspec.Struct):
 class MailboxMonths:
     """Makes the months that are missing, and drops those that nobody is on."""
 
-    def __init__(self, context: Context, lodgings: Iterable[MonthlyDoor]) -> None:
-        self._context, self._lodgings = context, list(lodgings)
+    def __init__(self, context: Context, monthly_doors: Iterable[MonthlyDoor]) -> None:
+        self._context, self._lodgings = context, list(monthly_doors)
 
     async def plan(self) -> MonthsPlan:
         """What is missing, and what is due to go."""
@@ -77,8 +77,8 @@ class MailboxMonths:
         return await self.apply() if noted.written else None
 
     async def _leave(self, month: str) -> bool:
-        for lodging in self._lodgings:
-            await lodging.leave_month(month)
+        for door in self._lodgings:
+            await door.leave_month(month)
         if await self._somebody_is_on(month):
             return False
         return await self._context.mailbox.drop_month(month)
@@ -127,5 +127,5 @@ async def is_on(registry: Registry, head: MailboxHead) -> bool:
     record = await registry.get(head.recipient)
     if record is None:
         return False
-    lives = msgspec.json.decode(record.value, type=_Lives)
+    lives = msgspec.json.decode(record.value, type=_RecordMonths)
     return head.month in (lives.month, lives.former)

@@ -54,7 +54,7 @@ class Metrics:
         """*keeper* tells of the process that keeps the log for several workers."""
         self._context, self._samples, self._histograms, self._public = context, samples, histograms, public
         self._keeper = keeper
-        context.everyone.answer("metrics", self._counted)
+        context.other_workers.answer("metrics", self._counted)
 
     @operation("Counts in Prometheus' format.", answers={200: None}, media="text/plain")
     async def __call__(self, request: Request) -> Response:
@@ -81,7 +81,7 @@ class Metrics:
 
     async def _everybodys(self) -> Counted:
         """What all processes of this machine have counted, as if they were one."""
-        counted = [await self._counted(), *await self._context.everyone.ask("metrics", Counted)]
+        counted = [await self._counted(), *await self._context.other_workers.ask("metrics", Counted)]
         if self._keeper is None:
             return counted[0]
         workers: Sample = ("gauge", "workers", "Workers that answer.", len(counted), {})

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from penstock.api.auth import Gate, open_admin_token, open_keys
+from penstock.api.auth import Authenticator, open_admin_token, open_keys
 from penstock.api.console import console_routes
 from penstock.api.context import Context
 from penstock.api.door import Door, MonthlyDoor, RecipientsDoor, ServingDoor
@@ -32,19 +32,19 @@ from penstock.api.v1.stats import StatsApi
 from penstock.api.v1.tail_recipients import ConsumerRecipients, TailRecipients
 from penstock.api.v1.trouble import TroubleApi
 from penstock.api.v1.typed_tables import TypedTablesApi
-from penstock.core.all_workers import CONSUMERS, FLUSH, Consumer, Everyone, consumers_of
+from penstock.core.all_workers import CONSUMERS, FLUSH, Consumer, OtherWorkers, consumers_of
 from penstock.core.background import Background
 from penstock.core.busy_streams import StreamTraffic
-from penstock.core.change_watch import Lookout
+from penstock.core.change_watch import ChangePoller
 from penstock.core.clock import Clock, WallClock
 from penstock.core.epoch import open_epoch
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
-from penstock.core.liveness import Alone, Members, Membership
+from penstock.core.liveness import Members, Membership, SingleMember
 from penstock.core.log import prepare
 from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.engines.lake import (
     ColdLog,
     Deliveries,
@@ -60,12 +60,12 @@ from penstock.http.routing import Route, Router
 from penstock.http.timers import Wheel
 from penstock.limits import ADMIN_TOKEN_CHARACTERS
 from penstock.node.doors import open_doors, open_internally
-from penstock.node.engine import Distant, KnowsMembers, check_server_name, log_socket, open_engine
+from penstock.node.engine import KnowsMembers, RemoteEngine, check_server_name, log_socket, open_engine
 from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.node.mailbox_months import MailboxMonths
 from penstock.node.metrics import Metrics, samples
 from penstock.node.stats_sampling import STEP_SECONDS, Sampler
-from penstock.node.trim_limit import Trimming
+from penstock.node.trim_limit import LakeTrimLimit
 from penstock.settings import AuthSettings, Settings
 from penstock.units import parse_keep
 from penstock.wire.trickle import EXPOSED_HEADERS
@@ -94,7 +94,7 @@ class Node:
 
     async def __aexit__(self, *_: object) -> None:
         self._draining = True
-        if isinstance(self._engine, Distant):
+        if isinstance(self._engine, RemoteEngine):
             self._engine.leave()
         await self._stack.aclose()
 
@@ -108,26 +108,26 @@ class Node:
         source = ColdLog(engine.log, lake, clock) if lake else engine.log
         self._rates = Throughput(clock)
         self._traffic = StreamTraffic()
-        engine.log.follow(self._rates.follow, Wishes())
-        engine.log.follow(self._traffic.follow, Wishes())
+        engine.log.follow(self._rates.follow, WantedStreams())
+        engine.log.follow(self._traffic.follow, WantedStreams())
         selective = log_socket(settings) is not None
-        self._hub = await enter(Hub(source, settings.hub, selective=selective, clock=clock))
+        self._hub = await enter(Hub(source, settings.hub, selective=selective, alone=engine.bus.alone))
         self._rates.index_of = self._hub.index_of
         self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
         await open_epoch(engine.registry, secrets.token_hex(8))
         self._stack.push_async_callback(self._close_ledger)
-        trimming = Trimming(engine.log, engine.registry, lake)
+        trimming = LakeTrimLimit(engine.log, engine.registry, lake)
         self._start_housekeeping(clock, trimming)
-        self._gate = open_gate(self._data, settings.auth)
-        lookout = Lookout(engine.changes, self._background)
+        self._authenticator = open_authenticator(self._data, settings.auth)
+        change_poller = ChangePoller(engine.changes, self._background)
         context = Context(
-            source, engine.mailbox, engine.registry, engine.bus, self._hub, self._ledger, self._gate, clock,
+            source, engine.mailbox, engine.registry, engine.bus, self._hub, self._ledger, self._authenticator, clock,
             wheel := Wheel(asyncio.get_running_loop()),
             settings.server.body_limit,
             caps := make_caps(settings.server),
             await self._membership(),
-            self._background, lookout, self._everyone(),
+            self._background, change_poller, self._other_workers(),
         )  # fmt: skip
         self._stats = StatsApi(context)
         routes = self._routes(context, trimming, lake)
@@ -135,7 +135,7 @@ class Node:
         months = MailboxMonths(context, [door for door in self._doors if isinstance(door, MonthlyDoor)])
         self._housekeeping.daily = months.daily
         self.routes = (*routes, *(row for door in self._doors for row in door.routes()), *months.routes())
-        await enter(lookout)
+        await enter(change_poller)
         await open_internally(self._stack, settings.server, self._doors)
         router = Router(self.routes)
         self._listener = await enter(
@@ -143,7 +143,7 @@ class Node:
         )
         self._start_sampling(clock, trimming)
 
-    def _start_housekeeping(self, clock: Clock, trimming: Trimming) -> None:
+    def _start_housekeeping(self, clock: Clock, trimming: LakeTrimLimit) -> None:
         engine, (keep_seconds, keep_bytes) = self._engine, parse_keep(self._settings.log.keep)
         if keep_seconds is None and keep_bytes is None:
             log.warning("log.keeps_everything", extra={"remedy": "set log.keep to an age or a size"})
@@ -154,7 +154,7 @@ class Node:
         loop = self._background.every(INTERVAL_SECONDS, "housekeeping", self._keep_house, at_once=True)
         self._stack.push_async_callback(loop.stop)
 
-    def _start_sampling(self, clock: Clock, trimming: Trimming) -> None:
+    def _start_sampling(self, clock: Clock, trimming: LakeTrimLimit) -> None:
         sampler = Sampler(
             self._stats,
             clock,
@@ -175,22 +175,22 @@ class Node:
         if isinstance(engine, KnowsMembers):
             return engine.members
         if engine.bus.alone:
-            return Alone()
+            return SingleMember()
         members = Members(engine.registry, engine.bus, background=self._background)
         return await self._stack.enter_async_context(members)
 
     async def _keep_house(self) -> None:
-        """One round. Of the workers of one machine the first keeps house for all."""
+        """One round of housekeeping. Of the workers of a machine only the first one does it."""
         members = self._engine.members if isinstance(self._engine, KnowsMembers) else None
         if members is None or members.living()[0] == members.me:
             await self._housekeeping.round()
 
-    def _everyone(self) -> Everyone:
+    def _other_workers(self) -> OtherWorkers:
         """The other workers of this machine; nobody, if there are none."""
         engine = self._engine
-        everyone = Everyone()
+        other_workers = OtherWorkers()
         if isinstance(engine, KnowsMembers):
-            everyone = Everyone(engine.bus, engine.members, engine.find_readers)
+            other_workers = OtherWorkers(engine.bus, engine.members, engine.find_readers)
 
         async def consumers(_: bytes) -> list[Consumer]:
             return consumers_of(self._hub)
@@ -199,11 +199,11 @@ class Node:
             await self._ledger.flush()
             return True
 
-        everyone.answer(CONSUMERS, consumers)
-        everyone.answer(FLUSH, flush)
-        return everyone
+        other_workers.answer(CONSUMERS, consumers)
+        other_workers.answer(FLUSH, flush)
+        return other_workers
 
-    def _routes(self, context: Context, trimming: Trimming, lake: LakeReader | None) -> list[Route]:
+    def _routes(self, context: Context, trimming: LakeTrimLimit, lake: LakeReader | None) -> list[Route]:
         """What every node answers, whichever doors are open."""
         engine, publisher = self._engine, PublishApi(context)
         folded = Deliveries(lake) if lake else None
@@ -261,7 +261,7 @@ class Node:
             log.info("reload.done")
 
     def _reload_keys(self) -> None:
-        self._gate.replace_keys(open_keys(self._data))
+        self._authenticator.replace_keys(open_keys(self._data))
 
     def _why_not_ready(self) -> str:
         return "draining" if self._draining else self._engine.trouble
@@ -273,13 +273,13 @@ class Node:
             yield from door.samples()
 
 
-def open_gate(data: Path, auth: AuthSettings) -> Gate:
+def open_authenticator(data: Path, auth: AuthSettings) -> Authenticator:
     """Who may come in, by the keys in *data* and the admin token."""
     admin_token = open_admin_token(data, auth.admin_token, auth.admin_token_file)
     if len(admin_token) < ADMIN_TOKEN_CHARACTERS:
         remedy = f"give {ADMIN_TOKEN_CHARACTERS} characters or more, or none: the server makes one"
         log.warning("auth.admin_token_short", extra={"remedy": remedy})
-    return Gate(open_keys(data), admin_token)
+    return Authenticator(open_keys(data), admin_token)
 
 
 def _tried(reload: Callable[[], None]) -> bool:

@@ -29,7 +29,7 @@ class LakeMark(msgspec.Struct, frozen=True):
     epoch: str = ""
 
 
-class Trimming(TrimLimit):
+class LakeTrimLimit(TrimLimit):
     """Answers how far, from the registry and from the lake's own files. Asked anew before each trim."""
 
     def __init__(self, log: Log, registry: Registry, lake: LakeReader | None) -> None:

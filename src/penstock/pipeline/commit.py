@@ -29,7 +29,7 @@ from penstock.client.http import ApiError, ServerUnreachable
 from penstock.iceberg.files import WrittenFile
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.lake import Lake
-from penstock.pipeline.table_lease import Patience, keep_alive, own_name, wait_for
+from penstock.pipeline.table_lease import WaitClock, keep_alive, own_name, wait_for
 from penstock.wire.lake_files import RECORDS, TYPED, tables_of
 
 if TYPE_CHECKING:  # Spark's workers import this module, and have no pyiceberg
@@ -45,7 +45,7 @@ POINTS: Final = (AFTER_INTENT, AFTER_FILES, BEFORE_COMMIT, AFTER_COMMIT, AFTER_U
 
 
 class Faults:
-    """Nothing goes wrong. Tests give one that does."""
+    """Named points at which a test can make the driver fail. This one never fails."""
 
     def at(self, point: str) -> None:
         """The driver is at *point*."""
@@ -116,7 +116,7 @@ class Turn:
         lake: Lake,
         name: str,
         faults: Faults | None = None,
-        patience: Patience | None = None,
+        patience: WaitClock | None = None,
     ) -> None:
         self._client, self._lake, self._key, self._faults = client, lake, f"lake/{name}", faults or Faults()
         self.name = name

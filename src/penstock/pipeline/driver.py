@@ -21,7 +21,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.loop import PERIOD_SECONDS, Heart, JobLoop, perform
+from penstock.pipeline.loop import PERIOD_SECONDS, Heartbeat, JobLoop, perform
 from penstock.pipeline.session import LOCAL, open_session
 
 log = logging.getLogger("penstock.pipeline")
@@ -76,7 +76,7 @@ def drive(client: PipelineClient, location: str, master: str, jobs: dict[str, fl
     try:
         if once:
             return max(_report(perform(place, name, {})) for name in jobs)
-        with Heart(client, loop.state):
+        with Heartbeat(client, loop.state):
             loop.run(lambda: False)
     finally:
         with suppress(Exception):  # it may have ended already

@@ -17,8 +17,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from penstock.iceberg.files import WrittenFile, arrow_schema, read_batches, write_file
 from penstock.iceberg.store import FileStore
-from penstock.pipeline.erasing import STREAM as ERASED
-from penstock.pipeline.erasing import read_request
+from penstock.pipeline.erased_rows import STREAM as ERASED
+from penstock.pipeline.erased_rows import read_request
 from penstock.pipeline.writing import rows_between
 from penstock.wire.lake_files import LakeFile
 from penstock.wire.ledger import CONFIRMED, check_batch

@@ -156,7 +156,7 @@ def _is_gone(place: Workplace) -> bool:
         return True
 
 
-class Heart:
+class Heartbeat:
     """Tells the server that this driver is alive, from its own thread: a job may take long."""
 
     def __init__(

@@ -1,11 +1,12 @@
 """Tables with one row for each key: new rows are merged with those that are there, in the files that have them.
 
-A turn rewrites the files that hold any of its keys, and no other. Which ones that may be is told by the bounds in the
-manifests; if that is much, the keys in them are compared. So one late record makes nobody read the whole table.
+A turn rewrites the files that may hold one of its keys; a small table (`SURELY_BYTES`) is rewritten whole. The bounds
+in the manifests name the candidates; if these are large, their keys are compared. So one late record does not make a
+turn read a large table.
 
-Rows are Arrow from file to file. A few are merged in the driver's own process, without Spark: it takes longer to begin
-than they do. Of many, each task reads some files and deals their rows out by their keys; Spark carries the pieces, as
-bytes, to the tasks that merge and write them. No row enters the JVM.
+Rows stay in Arrow from file to file. A few rows are merged in the driver's process: starting Spark tasks would take
+longer. For many rows, each task reads some files and splits their rows into buckets by key; Spark moves the pieces, as
+bytes, to the tasks that merge and write them. No row becomes an object of the JVM.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def in_buckets(
     buckets: int,
     finish: Callable[[pa.Table], R],
 ) -> list[R]:
-    """What *finish* makes of the sources' rows, dealt out to buckets by their keys. Few are one, done here."""
+    """Split the sources' rows into buckets by key, and call *finish* on each. A few rows are one bucket, done here."""
     if _count(sources) <= HERE_ROWS:
         rows = list(_rows(sources))
         return [finish(pa.concat_tables(rows))] if rows else []
@@ -194,7 +195,7 @@ class _WriteMerged:
 def touched(
     place: jobs.Workplace, files: Sequence[PlannedFile], table: MergedTable, fresh: Sequence[RowSource]
 ) -> list[PlannedFile]:
-    """Those of *files* that have any of the keys of *fresh*."""
+    """Those of *files* that may have one of the keys of *fresh*: by bounds, and by keys if that leaves much."""
     bounds = [[file.bounds(column) for column in table.ranges] for file in files]
     found = place.in_tasks(_MayHold(table.ranges, bounds), chunks_of(place, fresh))
     likely = [files[number] for number in sorted(set[int]().union(*found))]

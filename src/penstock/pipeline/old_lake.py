@@ -176,7 +176,7 @@ def _on_side(rows: pa.Table, side: int) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class _CountDifferences:
-    """How many rows of side -1 are not what those of side 1 come to, and the other way round."""
+    """How many rows are in only one of two tables: the old rows, merged (side 1), and the new rows (side -1)."""
 
     table: MergedTable
 

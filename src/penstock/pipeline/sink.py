@@ -246,7 +246,7 @@ class _Sink:
         return files
 
     def _check_claims(self, client: PipelineClient, staged: Sequence[StagedFile], batch: int) -> None:
-        """Refuse a batch of which a partition was published that is none of those that count."""
+        """Refuse a batch whose claimed partitions are not exactly those of the tasks that Spark committed."""
         claims = client.list(self._sink.key + "/").items()
         now = {"epoch": self._sink.epoch, "batch": batch}
         claimed = {

@@ -33,8 +33,8 @@ class Beating(Protocol):
     def beat(self) -> None: ...
 
 
-class Patience:
-    """The clock of a driver that waits. Tests give another."""
+class WaitClock:
+    """The clock and the sleep of a waiting driver. Tests pass their own."""
 
     now: Callable[[], float] = staticmethod(time.monotonic)
     sleep: Callable[[float], None] = staticmethod(time.sleep)
@@ -61,9 +61,9 @@ def _started(process: int) -> str:
         return ""
 
 
-def wait_for(client: PipelineClient, key: str, patience: Patience | None = None) -> StoredRecord:
+def wait_for(client: PipelineClient, key: str, patience: WaitClock | None = None) -> StoredRecord:
     """Wait until the record may be taken, and return it."""
-    clock, own = patience or Patience(), own_name()
+    clock, own = patience or WaitClock(), own_name()
     seen, since = -1, clock.now()
     while True:
         kept = client.get(key)

@@ -3,7 +3,7 @@
     with start_server(tmp_path / "data", server_linger_ms=5) as server:
         wait_until(lambda: healthy(server.url))
 
-Nothing here is imported by the server.
+No server imports this; of the commands only `demo`, `cluster demo` and `test` do.
 """
 
 from penstock.testing.nats import NatsCluster, NatsServer, start_nats

@@ -37,7 +37,7 @@ FIELD_LINE: Final = _TOKEN + rb":[\t -~\x80-\xff]*+"
 """A header or a trailer, without the end of its line."""
 _REQUEST_LINE = rb"(" + _TOKEN + rb") ([!-~]+) HTTP/([0-9])\.([0-9])\r\n"
 _HEAD = re.compile(_REQUEST_LINE + rb"(?:" + FIELD_LINE + rb"\r\n)*+\r\n")
-# A request line of which nobody could think anything else, where fields and method were found good before.
+# A request line that every parser reads alike. Used only after the fields and the method have passed the full check.
 _SAFE_LINE = re.compile(rb"([A-Z]+) (/[0-9A-Za-z/._~\-]*)(?:\?([0-9A-Za-z/._~\-&=%+:,]*))? HTTP/1\.1")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST = re.compile(rb"[0-9A-Za-z.\-_~%!$&'()*+,;=:\[\]]*")
@@ -119,7 +119,7 @@ class HeadParser:
     """Parses complete heads of any number of connections, each as if it were the first.
 
     Clients that keep a connection send the same head again and again, to the byte. Those are parsed once
-    and remembered, and so is what handlers work out from them (`Head.memo`): it halves the cost of a publish.
+    and remembered, and so is what handlers work out from them (`RequestHead.memo`): it halves the cost of a publish.
     A head is remembered when it comes for the second time: most that open a live answer never do. So are its
     fields, for heads that differ from it in their target alone: of a client that publishes to many streams.
     """

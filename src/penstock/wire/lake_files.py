@@ -1,9 +1,9 @@
 """The lake's tables, and names of data files: `<table>/data/day=2026-11-15/e-<lo>-<hi>-<unique>.parquet`.
 
-A file holds what came out of the log's ids in (lo, hi]: a name alone tells whether a file can matter, also where it has
-no rows of some of those ids. `<unique>` makes that no name is ever used twice; it begins with `old` in files of the
-version before Iceberg, which have no field ids: they are read by the names of their columns. Which of the files that
-are there belong to a table is told by its metadata alone. Days are UTC.
+A file holds the rows made from the log's ids in (lo, hi]; some of these ids may have no row. So its name alone says
+whether it can have a wanted id. `<unique>` prevents that a name is ever used twice. It begins with `old` in files from
+before Iceberg: these have no field ids, and are read by column names. Only the table's metadata says which files belong
+to it. Days are UTC.
 
 This module knows names, nothing else: the server, the pipeline and Spark's workers all use it.
 """

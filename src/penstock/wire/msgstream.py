@@ -93,7 +93,7 @@ def delivery(packs: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def unset(reason: str) -> bytes:
-    """What a client gets whose session is not, or not any more."""
+    """What a client gets if its session does not exist, or has ended."""
     return delivery([(UNSET, pack([message("session.unset", _text(reason))]))])
 
 

@@ -3,7 +3,7 @@
 Pure: times come in as arguments. Each method returns actions, to be performed in their order; the session is in its
 new state before the first of them is performed. Actions that may call back at once come last.
 
-The session uses its storage for one thing at a time. `work` is that thing; who performs it answers with an event:
+The session does one storage operation at a time: `work`. When it is done, the caller reports it with a method:
 
     work           begins when                                      the answer
     REST           there is nothing to do

@@ -4,9 +4,9 @@
              └─window─┘  │   └───────┴ publishers may connect ahead, so far
                          └ readers wait here; `-1` is this one, `-2` the newest, `-N` is head - N + 1
 
-Connecting moves nothing, the first byte moves the head past its segment. That byte is refused if it left more than
-one number behind that nobody is connected to; a lone one may still come, or is given up. A channel without history
-begins at the number that comes: its publisher may be older than the server.
+To connect does not move the head; the first byte of a segment moves it past that segment. The byte is refused if it
+would skip more than one number that no publisher is connected to; a single skipped number may still come, or is given
+up. A channel without history begins at the first number that comes: its publisher may have started before the server.
 
 A segment is open until it ends, for one of the reasons below; what has ended never changes. It may lose its
 writer and get another: what that one sends is appended. The head never moves back. What a reader is told who asks for

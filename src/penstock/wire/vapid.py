@@ -34,13 +34,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from penstock.errors import Unauthenticated
+from penstock.limits import VAPID_LEEWAY_SECONDS, VAPID_SECONDS
 from penstock.wire.webcrypto import KeyInvalid, PrivateKey, decode64, encode64, load_public, parameters, point_of
-
-LONGEST_SECONDS = 24 * 3600
-"""How far ahead `exp` may be, by the RFC."""
-
-LEEWAY_SECONDS = 60
-"""How far a sender's clock may be off."""
 
 FARTHEST = 1e18
 """Seconds beyond which times are all alike: far too late, or far too early."""
@@ -150,9 +145,9 @@ def check_claims(claims: VapidClaims, *, origin: str, now: float) -> None:
     if origin not in claims.audiences:
         shown = ", ".join(claims.audiences)[:200]
         raise VapidInvalid("aud_mismatch", f"aud is {shown!r}, but this endpoint's origin is {origin!r}")
-    if claims.exp < now - LEEWAY_SECONDS:
+    if claims.exp < now - VAPID_LEEWAY_SECONDS:
         raise VapidInvalid("exp_past", f"the token expired {now - claims.exp:.0f} s ago")
-    if claims.exp > now + LONGEST_SECONDS + LEEWAY_SECONDS:
+    if claims.exp > now + VAPID_SECONDS + VAPID_LEEWAY_SECONDS:
         raise VapidInvalid("exp_too_far", f"exp is {(claims.exp - now) / 3600:.1f} hours ahead; at most 24 are allowed")
 
 

@@ -266,7 +266,7 @@ def _parse_final(salts: dict[str, str], keys: dict[str, str]) -> Coding:
 
 
 def _parse_draft(salts: dict[str, str], keys: dict[str, str], encryption: str, crypto_key: str) -> Coding:
-    """How long salt and key are is the browser's to judge, as with Mozilla's server: here they only travel."""
+    """The lengths of salt and key are not checked, as in Mozilla's server: the browser checks them."""
     _require(salts, "salt", "Encryption", encryption)
     if crypto_key.strip():
         _require(keys, "dh", "Crypto-Key", crypto_key)

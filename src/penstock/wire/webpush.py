@@ -171,7 +171,7 @@ def broadcast(versions: dict[str, Any]) -> bytes:
 
 
 def broadcast_news(known: Mapping[str, str], asked: dict[str, str]) -> dict[str, Any]:
-    """What there is to say to who has the versions *asked*: newer ones, and which ids do not exist."""
+    """What to tell a user agent that has the versions *asked*: newer versions, and ids that do not exist."""
     news: dict[str, Any] = {id: known[id] for id, version in asked.items() if known.get(id, version) != version}
     if missing := {id: "Broadcast not found" for id in asked if id not in known}:
         news["errors"] = missing

@@ -35,7 +35,7 @@ class AgentIdentity(msgspec.Struct, frozen=True):
     saved: bool = False  # it has a router record: from its first register on
     moves: bool = False  # it came with an old month, and goes on to this one when that is empty
     waiting_upto: int = 0  # the highest number in its month when it came: what lay there, and not what came since
-    crowded: bool = False  # its mailbox is full: no direct ones before that is empty, or each connection could add one
+    crowded: bool = False  # its mailbox is full: no direct ones until it is empty: unacked ones would be stored, too
 
 
 class Unacked(msgspec.Struct, frozen=True, gc=False):
@@ -152,7 +152,7 @@ class MoveMonth(msgspec.Struct, frozen=True):
 
 
 class DropAgent(msgspec.Struct, frozen=True):
-    """Forget the user agent, which lets too much lie: then `dropped`."""
+    """Forget the user agent: it left too many messages unread. Then `dropped`."""
 
     months: tuple[str, ...]
 

@@ -14,7 +14,7 @@ What is known of the storage, once the user agent has a router record:
 It may be read when no stored notification is unacknowledged, the window is open and the socket takes bytes. While
 `webpush.window` notifications are unacknowledged, direct ones are BUSY: their endpoint stores them.
 
-The month's switch, by the seed's rules for connection nodes:
+How a session moves to the next month, by the specification's rules for connection nodes:
 
     1. the session came with this node's month: nothing to do, also when the month ends meanwhile
     2. read the old month, send, wait for all acks
@@ -179,7 +179,7 @@ class DeliveringSession:
         if self._rules.msg_limit and self._lay > self._rules.msg_limit:
             self._follow_up = DropAgent(tuple(self._read))
             return []
-        if self.phase is not OPEN:  # who has gone is counted, and sent nothing
+        if self.phase is not OPEN:  # it has left: its items were counted for the limit, but are not sent
             self.storage = READ
             return []
         self.storage, self._read[month] = UNREAD, items[-1].number

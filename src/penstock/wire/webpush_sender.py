@@ -55,7 +55,7 @@ class PushReceiver:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SendOptions:
     """How a message is to be sent."""
 
     ttl: int = 86_400  # seconds that the push service keeps it for a user agent that is away
@@ -102,22 +102,22 @@ def check_subscription(given: PushSubscription) -> PushReceiver:
     return PushReceiver(given.endpoint, key, auth)
 
 
-def check_wish(wish: Wish, longest_ttl: float) -> Wish:
-    """*wish* itself; `InputInvalid` says what no push service would take."""
-    if not 0 <= wish.ttl <= longest_ttl:
-        raise InputInvalid("ttl", f"{wish.ttl} is not a number of seconds from 0 to {longest_ttl:.0f}")
-    if wish.urgency and wish.urgency not in URGENCIES:
-        raise InputInvalid("urgency", f"{wish.urgency[:20]!r} is not one of {', '.join(URGENCIES)}")
-    if wish.topic and not _TOPIC.fullmatch(wish.topic):
+def check_send_options(options: SendOptions, longest_ttl: float) -> SendOptions:
+    """*options* itself; `InputInvalid` says what no push service would take."""
+    if not 0 <= options.ttl <= longest_ttl:
+        raise InputInvalid("ttl", f"{options.ttl} is not a number of seconds from 0 to {longest_ttl:.0f}")
+    if options.urgency and options.urgency not in URGENCIES:
+        raise InputInvalid("urgency", f"{options.urgency[:20]!r} is not one of {', '.join(URGENCIES)}")
+    if options.topic and not _TOPIC.fullmatch(options.topic):
         raise InputInvalid("topic", "is not 1 to 32 letters, digits, - or _")
-    return wish
+    return options
 
 
-def push_headers(wish: Wish, authorization: str, receipt: str | None = None) -> tuple[tuple[str, str], ...]:
+def push_headers(options: SendOptions, authorization: str, receipt: str | None = None) -> tuple[tuple[str, str], ...]:
     """What goes beside an encrypted body. *receipt* asks for one: into that subscription, or a new one if empty."""
-    headers = [("TTL", str(wish.ttl)), ("Content-Encoding", "aes128gcm"), ("Authorization", authorization)]
-    headers += [("Urgency", wish.urgency)] if wish.urgency else []
-    headers += [("Topic", wish.topic)] if wish.topic else []
+    headers = [("TTL", str(options.ttl)), ("Content-Encoding", "aes128gcm"), ("Authorization", authorization)]
+    headers += [("Urgency", options.urgency)] if options.urgency else []
+    headers += [("Topic", options.topic)] if options.topic else []
     if receipt is not None:
         headers.append(("Prefer", "respond-async"))
         headers += [("Push-Receipt", f"<{receipt}>")] if receipt else []

@@ -18,7 +18,7 @@ import msgspec
 from penstock.api.context import Context, decoded, only
 from penstock.api.describing import INTEGER, LARGEST, NAME_FIELD, an_object, operation, shown_as
 from penstock.core.names import check_name, is_system
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Response
@@ -42,7 +42,7 @@ class ErasureApi:
 
     def __init__(self, context: Context) -> None:
         self._context, self._log = context, context.log
-        context.log.follow(self._forget, Wishes(STREAM))
+        context.log.follow(self._forget, WantedStreams(STREAM))
 
     def routes(self) -> list[Route]:
         """Its part of the table."""

@@ -28,7 +28,7 @@ from penstock.core.export import (
     make_plan,
 )
 from penstock.core.names import ROOMS
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import Busy, InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Headers, Response
@@ -57,7 +57,7 @@ class ExportApi:
         self._limit, self._patience = limit, patience
         self._running: Counter[str] = Counter()  # by the subjects of their tokens
         self._waiting: dict[asyncio.Future[None], int] = {}
-        context.log.follow(self._followed, Wishes(moved=self._moved))
+        context.log.follow(self._followed, WantedStreams(moved=self._moved))
 
     @operation(
         "Cut a range of the log into slices for a parallel export.",

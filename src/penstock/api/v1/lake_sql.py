@@ -62,7 +62,7 @@ class LakeSqlApi:
         whole = WHOLE(CALL_BYTES)
         return [
             Route("GET", "/v1/lake/sql", self.offer, door="v1"),
-            # No deadline here: the question has its own, and only so it is seen at once when the client leaves.
+            # No deadline for the request: the question has its own. So the end of the connection is noticed at once.
             Route("POST", "/v1/lake/sql", self.ask, body=whole, timeout=None, admit=admit, door="v1"),
         ]
 

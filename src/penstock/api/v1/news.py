@@ -1,4 +1,4 @@
-"""Answers who waits for news once the log has grown. No task, and a slot of the wheel each."""
+"""Long polls for the newest id: they are answered when the log has grown. A waiting poll is a timer, not a task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.log import Log
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
 from penstock.http.timers import Timed, Wheel
@@ -22,7 +22,7 @@ class NewsPolls:
     def __init__(self, log: Log, wheel: Wheel) -> None:
         self.log, self.wheel = log, wheel
         self.waiting: dict[NewsPoll, int] = {}  # each with the id that it knows
-        log.follow(self._followed, Wishes(moved=self._moved))
+        log.follow(self._followed, WantedStreams(moved=self._moved))
 
     def ask(self, request: Request, after: int, seconds: float) -> Response | Held:
         """The newest id, as soon as it is above *after*; after so many seconds whatever it is then."""

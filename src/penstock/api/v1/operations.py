@@ -38,7 +38,7 @@ class OperationsApi:
         self, context: Context, backup: Backup, readiness: Callable[[], str], folded: Folded | None = None
     ) -> None:
         self._context, self._backup, self._readiness = context, backup, readiness
-        self.lookup = Why(context.log, context.ledger, context.hub, folded, context.everyone)
+        self.lookup = Why(context.log, context.ledger, context.hub, folded, context.other_workers)
         self._started = time.monotonic()
 
     @operation("The process answers.", answers={200: an_object(status=STRING, version=STRING)}, public=True)
@@ -56,7 +56,7 @@ class OperationsApi:
             "durability": self._context.log.durability,
             "upto": self._context.log.followed,
         }
-        # What goes on in the background does not keep requests from being served: who balances load sends on.
+        # A failing background loop does not make the node unready: a load balancer should keep sending requests.
         if failing := self._context.background.failing:
             body["failing"] = [
                 {"loop": one.loop, "since": _shown(one.since_ms), "rounds": one.rounds} for one in failing

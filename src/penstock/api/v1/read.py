@@ -210,7 +210,7 @@ class ReadApi:
         """Everybody who is reading now, with the ids between them and the end of the log."""
         self._context.caller(request).check_admin("consumers")
         only(request)
-        shown = await all_consumers(self._context.hub, self._context.everyone)
+        shown = await all_consumers(self._context.hub, self._context.other_workers)
         return Response(200, _encode({"consumers": shown, "upto": self._context.hub.position}))
 
 

@@ -3,7 +3,7 @@
     {"ms":1718000000000,"span_ms":1000,"published":120,"delivered":{"sps":2400},"p50_ms":1.2,"p99_ms":4.8,…}
 
 Counts are those of the step that ended at `ms` and took `span_ms`; what is 0 is left out. A second is encoded once,
-when it is over, for the history and for everybody who listens. Who takes nothing misses seconds, and holds up nobody.
+when it is over, for the history and all listeners. A listener that does not read misses seconds, and delays nobody.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SecondJson(msgspec.Struct, omit_defaults=True):
 
     ms: int  # when it ended, by the node's wall clock
     span_ms: int  # how long it was
-    published: int = 0  # entries that came into the log, on whichever node
+    published: int = 0  # entries that came into the log, on whichever node; on a worker only those that it was given
     delivered: dict[str, int] = {}  # what this node handed to recipients, by door
     p50_ms: float | None = None  # publish → receive, of a sample
     p99_ms: float | None = None

@@ -106,7 +106,7 @@ class TailApi:
 
 
 def _name(request: Request, caller: Caller) -> str:
-    """Who reads, as the ledger will call it. Only the admin may choose a name that is not under the own subject."""
+    """The reader's name in the ledger. A given name stands under the token's subject, except for the admin."""
     name = request.params.get("consumer")
     if name is None:
         return caller.subject

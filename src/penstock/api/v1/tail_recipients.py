@@ -17,7 +17,7 @@ CONSUMERS: Final = "pipeline/consumers/"
 
 
 class TailRecipients(RecipientKind):
-    """Who follows streams on this node by `/v1/tail`, one for each name: the ledger knows no more."""
+    """The readers of `/v1/tail` on this node, one for each name, as in the ledger."""
 
     kind, actions = "tail", DISCONNECT
 
@@ -51,7 +51,7 @@ class TailRecipients(RecipientKind):
 
 
 class ConsumerRecipients(RecipientKind):
-    """Programs that read the export. The server keeps where each began; how far it is, it keeps itself."""
+    """Programs that read the export. The server stores where each began; only the program knows how far it has come."""
 
     kind = "consumer"
 

@@ -53,7 +53,7 @@ class WayApi:
         errors=(404, 410),
     )
     async def recipients(self, request: Request) -> Response:
-        """Everybody who has it or should, those first who need a look."""
+        """All recipients that have it or should have it; failed deliveries come first."""
         self._context.caller(request).check_admin("why")
         only(request, "entry", "search", "state", "door", "from", "limit")
         wanted = WayFilter(

@@ -23,7 +23,7 @@ _ROOM = LINE_BYTES - 128  # of one line, beside its type, its time and JSON's ow
 
 
 class Activity:
-    """The batched task. Of a cluster's nodes one announces; the others keep in mind what it has not announced yet."""
+    """Announces moved streams at each tick. One node of a cluster does so; others note what is not announced yet."""
 
     def __init__(self, target: Log, subscriptions: Subscriptions, clock: Clock, duties: Duties | None = None) -> None:
         self._log, self._subscriptions, self._clock = target, subscriptions, clock

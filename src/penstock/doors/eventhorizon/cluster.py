@@ -115,7 +115,7 @@ class Pushers:
         self._calls = Calls(context.bus, HINT, self._asked)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
         for prefix in (RECORDS, PREFIX + RECORDS):
-            context.lookout.on_record(prefix, lambda change: self._look.set())
+            context.change_poller.on_record(prefix, lambda change: self._look.set())
 
     async def start(self) -> None:
         """Run what the registry holds, and this node has the duty to run."""

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.core.log import Log
 from penstock.core.registry import Registry, delete_if
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry, Kind, Record
 from penstock.wire.eventhorizon import Cursor, parse_cursor
@@ -55,11 +55,11 @@ class Subscriptions:
         self._waiting: dict[str, list[Wake]] = {}  # by id
         self._touched: set[tuple[str, str]] | None = set()  # while loading: the log has said something newer
         self.moved: dict[str, set[str]] = {}  # by id: streams to announce
-        self._wishes = Wishes(types=("Subscribed", "Unsubscribed", "SubscriptionActivity"))
+        self._wanted = WantedStreams(types=("Subscribed", "Unsubscribed", "SubscriptionActivity"))
 
     async def load(self) -> None:
         """Read the records, and follow the log from now on."""
-        self._log.follow(self._follow, self._wishes)
+        self._log.follow(self._follow, self._wanted)
         announced = await self._registry.get(_ANNOUNCED)
         position = int(announced.value) if announced else 0
         after = ""
@@ -67,9 +67,9 @@ class Subscriptions:
             after = records[-1].key
             for record in records:
                 found = msgspec.json.decode(record.value, type=SubscriptionRecord)
-                self._wishes.add(found.stream)  # before its head is read: nothing comes in between
+                self._wanted.add(found.stream)  # before its head is read: nothing comes in between
                 await self._load_one(found, position)
-                self._wishes.remove(found.stream)
+                self._wanted.remove(found.stream)
         self._touched = None
 
     async def _load_one(self, found: SubscriptionRecord, announced: int) -> None:
@@ -96,17 +96,17 @@ class Subscriptions:
     def watch(self, id: str, wake: Wake) -> None:
         """Call *wake* whenever a stream of *id*, or its own, grows; on the loop.
 
-        At once for those that moved and are not announced yet: of all others the subscription's stream tells.
+        Called at once for streams that moved and are not announced yet; others are named in the subscription's stream.
         """
         self._waiting.setdefault(id, []).append(wake)
-        self._wishes.add(id)
+        self._wanted.add(id)
         for stream in self.moved.get(id, ()):
             wake(self._newest[stream])
 
     def unwatch(self, id: str, wake: Wake) -> None:
         """Call it no more."""
         self._waiting[id].remove(wake)
-        self._wishes.remove(id)
+        self._wanted.remove(id)
         if not self._waiting[id]:
             del self._waiting[id]
 
@@ -181,7 +181,7 @@ class Subscriptions:
 
     def _add(self, stream: str, id: str) -> None:
         if stream not in self._ids:
-            self._wishes.add(stream)
+            self._wanted.add(stream)
         self._ids.setdefault(stream, set()).add(id)
         self._streams.setdefault(id, set()).add(stream)
 
@@ -194,4 +194,4 @@ class Subscriptions:
                     del table[key]
         if had_some and stream not in self._ids:
             self._newest.pop(stream, None)
-            self._wishes.remove(stream)
+            self._wanted.remove(stream)

@@ -37,7 +37,7 @@ class SessionHints:
     def __init__(self, context: Context, known: Mapping[str, Session], owned: Ownership[SessionRecord]) -> None:
         self._context, self._known, self._owned = context, known, owned
         context.bus.listen(TOPIC, self._hear)
-        context.lookout.on_mailbox(self._mailbox_changed)
+        context.change_poller.on_mailbox(self._mailbox_changed)
 
     async def tell_of_packs(self, actor: str, record: SessionRecord) -> None:
         await self._tell(record, SessionHint(actor))

@@ -114,7 +114,7 @@ class Poll(Held, Timed):
             self._answer(EMPTY)
 
     def expired(self) -> None:
-        """It has waited long enough, or is a sign of its client's life: who waits is there."""
+        """End the poll at its deadline. Before that, keep the session alive: a client that waits is alive."""
         if self.session is not None:
             if self.session.home.context.wheel.time() >= self._deadline:
                 self.session.dismiss(self)

@@ -57,7 +57,7 @@ class EmitRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_new_session(body: bytes, caller: Caller) -> NewSessionRequest:
-    """A session that may be made. What it may follow is what its maker may read, as a whole: nobody looks again."""
+    """Read and check a request for a session. Its patterns are checked here, as a whole, and not again by stream."""
     wanted = _decode(body, NewSessionRequest)
     if wanted.ttl is not None and not 1 <= wanted.ttl <= SESSION_SECONDS:
         raise InputInvalid("ttl", f"is not a number of seconds from 1 to {SESSION_SECONDS:,}")

@@ -91,7 +91,7 @@ class Session:
         self._perform(self.machine.connect(connection, confirm, *self._now))
 
     def poll_without_waiting(self) -> bool:
-        """Be asked for news by somebody who does not stay; True if there are certainly none."""
+        """Serve a short poll that confirms nothing; True if there are certainly no packs for it."""
         actions = self.machine.poll_without_waiting(*self._now)
         if actions is None:
             return False

@@ -55,7 +55,7 @@ class Sessions:
         self.ended = 0
         self.owned: Ownership[SessionRecord] = Ownership(
             context.registry, context.members, PREFIX, FORM, rule=Rule.NEWEST, bus=context.bus,
-            lookout=context.lookout, background=context.background, lost=self._lost,
+            change_poller=context.change_poller, background=context.background, lost=self._lost,
         )  # fmt: skip
         self._hints = SessionHints(context, self.known, self.owned)
 
@@ -254,7 +254,7 @@ class Sessions:
             await self._drop(actor, month, await self._pending(actor, month, upto), reason)
 
     async def end(self, actor: str, reason: str) -> bool:
-        """End a session; False if there is none. Whatever breaks off in between is gone on with by the sweep."""
+        """End a session; False if there is none. If this is cut off in the middle, the next `sweep` finishes it."""
 
         def decide(found: Record | None) -> bytes | None:
             record = FORM.decode(found.value) if found else None
@@ -281,7 +281,7 @@ class Sessions:
 
     def _is_over(self, actor: str, record: SessionRecord) -> bool:
         session = self.known.get(actor) if record.owner == self.context.members.me else None
-        # What is written down is a step ahead of the truth, which only the node knows that serves it.
+        # The record's expiry is written in advance; only the node that serves the session knows the exact one.
         expires_ms = session.machine.expires_ms if session else record.expires_ms
         return expires_ms <= self.context.clock.now_ms()
 

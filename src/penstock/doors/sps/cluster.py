@@ -70,7 +70,7 @@ class WireOwners:
         self._presence, self._local = presence, local
         self._owned = Ownership(
             context.registry, context.members, "sps/wires/", RecordForm(WireRecord, "member"), rule=Rule.NEWEST,
-            bus=context.bus, lookout=context.lookout, background=context.background,
+            bus=context.bus, change_poller=context.change_poller, background=context.background,
             lost=self._lost, swept=self._swept,
         )  # fmt: skip
         self._waiting: dict[str, None] = {}  # devices whose wires have changed

@@ -20,7 +20,7 @@ from penstock.doors.sps.publish import REACHED, Notify, count_for_others, to_all
 from penstock.doors.sps.recipients import WireRecipients
 from penstock.doors.sps.requests import TokenRequest, read_subscribe
 from penstock.doors.sps.subscribe_pace import Admission
-from penstock.doors.sps.wire_commands import Rooms
+from penstock.doors.sps.wire_commands import WireCommands
 from penstock.doors.sps.wires import DOOR, Wires
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request
@@ -41,8 +41,8 @@ class Sps:
         alone = context.members.alone
         self._presence = Presence(context.log, context.clock, enabled=settings.sps.presence, alone=alone)
         self.wires = self.kind(context, settings.sps, self._presence, time)
-        self._rooms = Rooms(context, self.wires)
-        context.everyone.answer(REACHED, partial(count_for_others, self.wires))
+        self._rooms = WireCommands(context, self.wires)
+        context.other_workers.answer(REACHED, partial(count_for_others, self.wires))
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -65,7 +65,7 @@ class Sps:
         return [WireRecipients(self._context, self.wires)]
 
     def routes(self) -> list[Route]:
-        """Every path of the seed, and those that its promises need."""
+        """Every path of the sps specification, and those that its promises need."""
         rooms = self._rooms
         rows = [
             Route("GET", "/subscribe", Admission(self.subscribe), timeout=None, door=DOOR),
@@ -98,9 +98,9 @@ class Sps:
         answers={201: an_object(token=STRING, uid=STRING, expires=INTEGER)},
     )
     def make_token(self, request: Request) -> Response:
-        """Sign one that can listen and nothing else, so that it may stand in a URL.
+        """Sign a token that can only subscribe, so that it may stand in a URL.
 
-        For the admin, or a backend with the grant `sessions`, of what it may read itself.
+        For the admin, or for a backend with the grant `sessions`; it can pass on only what it may read itself.
         """
         caller = self._context.caller(request)
         caller.check_grant("sessions")
@@ -112,7 +112,7 @@ class Sps:
         for pattern in patterns:
             caller.check_subscribe(pattern)
         now = self._context.clock.now_ms() // 1000
-        token = self._context.gate.keys.issue(uid, subscribe=patterns, ttl=wanted.ttl, now=now)
+        token = self._context.authenticator.keys.issue(uid, subscribe=patterns, ttl=wanted.ttl, now=now)
         return Response(201, msgspec.json.encode({"token": token, "uid": uid, "expires": now + wanted.ttl}))
 
     def _admit_backend(self, request: Request) -> None:

@@ -136,7 +136,7 @@ class EventFrames:
         self.at = time()  # about when the last bytes were asked for: one look at the time for a whole fan-out
 
     def words(self, data: bytes) -> bytes:
-        """Words about the wire, ready to go out. An empty chunk would end the answer: it stays nothing."""
+        """A line such as `open` or `gap`, framed. Empty stays empty: an empty chunk would end the answer."""
         return self._frame(data) if data else b""
 
     def single(self, entry: Entry) -> bool:

@@ -136,14 +136,14 @@ class Notify:
     ) -> Response | Coroutine[None, None, Response]:
         reached = Reached(appended.last.id, address.reaches, address.name)
         delivered = self._wires.count_reached(reached)
-        if self._context.everyone.alone:
+        if self._context.other_workers.alone:
             return _answer(address, plain, reached.id, delivered)
         return self._response_of_all(address, plain, reached, delivered)
 
     async def _response_of_all(self, address: Address, plain: bool, reached: Reached, here: int) -> Response:
         """The same, with the wires of the other workers of this machine counted."""
-        everyone, about = self._context.everyone, msgspec.msgpack.encode(reached)
-        others = await everyone.ask_readers(address.reaches, REACHED, int, about)
+        other_workers, about = self._context.other_workers, msgspec.msgpack.encode(reached)
+        others = await other_workers.ask_readers(address.reaches, REACHED, int, about)
         return _answer(address, plain, reached.id, here + sum(others))
 
 

@@ -81,7 +81,7 @@ class DeviceWire(Timed):
         self.confirmed = 0  # the id up to which its device has everything, as it said
         # Seconds of the loop, as all times here. `written` knows only of what was written to this wire alone.
         self.opened = self.written = self.alive = self._topics_since = home.time()
-        self.anti_idle = self.patience = 0.0  # silence to break, silence to bear; 0 is never and for ever
+        self.anti_idle = self.patience = 0.0  # seconds without a write until we send; without a sign of life until cut
         self._narrow: Narrow | None = None  # which streams of a wide pattern its token covers
         self._changes: list[Change] | None = None  # topics up to an id, while it is behind
         self._plain = True  # neither of the two
@@ -127,9 +127,9 @@ class DeviceWire(Timed):
         return self.topics
 
     def change(self, topics: Topics, narrow: Narrow | None) -> None:
-        """Have other topics from the log's end on: a wire that is behind still gets what it was in for.
+        """Use other topics from the log's end on. A wire that is behind still gets older entries by its old topics.
 
-        Raises `WireBehind`, and nothing has changed, if that would be too much to keep in mind.
+        Raises `WireBehind`, and changes nothing, if too many former topics would have to be remembered.
         """
         wanted = topics
         if self.feed.behind:

@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 Answered = Response | Coroutine[None, None, Response]
 
 
-class Rooms:
+class WireCommands:
     """Answers about wires. A request under a device's name is a sign of its life."""
 
     def __init__(self, context: Context, wires: Wires) -> None:

@@ -29,9 +29,10 @@ its events although the nodes cannot agree for a while who has it."""
 
 
 class UnclaimedWire(Timed):
-    """A wire whose answer waits for the claim. A device that sees its wire open may open the next one at another node.
+    """A wire that sends nothing until its device is claimed for this node.
 
-    If this one's claim were still on its way, it could come second, and the older wire would win.
+    A device that sees its wire open may at once open another one at another node. If the first claim were still on its
+    way then, it could be made after the second claim, and the older wire would win.
     """
 
     __slots__ = ("_home", "_wire")

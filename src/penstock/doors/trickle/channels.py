@@ -188,10 +188,10 @@ class Channels(Timed):
             self.close(channel)
 
     def close(self, channel: LiveChannel, reason: str = CLOSED) -> asyncio.Task[None]:
-        """Close a channel for good, whoever waits for it: in the end all of it is in the log, and its record says so.
+        """Close a channel for good. The task is done when all of it is in the log and its record says so.
 
-        Until then nobody can open it again: two recorders of one epoch would get in each other's way. *reason* is
-        why a segment that was begun ends.
+        Until then it cannot be opened again: two recorders must not write one epoch. *reason* is the end of segments
+        that have begun and are not complete.
         """
         self._forget(channel, reason)
         task = self._closing.get(channel.name)
@@ -222,7 +222,7 @@ class Channels(Timed):
         channel.slow = 0
         if self.settings.linger and not unused:
             self._left[channel.name] = channel
-            # Who makes and deletes channels under ever new names gets no more memory than who keeps them open.
+            # Closed channels are limited like open ones: else a client could fill the memory with ever new names.
             if len(self._left) > self.settings.channels:
                 self._left.popitem(last=False)
         self.changed((), (channel.name,))

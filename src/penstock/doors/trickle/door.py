@@ -23,7 +23,7 @@ from penstock.doors.trickle.forwarding import forward
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.recipients import ChannelRecipients
-from penstock.doors.trickle.requests import DOOR, CapabilityRequest, ChannelRequest, Gatekeeper, SegmentRequest
+from penstock.doors.trickle.requests import DOOR, CapabilityRequest, ChannelRequest, ChannelRights, SegmentRequest
 from penstock.doors.trickle.streams import Streams
 from penstock.errors import Busy, Conflict, PenstockError, TooLarge
 from penstock.http.requests import Request
@@ -51,7 +51,7 @@ class Trickle:
     posting: type[Posting] = Posting
     reading: type[SegmentReading] = SegmentReading
 
-    _gate: Gatekeeper
+    _rights: ChannelRights
 
     def __init__(self, context: Context, settings: Settings, time: Callable[[], float] | None = None) -> None:
         self._context, self._settings = context, settings.trickle
@@ -60,7 +60,7 @@ class Trickle:
 
     async def __aenter__(self) -> Self:
         key = await made_once(self._context.registry, KEY, lambda: secrets.token_bytes(32))
-        self._gate = Gatekeeper(self._context, self._settings, key)
+        self._rights = ChannelRights(self._context, self._settings, key)
         if self._settings.changefeed:
             ChangeFeed(self.channels)
         await self.channels.__aenter__()
@@ -119,7 +119,7 @@ class Trickle:
 
     async def create(self, request: Request) -> Answer:
         """Make a channel, if there is none."""
-        asked = self._gate.check(request, request.captures[0], PUBLISH)
+        asked = self._rights.check(request, request.captures[0], PUBLISH)
         wanted = requests.named_channel(request, asked.name, self._settings)
         if not asked.trusted and not self._settings.autocreate:
             # In open mode anybody can ask: then, as in the original, only the operator's word makes channels.
@@ -132,7 +132,7 @@ class Trickle:
 
     async def close(self, request: Request) -> Answer:
         """Close a channel."""
-        asked = self._gate.check(request, request.captures[0], DELETE)
+        asked = self._rights.check(request, request.captures[0], DELETE)
         found = await self.channels.find(asked.name)
         if isinstance(found, LiveChannel):
             await asyncio.shield(self.channels.close(found))
@@ -143,7 +143,7 @@ class Trickle:
 
     async def end_segment(self, request: Request) -> Answer:
         """Close one segment: its publisher drops it."""
-        asked = self._gate.check(request, request.captures[0], DELETE)
+        asked = self._rights.check(request, request.captures[0], DELETE)
         found = await self.channels.find(asked.name)
         if not isinstance(found, LiveChannel):
             return await self._not_here(request, found)
@@ -166,7 +166,7 @@ class Trickle:
         """Take a segment in."""
         try:
             check_membership(self._context.members)
-            asked = self._gate.check(request, request.captures[0], PUBLISH)
+            asked = self._rights.check(request, request.captures[0], PUBLISH)
             number = parse_seq(request.captures[1])
             channel = self.channels.get(asked.name)
             if channel is None:
@@ -220,7 +220,7 @@ class Trickle:
 
     def subscribe(self, request: Request) -> Answer | Coroutine[Any, Any, Answer]:
         """Give a segment out, as far as it is there, and the rest as it comes."""
-        asked, text = self._gate.check(request, request.captures[0], SUBSCRIBE), request.captures[1]
+        asked, text = self._rights.check(request, request.captures[0], SUBSCRIBE), request.captures[1]
         if asked.stream:
             return self._read_stream(request, asked, asked.stream, text)
         channel = self.channels.get(asked.name)
@@ -289,7 +289,7 @@ class Trickle:
     def read_stream(self, request: Request) -> Coroutine[Any, Any, Answer]:
         """A stream of the log, named with its slashes: `BASE~/orders/eu/17`."""
         name, _, text = request.captures[0].rpartition("/")
-        asked = self._gate.check(request, f"/{name}", SUBSCRIBE)
+        asked = self._rights.check(request, f"/{name}", SUBSCRIBE)
         return self._read_stream(request, asked, asked.stream, text)
 
     async def _read_stream(
@@ -318,7 +318,7 @@ class Trickle:
         wanted = requests.capability_request(request)
         for right in wanted.letters:
             requests.check_caller(caller, wanted.channel, right)
-        sealed = self._gate.seal(wanted.channel, wanted.letters, wanted.ttl)
+        sealed = self._rights.seal(wanted.channel, wanted.letters, wanted.ttl)
         return Response(201, msgspec.json.encode({"channel": sealed}))
 
     @operation("List the Trickle channels that are open on this node.", answers={200: _CHANNELS})

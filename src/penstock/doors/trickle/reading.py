@@ -136,7 +136,7 @@ class SegmentReading(WaitingReader):
             self._outlet.abort()
 
     def renumbered(self, segment: Segment) -> None:
-        """The channel begins at another number. Who asked for the newest gets that one, any other hears of it."""
+        """The channel begins at another number. A reader of the newest gets that; others hear that theirs is gone."""
         if self._asked < 0:
             self._segment, self.seq, self._latest = segment, segment.seq, segment.seq
             segment.readers[self] = None
@@ -144,7 +144,7 @@ class SegmentReading(WaitingReader):
             self.answer(answers.missing(self._home.settings.missing_status, self._asked, segment.seq, segment.seq))
 
     def _end_cut(self) -> None:
-        """The segment will never be whole: who has bytes of it is cut off, who has none can still be told."""
+        """The segment will never be whole: cut the connection if bytes were sent; else answer that it is missing."""
         if self._request is None:
             self.dropped(f"the segment was {self._segment.end}")
         else:

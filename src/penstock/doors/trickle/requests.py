@@ -44,7 +44,7 @@ class ChannelRequest(NamedTuple):
         return self.name if self.name.startswith("/") else ""
 
 
-class Gatekeeper:
+class ChannelRights:
     """Decides who may do what to which channel."""
 
     def __init__(self, context: Context, settings: TrickleSettings, key: bytes) -> None:

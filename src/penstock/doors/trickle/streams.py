@@ -1,7 +1,7 @@
 """Segments that come from the log: recorded channels, and every stream, with the index as seq.
 
-A stream is read as a channel that cannot be closed: its head is the next index, and who asks for that one waits
-on a feed, as any live reader does.
+A stream is read as a channel that cannot be closed. Its head is the next index; a reader that asks for this index
+waits on a feed, like any live reader.
 """
 
 from __future__ import annotations

@@ -68,13 +68,13 @@ class Agents:
         self.cluster = Cluster(self, context.bus, context.clock, token=token, timeout=settings.node_timeout)
         self.broadcasts = Broadcasts(context, settings)
         self.table: dict[str, Connected] = {}
-        self.turnstile = asyncio.Semaphore(PUSH_WORKERS)
+        self.worker_slots = asyncio.Semaphore(PUSH_WORKERS)
         self._generation = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._saving: dict[str, asyncio.Task[object]] = {}
         self._finishing: dict[str, tuple[asyncio.Task[object], int]] = {}  # the worker, and its session's generation
         self._stopping = False
-        context.lookout.on_mailbox(self._mailbox_changed)
+        context.change_poller.on_mailbox(self._mailbox_changed)
 
     async def __aenter__(self) -> Self:
         await self.broadcasts.start()
@@ -107,7 +107,7 @@ class Agents:
             log.error("task.failed", exc_info=error)
 
     def month(self) -> str:
-        """The month it is, by this node's clock, which alone decides."""
+        """The present month, by this node's clock."""
         return month_of(self.clock.now_ms())
 
     def next_generation(self) -> int:
@@ -152,17 +152,17 @@ class Agents:
     async def saved(self, uaid: str, generation: int) -> None:
         """Return when nothing that sessions before *generation* leave behind is on its way to the storage.
 
-        The caller has the turn of a worker. Others have it meanwhile: they may be those who are waited for. No session
-        waits for a newer one: two that end at once would wait for each other.
+        The caller is a worker and holds one of the `PUSH_WORKERS` slots. It gives the slot back while it waits, as the
+        tasks it waits for may need one. No session waits for the worker of a newer one: two could wait for each other.
         """
         if not self._leaving(uaid, generation):
             return
-        self.turnstile.release()
+        self.worker_slots.release()
         try:
             while tasks := self._leaving(uaid, generation):
                 await asyncio.wait(tasks)
         finally:
-            await self.turnstile.acquire()
+            await self.worker_slots.acquire()
 
     def _leaving(self, uaid: str, generation: int) -> list[asyncio.Task[object]]:
         saving, (worker, its_generation) = self._saving.get(uaid), self._finishing.get(uaid, (None, 0))

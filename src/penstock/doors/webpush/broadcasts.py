@@ -105,7 +105,7 @@ class Broadcasts:
             self._tell_some()
 
     def _tell_some(self) -> None:
-        """Tell some, and the others in the next turns of the loop; who left meanwhile takes it without a word."""
+        """Tell some listeners now, others in later turns of the loop. One that has left meanwhile ignores the call."""
         telling = self._telling
         for _ in range(AT_ONCE):
             listener = next(telling, None) if telling is not None else None

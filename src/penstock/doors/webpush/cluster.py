@@ -4,8 +4,8 @@
     PUT /notif/<uaid>                      look into the storage: 200, 202 later, 404
     DELETE /notif/<uaid>/<connected_at>    that session is not the newest any more: 200
 
-The same three go over the bus to a node that has no internal listener. Whatever does not get an answer
-counts as unreachable: the message is stored, and nothing is lost.
+The same three go over the bus to a node that has no internal listener. A node that does not answer counts as
+unreachable: then the message is stored, unless its TTL is 0.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _MOVES = 3  # how often a month may move away under one message before we give u
 
 
 class Endpoint:
-    """Takes messages. 201 means that one was sent to its user agent, or is stored."""
+    """Takes messages. 201: it was sent to its user agent, or is stored; with TTL 0 it may also have been dropped."""
 
     def __init__(self, agents: Agents, clock: Clock, origin: str) -> None:
         self._agents, self._clock = agents, clock

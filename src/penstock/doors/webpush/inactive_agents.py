@@ -11,7 +11,10 @@ from penstock.wire.webpush import NodeAnswer, is_uaid
 
 
 async def leave_month(agents: Agents, month: str) -> None:
-    """Drop every user agent of that month that is not connected; who is has to connect anew, and moves."""
+    """Drop every user agent of that month that is not connected.
+
+    A connected one is disconnected: when it comes back, it moves to the present month.
+    """
     after = ""
     while heads := await agents.messages.mailbox.recipients(month, after=after):
         after = heads[-1].recipient
@@ -32,7 +35,7 @@ async def _leave(agents: Agents, uaid: str, month: str) -> None:
 
 
 async def _is_connected(agents: Agents, uaid: str, record: RouterRecord) -> bool:
-    """Whether a session is there that only was never ended; connected user agents are not moved by themselves."""
+    """Whether the user agent is connected: a session that lasts for months stays in the month in which it began."""
     if not record.node:
         return False
     return await agents.cluster.notify(record, uaid, record.month) in (NodeAnswer.TAKEN, NodeAnswer.LATER)

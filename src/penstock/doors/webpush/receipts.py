@@ -1,4 +1,4 @@
-"""Receipts of RFC 8030, on HTTP/1.1: who sent a message can listen to what becomes of it.
+"""Receipts of RFC 8030, on HTTP/1.1: the sender of a message can listen for its outcome.
 
 The RFC pushes a receipt as an HTTP/2 response; here a GET on a receipt subscription stays open and brings one
 line, or one event, for each outcome:
@@ -37,7 +37,7 @@ _FORMS = {True: "text/event-stream", False: "application/x-ndjson"}
 
 
 class _ReceiptWire(LiveWire):
-    """One who listens. The ledger is not told: what lies between two outcomes of a stream is for others."""
+    """One open receipt subscription. Nothing goes to the ledger: an interval of ids would cover others' outcomes."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class Receipts:
         return id
 
     def listen(self, request: Request) -> Response:
-        """Answer with all outcomes so far, and stay open for those to come."""
+        """Answer with the outcomes of the last seven days, or those after Last-Event-ID, and stay open for new ones."""
         id = request.captures[0]
         shard = self._tokens.receipt_shard(id)
         if shard is None:

@@ -69,7 +69,7 @@ class RouterTable:
         self.changed: Callable[[str], None] = lambda uaid: None  # hears of every write of ours that came through
         self._owned = Ownership(
             context.registry, context.members, PREFIX, _FORM, rule=Rule.NEWEST, bus=context.bus,
-            lookout=context.lookout, background=context.background, lost=lost,
+            change_poller=context.change_poller, background=context.background, lost=lost,
         )  # fmt: skip
 
     async def __aenter__(self) -> Self:

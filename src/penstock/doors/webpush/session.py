@@ -167,7 +167,9 @@ class AgentSession(Timed):
         state = self.state
         try:
             while self._has_work():
-                async with self.home.turnstile:  # for each job anew: who has much to say lets others go between
+                async with (
+                    self.home.worker_slots
+                ):  # for each job anew: a session with many jobs lets others have a turn
                     actions, job = state.work(self.home.time(), full=self.socket.full)
                     self._perform(actions)
                     if job is not None:
@@ -229,7 +231,7 @@ class AgentSession(Timed):
     async def _come_back(self, uaid: str) -> bool:
         """Be the user agent of that name, if it is known."""
         home, generation = self.home, self.home.next_generation()
-        await home.saved(uaid, generation)  # the last words of a session before may end the user agent itself
+        await home.saved(uaid, generation)  # a job that an older session left over may still drop the user agent
         record = await home.router.connect(uaid, generation)
         if record is None:
             return False

@@ -1,4 +1,4 @@
-"""A browser's subscription bound to a stream: every entry is sent once it is there, in order, until it is too old.
+"""A browser's subscription bound to a stream: each data entry is sent as soon as it is there, in order, unless too old.
 
 The position is written after each entry is settled, so a crash repeats at most the entry that was on its way.
 An entry is settled as
@@ -38,8 +38,8 @@ from penstock.wire.webpush_sender import (
     PushOutcome,
     PushReceiver,
     PushSubscription,
+    SendOptions,
     Verdict,
-    Wish,
     check_subscription,
     deadline_ms,
 )
@@ -147,7 +147,7 @@ class Binding(Timed):
         try:
             check = owner.check_subscribe(self.record.stream)
         except Forbidden:
-            check = owner.may_read  # it was made when that right went further: nothing comes
+            check = owner.may_read  # the owner's rights have shrunk since: only what it may still read comes
         allow = None if check is None else lambda entry: check(entry.stream)
         self._cut = False
         self.feed = self._context.hub.start(self, (self.record.stream,), after=self.position, allow=allow)
@@ -251,9 +251,9 @@ class Binding(Timed):
         if left_ms <= 0 and (self.record.ttl or self.status.failures):
             await self._settle(entry, "expired", self.status.error and f"last: {self.status.error}")
             return
-        wish = Wish(max(0, left_ms // 1000), self.record.urgency, self.record.topic)
+        options = SendOptions(max(0, left_ms // 1000), self.record.urgency, self.record.topic)
         receipt = self._means.receipts.subscription(self._receiver.endpoint) if self.record.receipts else None
-        verdict = await self._means.client.deliver(self.queue.target, self._receiver, entry.body, wish, receipt)
+        verdict = await self._means.client.deliver(self.queue.target, self._receiver, entry.body, options, receipt)
         if not verdict.everybody:
             self.queue.answered()
         if verdict.outcome is PushOutcome.ACCEPTED:

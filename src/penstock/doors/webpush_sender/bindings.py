@@ -77,7 +77,7 @@ class Bindings:
         self._calls = Calls(context.bus, f"{HINT}.retry", self._asked)
         context.bus.listen(HINT, lambda topic, message: self._look.set())
         for prefix in (BINDINGS, f"{PREFIX}webpush/"):
-            context.lookout.on_record(prefix, lambda change: self._look.set())
+            context.change_poller.on_record(prefix, lambda change: self._look.set())
 
     async def start(self) -> None:
         """Go on with what the registry holds."""

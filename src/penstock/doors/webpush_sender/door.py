@@ -146,7 +146,7 @@ class WebPushSender:
         receiver = check_subscription(order.subscription)
         target = self._client.target(receiver.endpoint, allow_private=order.allow_private)
         try:
-            verdict = await self._client.deliver(target, receiver, message, order.wish)
+            verdict = await self._client.deliver(target, receiver, message, order.options)
         finally:
             target.close()
         check_accepted(verdict)

@@ -11,7 +11,7 @@ from penstock.errors import InputInvalid
 from penstock.http.client import AddressPrivate, OutgoingError, Target, parse_url
 from penstock.wire.vapid import origin_of, sign
 from penstock.wire.webcrypto import PrivateKey, encode64, encrypt, point_of
-from penstock.wire.webpush_sender import PushOutcome, PushReceiver, Verdict, Wish, judge, push_headers
+from penstock.wire.webpush_sender import PushOutcome, PushReceiver, SendOptions, Verdict, judge, push_headers
 
 _SIGNED_SECONDS = 12 * 3600
 _RENEWED_SECONDS = 3600  # before its end a signature is replaced: clocks differ, and messages wait
@@ -45,7 +45,12 @@ class PushClient:
         )
 
     async def deliver(
-        self, target: PushTarget, receiver: PushReceiver, message: bytes, wish: Wish, receipt: str | None = None
+        self,
+        target: PushTarget,
+        receiver: PushReceiver,
+        message: bytes,
+        options: SendOptions,
+        receipt: str | None = None,
     ) -> Verdict:
         """Send *message* once, to the endpoint at *target*'s origin. Never raises for what the other side does."""
         body = encrypt(
@@ -55,7 +60,7 @@ class PushClient:
             private_key=ec.generate_private_key(ec.SECP256R1()),
             salt=os.urandom(16),
         )
-        headers = push_headers(wish, self._authorization(origin_of(receiver.endpoint)), receipt)
+        headers = push_headers(options, self._authorization(origin_of(receiver.endpoint)), receipt)
         try:
             path = parse_url(receiver.endpoint).target
             answer = await target.post(body, headers, path=path, content_type="application/octet-stream")

@@ -15,10 +15,10 @@ from penstock.wire.webpush_sender import (
     URGENCIES,
     PushOutcome,
     PushSubscription,
+    SendOptions,
     Verdict,
-    Wish,
+    check_send_options,
     check_subscription,
-    check_wish,
 )
 
 
@@ -36,8 +36,8 @@ class PushOrder(msgspec.Struct, forbid_unknown_fields=True):
     allow_private: bool = False
 
     @property
-    def wish(self) -> Wish:
-        return Wish(self.ttl, self.urgency, self.topic)
+    def options(self) -> SendOptions:
+        return SendOptions(self.ttl, self.urgency, self.topic)
 
 
 class BindingShown(msgspec.Struct):
@@ -74,7 +74,7 @@ def read_order(body: bytes, caller: Caller, ttl_most: float) -> PushOrder:
         raise TooLarge("bytes of endpoint", len(order.subscription.endpoint), URL_BYTES)
     check_endpoint(order.subscription.endpoint)
     check_subscription(order.subscription)
-    check_wish(order.wish, ttl_most)
+    check_send_options(order.options, ttl_most)
     if order.message is not None and len(order.message.encode()) > ENTRY_BYTES:
         raise TooLarge("bytes of message", len(order.message.encode()), ENTRY_BYTES)
     if order.after is not None and not 0 <= order.after <= LARGEST:

@@ -58,7 +58,7 @@ class ServiceQueue(Timed):
             self.advance()
 
     def advance(self) -> None:
-        """Begin with as many as there are slots for. A service that failed is felt for with one message."""
+        """Serve as many bindings as there are free slots. After a failure of the service, only one at a time."""
         slots = 1 if self.failures else self._slots
         while self._line and not self.held and self.running < slots:
             self.running += 1
@@ -79,7 +79,7 @@ class ServiceQueue(Timed):
         self.failures = 0
 
     def hold(self, seconds: float) -> None:
-        """It does not: try it again when the time is up. What fails together with the first counts as one failure."""
+        """The service failed: serve nobody for *seconds*. Sends that fail meanwhile count as the same failure."""
         if not self.held:
             self.failures += 1
             self.held = True

@@ -1,7 +1,7 @@
 """Which appends may go now, and which are folded into one batch. Pure: it neither sends nor waits.
 
-A lane is whatever at most one append may change at a time: a stream, an idempotency key, a producer. A job
-waits in all of its lanes at once, so first come is first served in each, and no two jobs wait for each other.
+A *lane* is a lock: a stream, an idempotency key or a producer, which one append at a time may change. A job
+queues in all of its lanes at once, so each lane is served in order, and no two jobs can deadlock.
 
     lane /orders   in flight ── waiting: 7 8 9      when it is free, 7 8 9 go together as one batch,
     lane /shop     free      ── waiting: 9          as far as their other lanes allow it

@@ -2,8 +2,8 @@
 
     submit ──▶ lanes (one in flight per stream, the rest folded) ──▶ plan ──▶ publish ──▶ settled ──▶ followed ──▶ done
 
-What may go in one turn of the loop goes as one batch, also if it has nothing to do with each other: that costs
-JetStream less than as many messages. Such a batch comes apart again when one of its streams was changed elsewhere.
+Appends that may go in the same turn of the loop are sent as one batch, even unrelated ones: that costs JetStream
+less than single messages. When one of its streams was changed by another node, the batch is split again.
 
 Every publish names the last sequence of each stream it writes to. That makes it safe to send it again when
 its answer was lost: if the first one was stored after all, the second is refused (10071), and the message

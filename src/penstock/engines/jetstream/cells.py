@@ -1,6 +1,7 @@
 """The newest message of each subject, in a JetStream stream: registry and mailboxes are made of these.
 
-All reads go to the stream's leader (`STREAM.MSG.GET`, `STREAM.INFO`): a follower could answer with the past.
+Reads go to the stream's leader (`STREAM.MSG.GET`, `STREAM.INFO`): another replica could answer with the past. Only
+`scan`, for expiry, reads any replica; what it finds is checked by sequence when it is removed.
 A cell's sequence is its version. As a subject holds one message, a sequence is there exactly as long as it
 is the newest of its subject, and removing by sequence is a compare-and-set of its own.
 """

@@ -33,7 +33,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False, array_like=True):
     attributes: str
     next_index: int  # of the stream after it
     subscribed: bool  # somebody subscribes to the stream: the `s` subject says who
-    nonce: int  # of the append that stored it: whose acknowledgement was lost finds it again by this
+    nonce: int  # of the append that stored it: an appender that lost its acknowledgement recognises its message by this
     more: int  # messages that follow in the same batch
     last_id: int = 0  # HEAD only: the id of the stream's last entry
     last_ms: int = 0  # HEAD only: and its time

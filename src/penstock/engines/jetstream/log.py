@@ -15,7 +15,7 @@ from penstock.core.followers import Follower as Callee
 from penstock.core.followers import Followers
 from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.engines.jetstream import tombstones
 from penstock.engines.jetstream.appending import Appender
 from penstock.engines.jetstream.cells import PATIENCE_SECONDS
@@ -124,7 +124,7 @@ class JetStreamLog:
             return future
         return self._appender.submit(batch, size)
 
-    def follow(self, follower: Callee, wishes: Wishes | None = None) -> None:
+    def follow(self, follower: Callee, wanted: WantedStreams | None = None) -> None:
         self.followers.add(follower)
 
     def _take(self, messages: list[Message]) -> None:

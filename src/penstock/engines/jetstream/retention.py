@@ -1,10 +1,10 @@
 """What goes: trimmed and erased entries. Heads and numbering are never touched.
 
-Trimming, in an order that is safe at any crash between two steps:
+LakeTrimLimit, in an order that is safe at any crash between two steps:
 
     1. every stream whose last message would go gets a head message above the trim point
     2. a message says up to where the log is trimmed: every node's follower learns of it
-    3. JetStream purges entries up to there; keys, producers and tombstones stay
+    3. JetStream purges entries up to there, and tombstones of these entries are deleted; keys and producers stay
 
 Erasing: a message with the tombstones (and heads, as above), then the deletes.
 """

@@ -8,7 +8,8 @@
                 x               tombstones of erased entries
                 c.trim          up to where the log was trimmed; only the newest is kept
 
-They share one JetStream stream because an atomic batch cannot span two. Trimming purges `e` only.
+They share one JetStream stream because an atomic batch cannot span two. Trimming purges `e`, and deletes those messages
+of `x` that tell of trimmed entries only.
 """
 
 from __future__ import annotations

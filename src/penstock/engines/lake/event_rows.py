@@ -112,7 +112,7 @@ class ParquetRows:
         return self._groups.get((footer.path, group, tuple(columns)), lambda: self.read(footer, group, columns))
 
     def read(self, footer: Footer, group: int, columns: Sequence[str]) -> Any:
-        """The same, and not kept: for who reads each row group once."""
+        """As `table`, without keeping it in memory: for reads that need each row group once."""
         wanted, place = [name for name in columns if name in footer.columns], self._store.place(footer.path)
         with pq.ParquetFile(place, metadata=footer.metadata, filesystem=self._store.files) as file:
             return file.read_row_group(group, columns=wanted, use_threads=False).combine_chunks()

@@ -22,7 +22,7 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.log import Log
 from penstock.core.names import check_pattern
 from penstock.core.promise import Pending
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.engines.lake.reader import LakeReader
 from penstock.engines.pages import Look, look_within
 from penstock.errors import InputInvalid, Trimmed
@@ -61,8 +61,8 @@ class ColdLog:
     def append(self, batch: Batch) -> Pending[Appended]:
         return self._hot.append(batch)
 
-    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
-        self._hot.follow(follower, wishes)
+    def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
+        self._hot.follow(follower, wanted)
 
     async def head(self, stream: str) -> Head | None:
         return await self._hot.head(stream)

@@ -29,7 +29,7 @@ class LakeQuestions:
         return sorted(await self._lake.tables())
 
     async def ask(self, sql: str) -> bytes:
-        """The answer as JSON, of the tables as they are now. Who is cancelled ends the process."""
+        """The answer as JSON, from the tables as they are now. Cancelling the call ends the process."""
         if self._asked >= SQL_AT_ONCE:
             raise Busy("questions in SQL at once", SQL_AT_ONCE)
         self._asked += 1

@@ -1,13 +1,14 @@
 """The contracts of `core/` as calls: which there are, what they are given and what they answer.
 
-All of it is read from the contracts' own signatures. A method that joins a contract is a call from then on.
+Arguments and answers are read from the contracts' own signatures. A new `async` method of a contract is a call at once;
+whether it is a long one is said below (`_BY_LIMIT`, `_BY_NAME`). Appends and followers have their own ways.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,6 +17,7 @@ from penstock.core.mailbox import Mailbox
 from penstock.core.names import is_exact
 from penstock.core.registry import Registry
 from penstock.engines.pages import SHORT_ENTRIES
+from penstock.limits import ENTRY_BYTES, PAGE_BYTES
 
 _MISSING: Final = inspect.Parameter.empty
 
@@ -56,10 +58,10 @@ class Method:
         values: tuple[Any, ...] = self._arguments.decode(arguments)
         return values
 
-    def limit_of(self, values: tuple[Any, ...]) -> int:
-        """How many entries a read asks for."""
-        limit: int = values[self._names.index("limit")]
-        return limit
+    def value_of(self, name: str, values: tuple[Any, ...]) -> int:
+        """One of the numbers that a call was given."""
+        value: int = values[self._names.index(name)]
+        return value
 
     def call(self, part: object, values: tuple[Any, ...]) -> Awaitable[Any]:
         """Call it with what was read."""
@@ -86,16 +88,25 @@ METHODS: Final = {
 
 _BY_LIMIT: Final = frozenset({"log.read_after", "log.read_index", "log.read_cursor"})
 _BY_NAME: Final = {"log.heads": SCAN, "export_next": PAGE, "blocks": PAGE, "send": LETTER}
+_LARGE: Final = frozenset({"export_next", "mailbox.take"})
 
 
-def kind_of(name: str, arguments: msgspec.Raw) -> str:
-    """What a call waits for (`CALLS_AT_ONCE`), as the engines tell long reads from short ones."""
+class CallCost(NamedTuple):
+    """What a call takes of the log process."""
+
+    kind: str  # what it waits for (`CALLS_AT_ONCE`)
+    answer_bytes: int = 0  # of its answer at most, where that can be large
+
+
+def cost_of(name: str, arguments: msgspec.Raw) -> CallCost:
+    """What a call will take. Long reads are told from short ones as the engines do it."""
     if name not in _BY_LIMIT:
-        return _BY_NAME.get(name, SHORT)
+        return CallCost(_BY_NAME.get(name, SHORT), PAGE_BYTES if name in _LARGE else 0)
     try:
         values = METHODS[name].read(arguments)
     except msgspec.MsgspecError:
-        return SHORT  # it will fail when it is made, and who made it hears why
+        return CallCost(SHORT)  # it will fail when it is made, and its caller hears why
+    answer_bytes = max(METHODS[name].value_of("limit_bytes", values), ENTRY_BYTES)  # one entry always fits
     if name == "log.read_after" and not all(map(is_exact, values[0])):
-        return SCAN
-    return PAGE if METHODS[name].limit_of(values) > SHORT_ENTRIES else SHORT
+        return CallCost(SCAN, answer_bytes)
+    return CallCost(PAGE if METHODS[name].value_of("limit", values) > SHORT_ENTRIES else SHORT, answer_bytes)

@@ -85,7 +85,7 @@ class FramedSocket(asyncio.Protocol):
 
 
 class SocketPath:
-    """A path for a Unix socket, however long: the kernel takes 107 bytes, so it is told by its directory's number."""
+    """A path of any length for a Unix socket. The kernel takes 107 bytes: `short` goes through `/proc/self/fd`."""
 
     def __init__(self, path: Path) -> None:
         self._directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

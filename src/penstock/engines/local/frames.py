@@ -2,9 +2,9 @@
 
     length, 4 bytes ║ msgpack: `WorkerFrame` to the log process, `LogFrame` to a worker
 
-The order within a frame is the order in which its parts are taken. A worker's wishes come before its reads, so a read
-sees all that came before the wish was known. Entries come before answers, so whoever is answered finds that the
-followers of his node have been given everything up to there.
+The parts of a frame are handled in the order of its fields. A worker's new patterns come before its reads, so a read
+sees all entries from before the pattern was known. Entries come before answers: when a caller gets its answer, the
+followers of its node have all entries up to that point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIMPLE = (str, int, float, bool, type(None))
 
 
 class Failure(NamedTuple):
-    """An error on its way to who made the call."""
+    """An error, on its way to the worker that made the call."""
 
     number: int
     kind: str
@@ -41,7 +41,7 @@ many batches take to be read."""
 class WorkerFrame(msgspec.Struct, array_like=True, frozen=True):
     """From a worker."""
 
-    wishes: list[tuple[int, str]]  # the number of the wish, or 0 to take one back; the pattern
+    wanted: list[tuple[int, str]]  # the number of the want, or 0 to take one back; the pattern
     types: list[str]  # meta entries that are wanted wherever they come
     events: PlainEvents
     appends: list[tuple[int, Batch]]  # all other batches; together with the events in the order of their numbers
@@ -58,7 +58,7 @@ class LogFrame(msgspec.Struct, array_like=True, frozen=True):
     trimmed_upto: int
     trouble: str
     members: list[str] | None  # all who are connected, if that has changed
-    covered: list[tuple[int, int]]  # the number of a wish, and the id after which what it covers is sent
+    covered: list[tuple[int, int]]  # the number of a want, and the id after which what it covers is sent
     entries: list[Entry]
     appended: list[AppendAnswer]
     answers: list[tuple[int, msgspec.Raw]]

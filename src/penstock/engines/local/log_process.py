@@ -1,11 +1,11 @@
 """The log process's side: gives the contracts to its workers, and each entry to those that want it.
 
-    worker ── wishes, appends, calls ──▶ ServedWorker ──▶ the engine that keeps the log
+    worker ── wanted, appends, calls ──▶ ServedWorker ──▶ the engine that keeps the log
     worker ◀── entries, answers ──────── ServedWorker ◀── one frame for each turn of the loop
 
-A worker that takes nothing costs the others nothing: what waits for it is bounded, and then it is cut. To be cut is to
-be killed: so nobody who was cut goes on doing what only a member may do. `serve` starts it again, and its wires come
-back to the other workers.
+A worker that reads nothing does not slow down the others: what waits for it is bounded, and over that it is *cut*. Its
+process is killed, so that it cannot go on with what only a member may do. `serve` starts it again; its wires reconnect
+to the other workers.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class LogServer:
                         link.give(encoded)
 
     def _want_type(self, entry: Entry) -> list[ServedWorker]:
-        """Who wants a meta entry wherever it comes: from now on it also wants what comes after it there."""
+        """Workers that want this type of meta entry from any stream; they also get this stream's later entries now."""
         wanting = [link for link in self.links if entry.type in link.types]
         for link in wanting:
             link.want(entry.stream)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -26,7 +26,7 @@ from penstock.core.names import is_exact
 from penstock.core.promise import Pending, Promise
 from penstock.core.storage import Storage
 from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
-from penstock.engines.local.contracts import LETTER, METHODS, PAGE, SCAN, kind_of
+from penstock.engines.local.contracts import LETTER, METHODS, PAGE, SCAN, cost_of
 from penstock.engines.local.framed_socket import FramedSocket
 from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
 from penstock.errors import EngineGone, PenstockError
@@ -40,6 +40,9 @@ WAITING_BYTES: Final = 256 * 1024 * 1024
 """Bytes that wait for one worker. Over it the worker is cut: it has stopped, or cannot keep up with what it wants."""
 UNHURRIED_BYTES: Final = 8 * 1024 * 1024
 """While so many bytes wait for a worker, its next calls are not begun: pages are what is largest."""
+PROMISED_BYTES: Final = WAITING_BYTES // 4
+"""Bytes that the answers of its calls that have begun may have together. Over it: its next large reads wait. Looked at
+one by one, none of them waits for anything, and all of their answers come at once."""
 CHANGES: Final = 200_000
 """Records and mailboxes that changed since a worker last looked, which it does twice a second. Over it: it is cut."""
 REMEMBERED: Final = 8_192
@@ -56,6 +59,14 @@ class AppendsMany(Protocol):
     def append_many(self, appends: Sequence[PlainEvent | Batch]) -> Pending[list[Entry | Appended | Exception]]:
         """Append each by itself; one that is refused has its error in its place, a plain event mostly its entry."""
         ...
+
+
+class QueuedCall(NamedTuple):
+    """A call that has not begun."""
+
+    name: str
+    arguments: msgspec.Raw
+    answer_bytes: int  # of its answer at most, where that can be large
 
 
 class NewestIds:
@@ -116,7 +127,8 @@ class ServedWorker(FramedSocket):
         self._wished: dict[str, None] = {}
         self._forget()
         # By what a call waits for, then by its number.
-        self._queues: dict[str, OrderedDict[int, tuple[str, msgspec.Raw]]] = {kind: OrderedDict() for kind in AT_ONCE}
+        self._queues: dict[str, OrderedDict[int, QueuedCall]] = {kind: OrderedDict() for kind in AT_ONCE}
+        self._promised_bytes = 0
         self._running: dict[str, dict[int, asyncio.Task[None]]] = {kind: {} for kind in AT_ONCE}
         self._records: dict[str, int] = {}
         self._mailboxes: dict[tuple[str, str], MailboxChange] = {}
@@ -203,8 +215,8 @@ class ServedWorker(FramedSocket):
     def take(self, frame: memoryview) -> None:
         said = _frames.decode(frame)
         self.heard = self._loop.time()
-        for number, pattern in said.wishes:
-            self._wish(number, pattern)
+        for number, pattern in said.wanted:
+            self._want(number, pattern)
         self.types.update(said.types)
         numbers, streams, bodies = said.events
         events = list(zip(streams, bodies, strict=True))
@@ -223,8 +235,8 @@ class ServedWorker(FramedSocket):
                 promise.value = given
                 promise.settle()
         for number, name, arguments in said.calls:
-            kind = kind_of(name, arguments)
-            self._queues[kind][number] = name, arguments
+            kind, answer_bytes = cost_of(name, arguments)
+            self._queues[kind][number] = QueuedCall(name, arguments, answer_bytes)
             self._begin_calls(kind)
         for number in said.given_up:
             self._give_up(number)
@@ -234,7 +246,7 @@ class ServedWorker(FramedSocket):
         self._wished[pattern] = None
         self._server.interest.add(pattern, self)
 
-    def _wish(self, number: int, pattern: str) -> None:
+    def _want(self, number: int, pattern: str) -> None:
         server = self._server
         if number:
             self.want(pattern)
@@ -295,13 +307,21 @@ class ServedWorker(FramedSocket):
     def _begin_calls(self, kind: str) -> None:
         queue, running, most = self._queues[kind], self._running[kind], AT_ONCE[kind]
         while queue and len(running) < most and self.waiting_bytes < UNHURRIED_BYTES:
-            number, call = queue.popitem(last=False)
-            task = running[number] = self._loop.create_task(self._answer(number, *call))
-            task.add_done_callback(partial(self._call_done, kind, number))
+            number, call = next(iter(queue.items()))
+            if call.answer_bytes and self._promised_bytes + call.answer_bytes > PROMISED_BYTES:
+                return
+            del queue[number]
+            self._promised_bytes += call.answer_bytes
+            task = running[number] = self._loop.create_task(self._answer(number, call.name, call.arguments))
+            task.add_done_callback(partial(self._call_done, kind, number, call.answer_bytes))
 
-    def _call_done(self, kind: str, number: int, _: object) -> None:
+    def _call_done(self, kind: str, number: int, answer_bytes: int, task: asyncio.Task[None]) -> None:
         del self._running[kind][number]
-        self._begin_calls(kind)
+        self._promised_bytes -= answer_bytes
+        if task.cancelled():  # perhaps before its first step, of which it does not know itself
+            self._fail(number, EngineGone(GIVEN_UP))
+        for one in AT_ONCE if answer_bytes else (kind,):  # what waits for bytes may be of any kind
+            self._begin_calls(one)
 
     def _give_up(self, number: int) -> None:
         """Nobody waits for a call any more: do no more for it. Those that may change something are short."""
@@ -322,9 +342,6 @@ class ServedWorker(FramedSocket):
             if not isinstance(error, PenstockError | ValueError):
                 log.exception("call.failed", extra={"call": name})
             self._fail(number, error)
-        except asyncio.CancelledError:
-            self._fail(number, EngineGone(GIVEN_UP))
-            raise
         else:
             self._answers.append((number, answer))
             self.book()

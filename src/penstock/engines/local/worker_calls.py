@@ -56,7 +56,7 @@ class LogCalls(FramedSocket):
         self.on_lost: Callable[[], None] = lambda: None
 
     def _forget(self) -> None:
-        self._wishes: list[tuple[int, str]] = []
+        self._wanted: list[tuple[int, str]] = []
         self._types: list[str] = []
         self._events: PlainEvents = ([], [], [])
         self._appends: list[tuple[int, msgspec.Raw]] = []
@@ -69,7 +69,7 @@ class LogCalls(FramedSocket):
 
     def make(self) -> object:
         parts = (
-            self._wishes, self._types, self._events, self._appends, self._calls, self._hints, self._taken,
+            self._wanted, self._types, self._events, self._appends, self._calls, self._hints, self._taken,
             self._given_up,
         )  # fmt: skip
         self._forget()
@@ -139,16 +139,16 @@ class LogCalls(FramedSocket):
             self._given_up.append(call.number)
             self.book()
 
-    def wish(self, pattern: str) -> int:
+    def want(self, pattern: str) -> int:
         """Say that what *pattern* covers is wanted; returns the number under which it is answered."""
         self._number += 1
-        self._wishes.append((self._number, pattern))
+        self._wanted.append((self._number, pattern))
         self.book()
         return self._number
 
-    def unwish(self, pattern: str) -> None:
+    def unwant(self, pattern: str) -> None:
         """Say that it is not wanted any more."""
-        self._wishes.append((0, pattern))
+        self._wanted.append((0, pattern))
         self.book()
 
     def want_types(self, types: tuple[str, ...]) -> None:

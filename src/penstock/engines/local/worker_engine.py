@@ -216,6 +216,6 @@ def open_worker_engine(
 ) -> WorkerEngine:
     """The engine of a worker of the log process that listens at *path*; `async with` connects it.
 
-    A worker that is *selective* is given only what its followers wish for; else every entry.
+    A worker that is *selective* is given only what its followers want for; else every entry.
     """
     return WorkerEngine(path, node=node, settings=settings, background=background, selective=selective)

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from penstock.core.followers import Follower, Followers
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
-from penstock.core.wanted_streams import UNKNOWN, Wishes
+from penstock.core.wanted_streams import UNKNOWN, WantedStreams
 from penstock.engines.local.frames import LogFrame, Welcome
 from penstock.engines.local.worker_calls import GONE, Call, LogCalls, Remote
 from penstock.errors import Busy, CallerError, EngineGone
@@ -32,10 +32,10 @@ class WorkerLog(Remote):
         self._followed, self._trimmed_upto = welcome.followed, welcome.trimmed_upto
         self._selective, self._limits = selective, (queue, queue_bytes)
         self.followers = Followers()
-        self._wishes: list[Wishes] = []
+        self._attached: list[WantedStreams] = []
         self._wanted: dict[str, int] = {}  # how many want it
         self._since: dict[str, int] = {}
-        self._asked: dict[int, str] = {}  # wishes that are not answered yet, by number
+        self._asked: dict[int, str] = {}  # patterns that are not answered yet, by number
         self._asked_of: dict[str, int] = {}  # their newest number
         self._reading: dict[tuple[Any, ...], Call] = {}
         self._waiting: Counter[Call] = Counter()  # how many wait for a page
@@ -68,31 +68,31 @@ class WorkerLog(Remote):
 
     # ── follow ─────────────────────────────────────────────────────────────────────────────────
 
-    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
+    def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
         if self._selective:
-            if wishes is None:
+            if wanted is None:
                 raise TypeError("a worker's follower says what it wants")
-            self._wishes.append(wishes)
-            wishes.bring_to(self)
-            if wishes.types:
-                self._link.want_types(wishes.types)
+            self._attached.append(wanted)
+            wanted.attach(self)
+            if wanted.types:
+                self._link.want_types(wanted.types)
         self.followers.add(follower)
 
-    def wish(self, pattern: str) -> None:
+    def want(self, pattern: str) -> None:
         count = self._wanted[pattern] = self._wanted.get(pattern, 0) + 1
         if count == 1:
             self._since[pattern] = UNKNOWN
-            number = self._asked_of[pattern] = self._link.wish(pattern)
+            number = self._asked_of[pattern] = self._link.want(pattern)
             self._asked[number] = pattern
 
-    def unwish(self, pattern: str) -> None:
+    def unwant(self, pattern: str) -> None:
         count = self._wanted.pop(pattern)
         if count > 1:
             self._wanted[pattern] = count - 1
         else:
             self._since.pop(pattern, None)
             self._asked_of.pop(pattern, None)
-            self._link.unwish(pattern)
+            self._link.unwant(pattern)
 
     def since(self, pattern: str) -> int:
         return self._since.get(pattern, UNKNOWN)
@@ -109,9 +109,9 @@ class WorkerLog(Remote):
             self.followers.tell(frame.entries)
         if frame.followed > self._followed:
             self._followed = frame.followed
-            for wishes in self._wishes:
-                if wishes.moved is not None:
-                    wishes.moved(frame.followed)
+            for wanted in self._attached:
+                if wanted.moved is not None:
+                    wanted.moved(frame.followed)
 
     # ── reads ──────────────────────────────────────────────────────────────────────────────────
 

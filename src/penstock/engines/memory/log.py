@@ -13,7 +13,7 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.matching import matches
 from penstock.core.names import check_pattern
 from penstock.core.stamp import check_batch, stamp
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.engines.pages import fitting, is_over, page_of_stream, shown, tombstone
 from penstock.engines.repeats import (
     Address,
@@ -74,7 +74,7 @@ class MemoryLog:
             loop.call_soon(self._acknowledge, entries, appended, future)
         return future
 
-    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
+    def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
         self.followers.add(follower)
 
     def _store(self, batch: Batch) -> tuple[list[Entry], Appended]:

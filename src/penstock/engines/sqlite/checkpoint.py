@@ -20,6 +20,9 @@ from penstock.engines.sqlite.connection import open_checkpointer
 
 log = logging.getLogger("penstock.engines")
 
+CHECKPOINT_PAGES: Final = 4_000
+"""Pages (16 MiB), by estimate, that are written before they are moved into the file: the more there
+are, the more of them are the same page again, and the larger the write-ahead log."""
 PAGE_BYTES: Final = 4096
 GROUP_PAGES: Final = 3
 """Pages that a transaction writes whatever is in it: the ends of the table, of an index, a head."""

@@ -14,16 +14,11 @@ from penstock.engines.sqlite.schema import migrate
 WRITER_CACHE_KIB: Final = 64 * 1024
 """Pages the writer keeps: over a million streams, the fold and the heads live from it."""
 READER_CACHE_KIB: Final = 8 * 1024
-CHECKPOINT_PAGES: Final = 4_000
-"""Pages (16 MiB), by estimate, that are written before they are moved into the file (checkpoint.py): the more there
-are, the more of them are the same page again, and the larger the write-ahead log."""
 LAST_RESORT: Final = 4
 """So many times as many pages in the write-ahead log, and the writer moves them itself, within its commit."""
 
 
-def open_writer(
-    path: Path, *, synchronous: str = "FULL", checkpoint_pages: int = CHECKPOINT_PAGES
-) -> sqlite3.Connection:
+def open_writer(path: Path, *, synchronous: str = "FULL", checkpoint_pages: int) -> sqlite3.Connection:
     """The one connection that writes. Makes the file, for nobody else to read, or brings an older one up to date."""
     if path.exists():
         check_unchanged(path, _connect)

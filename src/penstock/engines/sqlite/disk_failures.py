@@ -66,5 +66,5 @@ class Damage:
 
 
 def stop_writing(connection: sqlite3.Connection) -> None:
-    """Let every further change fail. What is stored into a damaged file is acknowledged, and may not be found again."""
+    """Make every further write fail: a damaged file could lose what was acknowledged."""
     connection.execute("PRAGMA query_only = ON")

@@ -14,8 +14,8 @@ from penstock.core.change_watch import Changes
 from penstock.core.clock import Clock, WallClock
 from penstock.engines.sqlite import schema
 from penstock.engines.sqlite.backup import Manifest, backup
-from penstock.engines.sqlite.checkpoint import Checkpointer
-from penstock.engines.sqlite.connection import CHECKPOINT_PAGES, open_reader, open_writer
+from penstock.engines.sqlite.checkpoint import CHECKPOINT_PAGES, Checkpointer
+from penstock.engines.sqlite.connection import open_reader, open_writer
 from penstock.engines.sqlite.disk_failures import Damage, stop_writing, translated
 from penstock.engines.sqlite.export import SqliteExport
 from penstock.engines.sqlite.faults import SqliteFaults
@@ -26,7 +26,7 @@ from penstock.engines.sqlite.log import SqliteLog
 from penstock.engines.sqlite.mailbox import SqliteMailbox
 from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.registry import SqliteRegistry
-from penstock.engines.sqlite.unfolded_entries import Recent
+from penstock.engines.sqlite.unfolded_entries import UnfoldedSpots
 from penstock.engines.sqlite.writer import DEFAULTS, Limits, SqliteWriter
 from penstock.errors import DataCorrupt
 from penstock.values import Head, Kind
@@ -117,7 +117,7 @@ class SqliteEngine:
 
     def _open(self, connection: sqlite3.Connection) -> None:
         options, clock, loop = self._options, self._clock, asyncio.get_running_loop()
-        known, recent = KnownStreams(options.known_streams), Recent()
+        known, recent = KnownStreams(options.known_streams), UnfoldedSpots()
         clean = schema.fact(connection, "clean")
         _read_unfolded(connection, known, recent)
         schema.set_fact(connection, "clean", 0)
@@ -149,7 +149,7 @@ def _last_number(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT ifnull(max(number), 0) FROM streams").fetchone()[0])
 
 
-def _read_unfolded(connection: sqlite3.Connection, known: KnownStreams, recent: Recent) -> None:
+def _read_unfolded(connection: sqlite3.Connection, known: KnownStreams, recent: UnfoldedSpots) -> None:
     """Find the entries that were not folded when the file was last in use."""
     known.folded_upto = schema.fact(connection, "folded_upto")
     query = "SELECT id, stream, idx, chunk, offset, size, kind, published_ms FROM entries WHERE id > ? ORDER BY id"

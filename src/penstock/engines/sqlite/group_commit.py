@@ -12,7 +12,7 @@ from penstock.core.stamp import Stamped, appended_one, stamp, stamp_one
 from penstock.engines.sqlite.entry_rows import EntryRows
 from penstock.engines.sqlite.idempotency_keys import GroupKeys
 from penstock.engines.sqlite.known_streams import KnownStream, KnownStreams
-from penstock.engines.sqlite.unfolded_entries import Recent
+from penstock.engines.sqlite.unfolded_entries import UnfoldedSpots
 from penstock.values import Appended, Batch, Entry, Head, Kind, PlainEvent
 
 GROUP_JOBS: Final = 1_024
@@ -89,7 +89,7 @@ class WriteGroup:
             self._keys.write()
         self._rows.insert(self._connection)
 
-    def settle(self, recent: Recent) -> None:
+    def settle(self, recent: UnfoldedSpots) -> None:
         """After the commit: let everyone know the new heads and spots."""
         recent.add(self._rows.spots())
         for name, head in self._heads.items():

@@ -34,8 +34,8 @@ class KnownStream(msgspec.Struct, gc=False):
 class KnownStreams:
     """Streams by name. Only the writer thread changes it; others may `peek`.
 
-    Two generations: what is used moves to the young one; when that is full it becomes the old
-    one, and what was not used since the last turn is forgotten.
+    A cache of two generations. A stream that is used moves to the young one. When that is full it becomes the
+    old one, and the former old one is dropped, but for streams with entries that are not folded yet.
     """
 
     def __init__(self, limit: int = KNOWN_STREAMS) -> None:

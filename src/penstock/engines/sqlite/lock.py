@@ -1,4 +1,4 @@
-"""One process per data directory."""
+"""One server per data directory. Its export process reads the file as well, without this lock."""
 
 from __future__ import annotations
 

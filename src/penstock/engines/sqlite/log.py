@@ -11,7 +11,7 @@ from penstock.core.followers import Follower, Followers
 from penstock.core.names import check_pattern, is_exact
 from penstock.core.promise import Promise, failed
 from penstock.core.stamp import check_batch
-from penstock.core.wanted_streams import Wishes
+from penstock.core.wanted_streams import WantedStreams
 from penstock.engines.pages import SHORT_ENTRIES, Look, look_within
 from penstock.engines.sqlite import retention, stream_pages
 from penstock.engines.sqlite.known_streams import KnownStream, KnownStreams, load_by_name
@@ -19,7 +19,7 @@ from penstock.engines.sqlite.read_ahead import Ahead, Read, ReplayKind
 from penstock.engines.sqlite.reader import SqliteReader
 from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.stream_pages import Source
-from penstock.engines.sqlite.unfolded_entries import Recent
+from penstock.engines.sqlite.unfolded_entries import UnfoldedSpots
 from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import CallerError, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
@@ -33,7 +33,7 @@ class SqliteLog:
     """`core.log.Log` over one file."""
 
     def __init__(
-        self, *, writer: SqliteWriter, readers: Readers, known: KnownStreams, recent: Recent, trimmed_upto: int,
+        self, *, writer: SqliteWriter, readers: Readers, known: KnownStreams, recent: UnfoldedSpots, trimmed_upto: int,
         clock: Clock, server: str, durability: str,
     ) -> None:  # fmt: skip
         self.durability, self.server = durability, server
@@ -71,7 +71,7 @@ class SqliteLog:
     def followers(self) -> Followers:
         return self._writer.followers
 
-    def follow(self, follower: Follower, wishes: Wishes | None = None) -> None:
+    def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
         self.followers.add(follower)
 
     # ── heads ──────────────────────────────────────────────────────────────────────────────────

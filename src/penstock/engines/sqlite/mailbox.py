@@ -18,8 +18,8 @@ from penstock.core.clock import Clock
 from penstock.core.months import check_month
 from penstock.engines.checks import check_position, check_recipient, check_room
 from penstock.engines.checks import weight as weight_of
-from penstock.engines.sqlite.mailbox_puts import ITEM, Put, Putting, numbered
-from penstock.engines.sqlite.mailbox_room import Bounds, weigh
+from penstock.engines.sqlite.mailbox_puts import ITEM, GroupedPuts, Put, numbered
+from penstock.engines.sqlite.mailbox_room import PendingBounds, weigh
 from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.retention import in_slices
 from penstock.engines.sqlite.writer import SqliteWriter
@@ -73,8 +73,8 @@ class SqliteMailbox:
     def __init__(self, writer: SqliteWriter, readers: Readers, clock: Clock) -> None:
         self._writer, self._readers, self._clock = writer, readers, clock
         self._made: set[str] = set()  # months that the writer has seen; only its thread touches it
-        self._putting: dict[str, Putting] = {}
-        self._bounds = Bounds()  # only the writer's thread touches it, too
+        self._putting: dict[str, GroupedPuts] = {}
+        self._bounds = PendingBounds()  # only the writer's thread touches it, too
 
     def put(
         self, recipient: str, month: str, items: Sequence[NewItem], *, position: int | None = None,
@@ -103,8 +103,8 @@ class SqliteMailbox:
         self._bounds.add(tables.month, put)
         return tables.put(put.recipient, put.items, put.position, put.now_ms, expect)
 
-    def _new_putting(self, month: str) -> Putting:
-        putting = self._putting[check_month(month)] = Putting(month, self._exists, self._bounds)
+    def _new_putting(self, month: str) -> GroupedPuts:
+        putting = self._putting[check_month(month)] = GroupedPuts(month, self._exists, self._bounds)
         return putting
 
     async def take(self, recipient: str, month: str, *, after: int = 0, limit: int = MAILBOX_PAGE) -> list[Item]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.engines.sqlite.entry_rows import counts
-from penstock.engines.sqlite.mailbox_room import Bounds
+from penstock.engines.sqlite.mailbox_room import PendingBounds
 from penstock.errors import NotFound
 from penstock.values import Item, NewItem, Room
 
@@ -36,10 +36,10 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     room: Room | None = None
 
 
-class Putting:
+class GroupedPuts:
     """Stores puts into the tables of one month."""
 
-    def __init__(self, month: str, exists: Callable[[sqlite3.Connection, str], bool], bounds: Bounds) -> None:
+    def __init__(self, month: str, exists: Callable[[sqlite3.Connection, str], bool], bounds: PendingBounds) -> None:
         self._month, self._exists, self._bounds = month, exists, bounds
 
     def __call__(self, connection: sqlite3.Connection, puts: Sequence[Put]) -> list[Any]:

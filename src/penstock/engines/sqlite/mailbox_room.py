@@ -1,8 +1,8 @@
 """Whether there is room in a mailbox, without counting it for each put.
 
-The writer is the only one who puts, so it may remember of each recipient what is pending at most: every put adds to
-that, and what goes is not taken off. Only where the remembered sum is too much, or none is known, the rows are
-counted, and no more of them than there may be.
+Only the writer stores items, so it can remember an upper bound of what each recipient has pending. A put raises the
+bound; a removal does not lower it. The rows are counted only if the bound is unknown or over the limit, and never more
+rows than the limit.
 """
 
 # ruff: noqa: S608 - only months, which were checked, become part of a statement; values never do
@@ -34,7 +34,7 @@ class _Put(Protocol):
     def room(self) -> Room | None: ...
 
 
-class Bounds:
+class PendingBounds:
     """What is pending at most, by month and recipient."""
 
     def __init__(self) -> None:

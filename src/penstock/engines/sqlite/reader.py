@@ -98,9 +98,8 @@ _IDS_AFTER = """
 SELECT json_group_array(id)
 FROM (SELECT id FROM places WHERE stream = ? AND id > ? AND id <= ? ORDER BY id LIMIT ?)
 """
-# Along a stream nothing ever falls, so the first place with a property is found by leaps over the ids,
-# each half as long as the one before, that stop short of it. All in one statement: between two of them
-# a fold might add places.
+# Within a stream id, index and position only rise, so the first place with a property is found by a binary
+# search over the ids. It is one statement: between two statements a fold might add places.
 _PLACES_WITH = """
 WITH RECURSIVE leaps(id, leap) AS (
     VALUES (0, :leap)

@@ -101,7 +101,7 @@ def _page(reader: SqliteReader, source: Source, spots: list[Spot], look: Look) -
 def _parts_after(reader: SqliteReader, source: Source, entry: Entry, rest: list[Spot], look: Look) -> list[Entry]:
     """The further parts of a page's last entry.
 
-    A page never separates them: who goes on reads from the next index or line, and would miss them.
+    A page never separates an entry from its parts: the next read begins at the next index or line, and would miss them.
     """
     if entry.kind is Kind.META:
         return []

@@ -45,7 +45,7 @@ class Spots(Sequence[Spot]):
         return Spot(*self._numbers[_WIDTH * place : _WIDTH * place + _WIDTH])
 
 
-class Recent:
+class UnfoldedSpots:
     """Spots of unfolded entries by stream number, in order of id.
 
     The writer thread adds what it has committed and drops what it has folded; both are one

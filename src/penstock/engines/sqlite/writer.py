@@ -31,7 +31,7 @@ from penstock.engines.sqlite.disk_failures import Damage
 from penstock.engines.sqlite.faults import SqliteFaults
 from penstock.engines.sqlite.group_commit import GROUP_BYTES, GROUP_JOBS, WriteGroup
 from penstock.engines.sqlite.known_streams import KnownStreams
-from penstock.engines.sqlite.unfolded_entries import Recent
+from penstock.engines.sqlite.unfolded_entries import UnfoldedSpots
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
 from penstock.settings import LogSettings
 from penstock.values import Appended, Batch, Draft, Entry, PlainEvent
@@ -81,7 +81,7 @@ class SqliteWriter:
     """Owns the writing connection, the numbering, and what the followers have been given."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, *, known: KnownStreams, recent: Recent, next_id: int,
+        self, path: Path, connection: sqlite3.Connection, *, known: KnownStreams, recent: UnfoldedSpots, next_id: int,
         next_number: int, clock: Clock, server: str, faults: SqliteFaults | None = None, limits: Limits, damage: Damage,
         checkpointer: Checkpointer,
     ) -> None:  # fmt: skip

@@ -69,9 +69,10 @@ def _compacted(place: Workplace, turn: Turn, table: str, today: str) -> TableCha
 
 
 def _sweep_removed(place: Workplace) -> int:
-    """Delete what an overtaken driver has written of a typed table that was deleted meanwhile: no turn sweeps there.
+    """Delete files that an overtaken driver wrote for a typed table which was deleted meanwhile: no turn sweeps these.
 
-    A turn takes its record before it writes. So what is listed first, and has no record then, has none any more.
+    A turn takes its record before it writes a file. So a file that is listed first, and whose table then has no record,
+    can be deleted: no turn will ever need it.
     """
     store = place.lake.store
     listed = [one.path for one in store.list(TYPED.rstrip("/"))]

@@ -20,7 +20,7 @@ from penstock.errors import InputInvalid
 from penstock.iceberg.files import PlannedFile
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import TableChange, Turn, watermark
-from penstock.pipeline.erasing import STREAM, EraseFrom, FindRequests, Gone, gone
+from penstock.pipeline.erased_rows import STREAM, ErasedRows, EraseFrom, FindRequests, gone
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive
 from penstock.pipeline.lake import columns_in, covering
 from penstock.pipeline.typed_rows import RemoveRows
@@ -84,7 +84,7 @@ def _change(place: Workplace, turn: Turn) -> tuple[TableChange, int]:
     return TableChange("events", added, removed, forget=True), sum(count for count, _ in done)
 
 
-def _requested(place: Workplace, after: int, upto: int, files: list[PlannedFile]) -> Gone:
+def _requested(place: Workplace, after: int, upto: int, files: list[PlannedFile]) -> ErasedRows:
     """What the requests with ids in (after, upto] ask for. Most files cannot have any, as their bounds tell."""
     after = max(after, place.begins_after())
     inside = covering("events", files, min(after, upto), upto)

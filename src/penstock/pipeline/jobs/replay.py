@@ -121,7 +121,7 @@ def _moment(name: str, text: str) -> datetime:
 
 
 class ReplayRows:
-    """ReplayRows in order of id, file by file: no more than a part of one file is held at a time."""
+    """The rows to replay in order of id, file by file: no more than a part of one file is held at a time."""
 
     def __init__(self, place: Workplace, after: int, upto: int, patterns: list[str], at: datetime) -> None:
         self._place, self._after, self._upto, self._patterns, self._at = place, after, upto, patterns, at

@@ -28,7 +28,7 @@ _EMPTIED: Final = ("type", "attributes", "body")
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ErasedRows:
     """What must not be read any more: these entries, and those of streams up to an id."""
 
     ids: tuple[int, ...]  # in order
@@ -45,9 +45,9 @@ class Gone:
             return True
         return bool(self._ids_in(file))
 
-    def part_in(self, file: LakeFile) -> Gone:
+    def part_in(self, file: LakeFile) -> ErasedRows:
         """What of it a file may have, by its name: a task is given no more."""
-        return Gone(self._ids_in(file), {stream: upto for stream, upto in self.streams.items() if file.lo < upto})
+        return ErasedRows(self._ids_in(file), {stream: upto for stream, upto in self.streams.items() if file.lo < upto})
 
     def _ids_in(self, file: LakeFile) -> tuple[int, ...]:
         return self.ids[bisect_right(self.ids, file.lo) : bisect_right(self.ids, file.hi)]
@@ -69,7 +69,7 @@ class Gone:
         return found
 
 
-def gone(requests: Iterable[bytes]) -> Gone:
+def gone(requests: Iterable[bytes]) -> ErasedRows:
     """What the entries of `/_erased` ask for."""
     ids: set[int] = set()
     streams: dict[str, int] = {}
@@ -81,7 +81,7 @@ def gone(requests: Iterable[bytes]) -> Gone:
         ids.update(wanted)
         if stream:
             streams[stream] = max(upto, streams.get(stream, 0))
-    return Gone(tuple(sorted(ids)), streams)
+    return ErasedRows(tuple(sorted(ids)), streams)
 
 
 def read_request(body: bytes) -> tuple[list[int], str, int]:
@@ -105,7 +105,7 @@ def requests_in(rows: pa.RecordBatch, after: int, upto: int) -> Iterator[bytes]:
     yield from rows.filter(pc.and_(inside, said))["body"].to_pylist()
 
 
-def emptied(rows: pa.RecordBatch, what: Gone) -> pa.RecordBatch:
+def emptied(rows: pa.RecordBatch, what: ErasedRows) -> pa.RecordBatch:
     """*rows* with tombstones in the place of what must go."""
     mask = what.within(rows)
     rows = _with(rows, "kind", pc.if_else(mask, ERASED, rows["kind"]))
@@ -139,7 +139,7 @@ class EraseFrom:
 
     store: FileStore
     file: PlannedFile
-    what: Gone
+    what: ErasedRows
 
     def run(self) -> tuple[int, WrittenFile | None]:
         """How many rows lose something, and the file without it; none if there are no such rows."""

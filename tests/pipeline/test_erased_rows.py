@@ -15,7 +15,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.engines.memory import MemoryEngine
 from penstock.iceberg.files import PlannedFile
-from penstock.pipeline.erasing import Gone, emptied, gone
+from penstock.pipeline.erased_rows import ErasedRows, emptied, gone
 from penstock.values import Batch, Draft, Kind
 from penstock.wire.lake_files import LakeFile
 from penstock.wire.table_columns import NAMES
@@ -76,7 +76,7 @@ def test_rows_without_what_was_erased_are_those_of_the_log_as_it_is(
     assert count(made, what) == 0, "a second time there is nothing to do"
 
 
-def count(rows: pa.Table, what: Gone) -> int:
+def count(rows: pa.Table, what: ErasedRows) -> int:
     return sum(what.count_in(batch) for batch in rows.to_batches())
 
 
