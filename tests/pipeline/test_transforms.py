@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from array import array
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row
 from penstock.iceberg.files import arrow_schema
 from penstock.pipeline import ledger_batches
 from penstock.pipeline.jobs import ledger, rollup
+from penstock.wire.ledger import CheckedBatch, LedgerBatch, check_batch
 from penstock.wire.table_columns import TABLES
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -150,3 +155,75 @@ def test_recipients_are_remembered_by_their_first_and_last_sign() -> None:
     (row,) = heard.to_pylist()
     assert (row["recipient"], row["records"]) == ("a", 2)
     assert row["last_time"] - row["first_time"] == timedelta(milliseconds=1)
+
+
+# ── damaged batches ────────────────────────────────────────────────────────────────────────────
+
+
+def believing(body: bytes) -> Any:
+    """The sabotage: a batch as it was read once, half characters included."""
+    said = json.loads(body.partition(b"\n")[0])
+    head = LedgerBatch(said["node"], said["epoch"], said["sequence"], "", 0)
+    return CheckedBatch(head, said["who"], [(said["rows"][0], array("I", [0]))], [])
+
+
+@pytest.mark.parametrize("sabotage", [None, believing])
+def test_a_batch_with_half_a_character_is_put_aside_and_its_neighbours_are_read(
+    sabotage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = [batch(number, ("sent", "/s", 1, 1, "한")) for number in range(3)]
+    bad = good[1].replace("한".encode(), b"\xed\xb5\x9c")
+    unreadable: list[Any] = []
+    if sabotage:
+        monkeypatch.setattr(ledger_batches, "check_batch", sabotage)
+
+    rows = pa.Table.from_batches(ledger_batches.decode(events(good[0], bad, good[2]).to_batches(), unreadable))
+
+    assert [(entry, stream) for entry, stream, *_ in unreadable] == [(101, "/_ledger")]
+    assert rows_of(rows, "entry", "state") == [(100, "batch"), (100, "sent"), (102, "batch"), (102, "sent")]
+
+
+def test_without_the_check_and_the_net_one_batch_would_stop_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = batch(0, ("sent", "/s", 1, 1, "한")).replace("한".encode(), b"\xed\xb5\x9c")
+    monkeypatch.setattr(ledger_batches, "check_batch", believing)
+    monkeypatch.setattr(ledger_batches, "_finished", lambda made, added, unreadable: iter([made.arrow()]))
+
+    with pytest.raises(UnicodeEncodeError):
+        list(ledger_batches.decode(events(bad).to_batches(), []))
+
+
+@given(st.data())
+def test_whatever_is_wrong_with_a_batch_the_others_are_read(data: st.DataObject) -> None:
+    whole = batch(
+        1, ("sent", "/s", 1, 1, "한"), items=[(NOON_MS, "acked", "", "webpush", "ü", "m", "2026_11", 3, None)]
+    )
+    body = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    unreadable: list[Any] = []
+
+    rows = pa.Table.from_batches(
+        ledger_batches.decode(events(batch(0), bytes(body), batch(2)).to_batches(), unreadable)
+    )
+
+    assert {100, 102} <= set(rows["entry"].to_pylist())
+    assert (101 in rows["entry"].to_pylist()) != bool(unreadable)
+
+
+@pytest.mark.parametrize("who", ['{"sps":1,"a":2}', '"ab"', '[{"sps":1,"u":2}]', '["ab"]'])
+def test_recipients_that_are_no_lists_are_none(who: str) -> None:
+    body = f'{{"node":"n","epoch":1,"sequence":0,"who":{who},"rows":[],"items":[],"groups":[]}}\n'.encode()
+
+    with pytest.raises(ValueError, match="no ledger batch"):
+        check_batch(body)
+
+
+def test_a_record_of_the_last_possible_year_is_summed_up() -> None:
+    ms = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1000)
+    late = decoded(batch(0, ("sent", "/s", 1, 1, "a")).replace(str(NOON_MS).encode(), str(ms).encode()))
+    entries = pa.Table.from_pylist([{"id": 1, "index": 0, "time": NOON}], rollup._ENTRY)
+
+    [row] = rollup.delivered(late, entries).to_pylist()
+
+    assert (row["hour"].year, row["count"]) == (9999, 1)
+    assert row["latency_ms"] >= ms - NOON_MS

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.client.http import ApiError, ServerUnreachable
 from penstock.iceberg.files import WrittenFile
 from penstock.pipeline.client import PipelineClient, RecordChanged
-from penstock.pipeline.lake import Lake
+from penstock.pipeline.lake import Lake, LakeHole
 from penstock.pipeline.table_lease import WaitClock, keep_alive, own_name, wait_for
 from penstock.wire.lake_files import RECORDS, TYPED, tables_of
 
@@ -220,7 +220,7 @@ class Turn:
             store.sync([store.relative(one.location) for change in changes for one in (*change.found, *change.added)])
             wanted = [change for change in changes if change or self._anew]
             prepared = {change.table: self._prepared(change) for change in wanted}
-        except FileNotFoundError:
+        except (FileNotFoundError, LakeHole):
             self._refused_if_overtaken(changes)  # whoever has overtaken this turn may have swept its files
             raise
         if release:

@@ -113,20 +113,43 @@ def decode(entries: Iterable[pa.RecordBatch], unreadable: list[tuple[int, str, s
 
     What cannot be read, there or in `/_erased`, is added to *unreadable*: entry, stream, reason, bytes.
     """
-    made = BatchRows()
+    made, added = BatchRows(), list[tuple[int, bytes]]()
     for piece in entries:
         for id, stream, body in zip(*(piece[name].to_pylist() for name in ("id", "stream", "body")), strict=True):
             try:
                 if stream == STREAM:
                     made.add(id, body or b"")
+                    added.append((id, body or b""))
                 else:
                     read_request(body or b"")
             except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are to be read
-                unreadable.append((id, stream, _printable(str(error) or type(error).__name__), len(body or b"")))
+                unreadable.append(_told(id, stream, error, body))
             if made.size >= AT_ONCE:
-                yield made.arrow()
-                made = BatchRows()
-    yield made.arrow()
+                yield from _finished(made, added, unreadable)
+                made, added = BatchRows(), []
+    yield from _finished(made, added, unreadable)
+
+
+def _finished(
+    made: BatchRows, added: Sequence[tuple[int, bytes]], unreadable: list[tuple[int, str, str, int]]
+) -> Iterator[pa.RecordBatch]:
+    """All rows. One batch that was taken for good, and is not, does not keep those of the others back."""
+    try:
+        yield made.arrow()
+    except Exception:  # noqa: BLE001 - as above
+        for id, body in added:
+            alone = BatchRows()
+            try:
+                alone.add(id, body)
+                rows = alone.arrow()
+            except Exception as error:  # noqa: BLE001
+                unreadable.append(_told(id, STREAM, error, body))
+            else:
+                yield rows
+
+
+def _told(id: int, stream: str, error: Exception, body: bytes | None) -> tuple[int, str, str, int]:
+    return id, stream, _printable(str(error) or type(error).__name__), len(body or b"")
 
 
 def _printable(reason: str) -> str:

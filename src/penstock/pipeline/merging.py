@@ -47,7 +47,7 @@ class MergedTable:
     merge: Callable[[pa.Table], pa.Table]  # rows of the table → one for each key
     order: tuple[str, ...]  # of the rows within a file
     split: Split | None = None
-    made_of: int = 1  # a row is made of so many new ones, as a rule
+    repeats: bool = False  # many new rows have the same keys: they are merged before they are dealt out
 
 
 class RowSource(Protocol):
@@ -94,9 +94,23 @@ def merge(
     place: jobs.Workplace, table: MergedTable, fresh: Sequence[RowSource], held: Sequence[RowSource], name: LakeFile
 ) -> list[WrittenFile]:
     """Write the rows of all sources, those with the same keys as one. *held* rows have each key once."""
-    tasks = -(-(_count(fresh) // table.made_of + _count(held)) // jobs.TASK_ROWS)
+    rows = round(_count(fresh) * _fraction_left(table, fresh)) + _count(held)
+    tasks = -(-rows // jobs.TASK_ROWS)
     made = in_buckets(place, table, [*fresh, *held], tasks, _WriteMerged(place.lake.store, table, name))
     return [one for written in made for one in written]
+
+
+def _fraction_left(table: MergedTable, fresh: Sequence[RowSource]) -> float:
+    """How many of the new rows are left when those with the same keys are one, as three samples of them say.
+
+    It is never too low by much: rows of different samples may have the same keys as well.
+    """
+    if not table.repeats or _count(fresh) <= jobs.TASK_ROWS:
+        return 1.0
+    sources = [fresh[number] for number in sorted({0, len(fresh) // 2, len(fresh) - 1})]
+    samples = [rows for rows in (next(_rows([one]), None) for one in sources) if rows]
+    left, whole = sum(table.merge(rows).num_rows for rows in samples), sum(rows.num_rows for rows in samples)
+    return float(left / max(1, whole))
 
 
 def in_buckets(
@@ -113,7 +127,7 @@ def in_buckets(
     at_once, chunks = place.spark.sparkContext.defaultParallelism, chunks_of(place, sources)
     if buckets > 1:
         buckets = -(-buckets // at_once) * at_once  # so that none is left for a last round of its own
-    deal = _Deal(table.keys, table.merge if table.made_of > 1 else None, max(1, buckets))
+    deal = _Deal(table.keys, table.merge if table.repeats else None, max(1, buckets))
     dealt = place.spark.sparkContext.parallelize(chunks, len(chunks)).flatMap(deal).partitionBy(deal.buckets, int)
     return dealt.mapPartitions(_Finish(finish)).collect()
 
@@ -201,7 +215,8 @@ def touched(
     likely = [files[number] for number in sorted(set[int]().union(*found))]
     if sum(one.size for one in likely) <= SURELY_BYTES:
         return likely
-    hashes = numpy.unique(numpy.concatenate(place.in_tasks(_KeyHashes(table.keys), chunks_of(place, fresh))))
+    near = _KeyHashes(table.keys, table.ranges, [[one.bounds(column) for column in table.ranges] for one in likely])
+    hashes = numpy.unique(numpy.concatenate(place.in_tasks(near, chunks_of(place, fresh))))
     held = [StoredRows(place.lake.store, one.location, one.rows) for one in likely]
     place.lake.check(likely)
     answers = place.in_tasks(_HoldsAny(table.keys, hashes), chunks_of(place, held))
@@ -226,24 +241,46 @@ class _MayHold:
 
 
 def _any(columns: Sequence[pa.ChunkedArray], ranges: list[tuple[Any, ...]]) -> bool:
-    inside: Any = pa.scalar(True)
+    return bool(_inside(columns, ranges).any())
+
+
+def _inside(columns: Sequence[pa.ChunkedArray], ranges: list[tuple[Any, ...]]) -> Any:
+    """Which rows a file with these bounds may have. Those without a value may be anywhere."""
+    inside = numpy.ones(len(columns[0]), bool)
     for column, (least, greatest) in zip(columns, ranges, strict=True):
         if least is not None:
-            inside = pc.and_(inside, pc.greater_equal(column, pa.scalar(least, column.type)))
+            inside &= _true(pc.greater_equal(column, pa.scalar(least, column.type)))
         if greatest is not None:
-            inside = pc.and_(inside, pc.less_equal(column, pa.scalar(greatest, column.type)))
-    return bool(inside.as_py() if isinstance(inside, pa.Scalar) else pc.any(pc.fill_null(inside, True)).as_py())
+            inside &= _true(pc.less_equal(column, pa.scalar(greatest, column.type)))
+    return inside
+
+
+def _true(answers: pa.ChunkedArray) -> Any:
+    return pc.fill_null(answers, True).combine_chunks().to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _KeyHashes:
-    """The hashes of the keys of some sources, each once."""
+    """The hashes of those keys of some sources, each once, that files with such bounds may have.
+
+    Most rows of a turn are newer than all files, and none of these: only late ones come to the driver.
+    """
 
     keys: tuple[str, ...]
+    ranges: tuple[str, ...]
+    bounds: list[list[tuple[Any, ...]]]
 
     def __call__(self, chunk: Sequence[RowSource]) -> Any:
-        found = [numpy.unique(row_hashes(rows, self.keys)) for rows in _rows(chunk)]
+        found = [numpy.unique(row_hashes(self._near(rows), self.keys)) for rows in _rows(chunk)]
         return numpy.concatenate([numpy.empty(0, numpy.uint64), *found])
+
+    def _near(self, rows: pa.Table) -> pa.Table:
+        columns, near = [rows[name] for name in self.ranges], numpy.zeros(rows.num_rows, bool)
+        for ranges in self.bounds:
+            near |= _inside(columns, ranges)
+            if near.all():
+                break
+        return rows.filter(pa.array(near))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,13 +288,16 @@ class _HoldsAny:
     """The locations of those files that have a key with one of these hashes."""
 
     keys: tuple[str, ...]
-    hashes: Any
+    hashes: Any  # in order
 
     def __call__(self, chunk: Sequence[StoredRows]) -> set[str]:
         return {one.location for one in chunk if any(self._has(rows) for rows in one.rows())}
 
     def _has(self, rows: pa.Table) -> bool:
-        return bool(numpy.isin(row_hashes(rows, self.keys), self.hashes).any())
+        wanted = row_hashes(rows, self.keys)
+        at = numpy.searchsorted(self.hashes, wanted)  # numpy.isin sorts both anew for each piece
+        inside = at < len(self.hashes)
+        return bool((self.hashes[at[inside]] == wanted[inside]).any())
 
 
 def row_hashes(rows: pa.Table, columns: Sequence[str]) -> Any:

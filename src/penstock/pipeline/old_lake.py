@@ -197,7 +197,7 @@ def _fold(place: Workplace, table: MergedTable, files: Sequence[OldFile]) -> Tab
     before, after = sum(one.count for one in old), sum(one.rows for one in written)
     sides: list[RowSource] = [_Side(one, 1) for one in old]
     sides += (_Side(StoredRows(place.lake.store, one.location, one.rows), -1) for one in written)
-    as_they_are = replace(table, made_of=1)  # nothing is merged before it is dealt out
+    as_they_are = replace(table, repeats=False)  # nothing is merged before it is dealt out
     wrong = sum(in_buckets(place, as_they_are, sides, -(-before // TASK_ROWS), _CountDifferences(table)))
     if wrong:
         raise WrittenWrong(f"{wrong:,} rows of {table.name} are not what the old lake's rows come to")

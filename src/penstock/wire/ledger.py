@@ -121,7 +121,7 @@ def check_batch(body: bytes) -> CheckedBatch:
     """Read a batch. Raises `ValueError` for anything else: of one that is garbled somewhere, nothing is believed."""
     line, _, column = body.partition(b"\n")
     try:
-        said = json.loads(line)
+        said = json.loads(line.decode())  # of bytes it takes halves of characters, too
         if b"\\u" in line:  # half a character can be escaped, and stands in no table
             json.dumps(said, ensure_ascii=False).encode()
         batch = LedgerBatch(said["node"], said["epoch"], said["sequence"], said.get("mark", ""), said.get("lost", 0))
@@ -163,6 +163,7 @@ def with_recipients(
 def _check_records(said: dict[str, list[list[object]]], numbers: array[int]) -> None:
     """Whether every record can be made: so many recipients as the rows say, and each of them known."""
     who, rows, items = (said.get(name, []) for name in ("who", "rows", "items"))
+    _demand(all(type(one) is list for one in (who, rows, items, *who)), "something else stands where a list should")
     for ms, state, reason, stream, first, last, count in rows:
         _demand(_is_time(ms), "the time of a row is none")
         _demand(all(isinstance(text, str) for text in (state, reason, stream)), "a row has something else than text")

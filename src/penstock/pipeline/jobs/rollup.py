@@ -61,7 +61,7 @@ def delivered(records: pa.Table, entries: pa.Table) -> pa.Table:
     told = records.filter(pc.not_equal(records["state"], BATCH))
     begin, end = (_found(told[name], entries) for name in ("first", "last"))
     taken = pc.subtract(told["time"].cast(pa.int64()), end["time"].cast(pa.int64()))
-    latency = pc.if_else(pc.greater(told["first"], 0), pc.divide(taken.cast(pa.float64()), 1000.0), None)
+    latency = pc.if_else(pc.greater(told["first"], 0), pc.divide(taken.cast(pa.float64(), safe=False), 1000.0), None)
     return _sums(
         told,
         door=told["door"],
@@ -114,8 +114,8 @@ def merge_activity(rows: pa.Table) -> pa.Table:
 
 # ── the job ────────────────────────────────────────────────────────────────────────────────────
 
-ROLLUP: Final = MergedTable("rollup_hourly", _KEYS, ("hour",), add_up, _KEYS, by_hour, made_of=100)
-ACTIVITY: Final = MergedTable("activity", _WHO, _WHO, merge_activity, _WHO, made_of=10)
+ROLLUP: Final = MergedTable("rollup_hourly", _KEYS, ("hour",), add_up, _KEYS, by_hour, repeats=True)
+ACTIVITY: Final = MergedTable("activity", _WHO, _WHO, merge_activity, _WHO, repeats=True)
 
 
 def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
