@@ -237,7 +237,10 @@ ALLOWED = [
     ("core/hub.py", "import asyncio\nfrom penstock.core.log import Log\nfrom . import names"),
     ("engines/jetstream.py", "import nats\nfrom penstock.core import stamp"),
     ("http/connection.py", "from penstock.wire import http\nfrom penstock.core.clock import Clock"),
-    ("doors/sps/wires.py", "from penstock.doors.sps import wire_commands\nfrom penstock.http.requests import Request"),
+    (
+        "doors/sps/wires.py",
+        "from penstock.doors.sps import frames\nfrom penstock.http.requests import Request",
+    ),
     ("node/node.py", "from penstock.doors import sps\nfrom penstock.engines import sqlite"),
     ("pipeline/source.py", "import pyspark\nfrom penstock.client import api"),
 ]

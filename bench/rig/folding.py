@@ -22,7 +22,7 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace, ledger
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.pipeline.ledger_batches import STREAM
+from penstock.pipeline.ledger_rows import STREAM
 from penstock.testing import start_server
 from penstock.wire.lake_files import LakeFile
 

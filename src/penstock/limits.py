@@ -347,9 +347,6 @@ CODING_CHARACTERS: Final = 2048
 """Characters of `Encryption` and of `Crypto-Key` with the older `aesgcm`: both are stored beside the message, and real
 ones have some 200. Over it: 400, errno 110."""
 
-PUSH_RECEIPT_SECONDS: Final = 7 * 24 * 3600
-"""How long the outcome of a message is kept in its receipt subscription. After it: it is gone."""
-
 # ── the message stream ─────────────────────────────────────────────────────────────────────────
 
 ACTOR_BYTES: Final = 128

@@ -254,6 +254,10 @@ class WebPushSettings:
         30 * 86_400.0, "Longest TTL: a user agent that was away for longer is forgotten. Over it: cut, and said so.",
         unit="s", least=1,
     )  # fmt: skip
+    receipts_kept: float = setting(
+        7 * 24 * 3600.0, "How long a sender can read in its receipt subscription what became of a message.",
+        unit="s", least=60,
+    )  # fmt: skip
     broadcasts: tuple[str, ...] = setting(
         (),
         "First versions of broadcasts that user agents may subscribe to, each as ID=VERSION; PUT changes them.",

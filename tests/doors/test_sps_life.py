@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
-from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.presence_stream import Presence
 from penstock.doors.sps.subscribe_pace import AT_ONCE, Admission
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import Busy, InputInvalid

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row
 from penstock.iceberg.files import arrow_schema
-from penstock.pipeline import ledger_batches
+from penstock.pipeline import ledger_rows
 from penstock.pipeline.jobs import ledger, rollup
 from penstock.wire.ledger import CheckedBatch, LedgerBatch, check_batch
 from penstock.wire.table_columns import TABLES
@@ -46,7 +46,7 @@ def events(*bodies: bytes, stream: str = "/_ledger", first: int = 100) -> pa.Tab
 def decoded(*bodies: bytes) -> pa.Table:
     """Batches as rows of `ledger`."""
     unreadable: list[Any] = []
-    rows = pa.Table.from_batches(ledger_batches.decode(events(*bodies).to_batches(), unreadable))
+    rows = pa.Table.from_batches(ledger_rows.decode(events(*bodies).to_batches(), unreadable))
     assert unreadable == []
     return rows
 
@@ -77,7 +77,7 @@ def test_batches_of_the_ledger_become_rows(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     assert [row["expires_at"] for row in found.to_pylist() if row["key"]] == [NOON + timedelta(seconds=1)]
     assert found.schema.names == [one.name for one in TABLES["ledger"]]
-    monkeypatch.setattr(ledger_batches, "AT_ONCE", 1)
+    monkeypatch.setattr(ledger_rows, "AT_ONCE", 1)
     assert decoded(*bodies).equals(found), "however many are made at once"
 
 
@@ -85,10 +85,10 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_read() -> None:
     unreadable: list[Any] = []
     given = events(b"garbage", batch(0, ("sent", "/a", 1, 1, "a")), b"")
 
-    rows = pa.Table.from_batches(ledger_batches.decode(given.to_batches(), unreadable))
+    rows = pa.Table.from_batches(ledger_rows.decode(given.to_batches(), unreadable))
 
     assert rows_of(rows, "entry", "state") == [(101, "batch"), (101, "sent")]
-    told = ledger_batches.unreadable_rows(unreadable).to_pylist()
+    told = ledger_rows.unreadable_rows(unreadable).to_pylist()
     assert [(row["entry"], row["stream"], row["bytes"], row["path"]) for row in told] == [
         (100, "/_ledger", 7, None),
         (102, "/_ledger", 0, None),
@@ -175,9 +175,9 @@ def test_a_batch_with_half_a_character_is_put_aside_and_its_neighbours_are_read(
     bad = good[1].replace("한".encode(), b"\xed\xb5\x9c")
     unreadable: list[Any] = []
     if sabotage:
-        monkeypatch.setattr(ledger_batches, "check_batch", sabotage)
+        monkeypatch.setattr(ledger_rows, "check_batch", sabotage)
 
-    rows = pa.Table.from_batches(ledger_batches.decode(events(good[0], bad, good[2]).to_batches(), unreadable))
+    rows = pa.Table.from_batches(ledger_rows.decode(events(good[0], bad, good[2]).to_batches(), unreadable))
 
     assert [(entry, stream) for entry, stream, *_ in unreadable] == [(101, "/_ledger")]
     assert rows_of(rows, "entry", "state") == [(100, "batch"), (100, "sent"), (102, "batch"), (102, "sent")]
@@ -185,11 +185,11 @@ def test_a_batch_with_half_a_character_is_put_aside_and_its_neighbours_are_read(
 
 def test_without_the_check_and_the_net_one_batch_would_stop_all(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = batch(0, ("sent", "/s", 1, 1, "한")).replace("한".encode(), b"\xed\xb5\x9c")
-    monkeypatch.setattr(ledger_batches, "check_batch", believing)
-    monkeypatch.setattr(ledger_batches, "_finished", lambda made, added, unreadable: iter([made.arrow()]))
+    monkeypatch.setattr(ledger_rows, "check_batch", believing)
+    monkeypatch.setattr(ledger_rows, "_finished", lambda made, added, unreadable: iter([made.arrow()]))
 
     with pytest.raises(UnicodeEncodeError):
-        list(ledger_batches.decode(events(bad).to_batches(), []))
+        list(ledger_rows.decode(events(bad).to_batches(), []))
 
 
 @given(st.data())
@@ -202,9 +202,7 @@ def test_whatever_is_wrong_with_a_batch_the_others_are_read(data: st.DataObject)
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     unreadable: list[Any] = []
 
-    rows = pa.Table.from_batches(
-        ledger_batches.decode(events(batch(0), bytes(body), batch(2)).to_batches(), unreadable)
-    )
+    rows = pa.Table.from_batches(ledger_rows.decode(events(batch(0), bytes(body), batch(2)).to_batches(), unreadable))
 
     assert {100, 102} <= set(rows["entry"].to_pylist())
     assert (101 in rows["entry"].to_pylist()) != bool(unreadable)

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.iceberg.files import PlannedFile, arrow_schema, write_file
-from penstock.pipeline import ledger_batches
+from penstock.pipeline import ledger_rows
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, erase, ledger, rollup
 from penstock.pipeline.lake import Lake, LakeHole, covering, open_lake
@@ -76,7 +76,7 @@ def test_sabotage_a_job_that_believes_every_entry_stops(world: World, monkeypatc
     def believing(
         entries: Iterator[pa.RecordBatch], unreadable: list[tuple[int, str, str, int]]
     ) -> Iterator[pa.RecordBatch]:
-        made = ledger_batches.BatchRows()
+        made = ledger_rows.BatchRows()
         for piece in entries:
             for id, body in zip(piece.column("id").to_pylist(), piece.column("body").to_pylist(), strict=True):
                 made.add(id, body)
@@ -86,7 +86,7 @@ def test_sabotage_a_job_that_believes_every_entry_stops(world: World, monkeypatc
     archive.run(place, {})
     before = watermark(place.client, "ledger")
     with monkeypatch.context() as patched:
-        patched.setattr(ledger_batches, "decode", believing)
+        patched.setattr(ledger_rows, "decode", believing)
         with pytest.raises(Exception, match="Expecting value"):
             ledger.run(place, {})
 

@@ -13,7 +13,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.pipeline.ledger_batches import BATCH
+from penstock.pipeline.ledger_rows import BATCH
 from penstock.pipeline.typed_rows import RowMaker
 from penstock.wire.ledger import FINAL
 from penstock.wire.typed_tables import TypedTable

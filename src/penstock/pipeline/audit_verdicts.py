@@ -15,7 +15,7 @@ from penstock.pipeline import audit_queries, audit_readers
 from penstock.pipeline.audit_cut import AuditCut, frame_of, heads_of
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace
-from penstock.pipeline.ledger_batches import STREAM
+from penstock.pipeline.ledger_rows import STREAM
 from penstock.wire.lake_files import LakeFile
 
 NAMED: Final = 100

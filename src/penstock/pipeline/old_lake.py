@@ -38,7 +38,7 @@ from penstock.pipeline.commit import TableChange
 from penstock.pipeline.jobs import BEGIN, TASK_ROWS, JobOutcome, Workplace, ledger, rollup, say_progress
 from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import MARK, LakeMismatch, claim, is_here, settle
-from penstock.pipeline.ledger_batches import LOOKED_AT, batches_in, find_repeats, heads_to_rows
+from penstock.pipeline.ledger_rows import LOOKED_AT, batches_in, find_repeats, heads_to_rows
 from penstock.pipeline.merging import MergedTable, RowSource, StoredRows, in_buckets, merge
 from penstock.wire.lake_files import ADOPTED, LETTERS, RECORDS, LakeFile, first_hole
 

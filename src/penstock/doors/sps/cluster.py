@@ -27,7 +27,7 @@ from penstock.api.context import Context
 from penstock.core.liveness import node_of
 from penstock.core.node_calls import Calls
 from penstock.core.ownership import ABSENT, RETRY_SECONDS, Ownership, RecordForm, Rule
-from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.presence_stream import Presence
 from penstock.doors.sps.requests import Topics
 from penstock.doors.sps.wire import WireBehind, offline
 from penstock.errors import NotFound, PenstockError, TooLarge

@@ -15,12 +15,12 @@ from penstock.api.describing import INTEGER, STRING, an_object, operation
 from penstock.api.recipients import RecipientKind
 from penstock.core.metering import Sample
 from penstock.core.names import check_pattern
-from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.online_and_rooms import WireCommands
+from penstock.doors.sps.presence_stream import Presence
 from penstock.doors.sps.publish import REACHED, Notify, count_for_others, to_all, to_room, to_user
 from penstock.doors.sps.recipients import WireRecipients
 from penstock.doors.sps.requests import TokenRequest, read_subscribe
 from penstock.doors.sps.subscribe_pace import Admission
-from penstock.doors.sps.wire_commands import WireCommands
 from penstock.doors.sps.wires import DOOR, Wires
 from penstock.errors import InputInvalid
 from penstock.http.requests import Request

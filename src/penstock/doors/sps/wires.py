@@ -12,7 +12,7 @@ from penstock.api.context import Context
 from penstock.core.ledger import Recipient
 from penstock.doors.sps.cluster import WireOwners
 from penstock.doors.sps.frames import Audiences, EventFrames
-from penstock.doors.sps.presence import Presence
+from penstock.doors.sps.presence_stream import Presence
 from penstock.doors.sps.requests import SubscribeRequest, name_of, patterns_for, tids_of, user_stream
 from penstock.doors.sps.wire import DeviceWire
 from penstock.http.requests import Request

@@ -62,7 +62,7 @@ class Agents:
         self.router = RouterTable(context, self._lost)
         self.alone = context.bus.alone  # nobody else can have a session of a user agent of ours
         self.lookup = Lookup(self.router, context.mailbox, alone=self.alone)
-        self.receipts = Receipts(context, tokens)
+        self.receipts = Receipts(context, tokens, settings.receipts_kept)
         self.messages = Messages(context, self.receipts, Room(settings.stored_most, settings.stored_bytes), self.start)
         self.counts = self.messages.counts
         self.cluster = Cluster(self, context.bus, context.clock, token=token, timeout=settings.node_timeout)

@@ -25,7 +25,6 @@ from penstock.core.ledger import Recipient
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
-from penstock.limits import PUSH_RECEIPT_SECONDS
 from penstock.values import Batch, Draft, Entry
 from penstock.wire.eventhorizon import timestamp
 from penstock.wire.http_chunks import chunk
@@ -55,8 +54,8 @@ class _ReceiptWire(LiveWire):
 class Receipts:
     """Writes outcomes down, and lets senders listen."""
 
-    def __init__(self, context: Context, tokens: EndpointTokens) -> None:
-        self._context, self._tokens = context, tokens
+    def __init__(self, context: Context, tokens: EndpointTokens, kept_seconds: float) -> None:
+        self._context, self._tokens, self._kept_ms = context, tokens, int(kept_seconds * 1000)
 
     async def report(self, receipt: str, message: str, status: int) -> None:
         """Say what became of the message; durable when this returns. *receipt* is `ID ORIGIN`."""
@@ -64,7 +63,7 @@ class Receipts:
         now_ms = self._context.clock.now_ms()
         body = {"message": f"{origin}/m/{message}", "status": status, "time": timestamp(now_ms)}
         stream = receipt_stream(self._tokens.receipt_shard(id) or 0)
-        draft = Draft(stream, msgspec.json.encode(body), id, expires_ms=now_ms + PUSH_RECEIPT_SECONDS * 1000)
+        draft = Draft(stream, msgspec.json.encode(body), id, expires_ms=now_ms + self._kept_ms)
         await self._context.log.append(Batch((draft,)))
 
     def choose(self, asked: str, origin: str) -> str:
@@ -80,7 +79,7 @@ class Receipts:
         return id
 
     def listen(self, request: Request) -> Response:
-        """Answer with the outcomes of the last seven days, or those after Last-Event-ID, and stay open for new ones."""
+        """Answer with the outcomes that are kept, or those after Last-Event-ID, and stay open for new ones."""
         id = request.captures[0]
         shard = self._tokens.receipt_shard(id)
         if shard is None:

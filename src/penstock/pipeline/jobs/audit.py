@@ -30,7 +30,7 @@ from penstock.pipeline.audit_verdicts import AuditFinding
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.file_sums import SUMS, SumUpFile
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
-from penstock.pipeline.ledger_batches import STREAM
+from penstock.pipeline.ledger_rows import STREAM
 from penstock.wire.table_columns import NAMES
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}

@@ -1,6 +1,6 @@
 """`ledger`: the batches of `/_ledger` in `events` → `ledger`, one row a record, `deliveries`, folded, and `positions`.
 
-A batch that comes again is left out, in whichever turn it comes (`pipeline/ledger_batches.py`). One that cannot be read
+A batch that comes again is left out, in whichever turn it comes (`pipeline/ledger_rows.py`). One that cannot be read
 becomes a row of `unreadable`, and the job goes on.
 
 A turn reads what the archive has written, never the server: it costs the server nothing, and it cannot be
@@ -25,7 +25,7 @@ from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.pipeline.commit import Intent, Slice, TableChange, Turn, watermark
 from penstock.pipeline.jobs import TASK_FILES, JobOutcome, Workplace
 from penstock.pipeline.lake import days_between
-from penstock.pipeline.ledger_batches import (
+from penstock.pipeline.ledger_rows import (
     BATCH,
     DecodeBatches,
     DecodedBatches,

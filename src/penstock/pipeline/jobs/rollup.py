@@ -19,7 +19,7 @@ from penstock.iceberg.store import FileStore
 from penstock.pipeline.commit import Intent, TableChange, Turn, watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.jobs.ledger import grouped, plan_from_lake
-from penstock.pipeline.ledger_batches import BATCH
+from penstock.pipeline.ledger_rows import BATCH
 from penstock.pipeline.merging import MergedTable, chunks_of, merge_into
 from penstock.pipeline.writing import by_hour, rows_between
 from penstock.wire.table_columns import TABLES

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.ledger_batches import (
+from penstock.pipeline.ledger_rows import (
     BATCH,
     LOOKED_AT,
     MOST_HEADS,

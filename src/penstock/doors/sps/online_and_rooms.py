@@ -12,7 +12,7 @@ import msgspec
 from penstock.api.context import Context
 from penstock.core.names import is_exact
 from penstock.doors.sps.cluster import RemoteWires, WireCall
-from penstock.doors.sps.presence import STREAM
+from penstock.doors.sps.presence_stream import STREAM
 from penstock.doors.sps.requests import Topics, check_count, check_topics, check_user, tids_of, topics_of
 from penstock.doors.sps.wire import DeviceWire, offline
 from penstock.doors.sps.wires import Wires
