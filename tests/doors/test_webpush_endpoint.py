@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock.errors import Busy
 from penstock.testing import wait_until_async
+from penstock.values import Kind
 from penstock.wire import vapid
 from penstock.wire.webcrypto import encode64, point_of
 from penstock.wire.webpush_tokens import EndpointSubscription
@@ -484,6 +485,20 @@ async def test_a_receipt_of_a_message_that_expires_says_so(tmp_path: Path) -> No
         (line,) = await _lines(node, sent.headers["link"].partition(">")[0].removeprefix("<"), 1)
 
         assert (line["message"], line["status"]) == (sent.headers["location"], 410)
+
+
+@pytest.mark.parametrize(("kept", "found"), [(3600, 1), (60, 0)])
+async def test_an_outcome_can_be_read_for_as_long_as_the_setting_says(tmp_path: Path, kept: int, found: int) -> None:
+    async with place(tmp_path, receipts_kept=kept) as made:
+        node, agent, endpoint = await subscribed(made)
+        await node.send(endpoint, b"x", Prefer="respond-async")
+        await agent.ack(await agent.notification())
+        await agent.ping_pong()
+        made.clock.advance(1800)
+
+        outcomes = (await made.engine.log.read_after(("/_receipts/*",), 0)).entries
+
+        assert sum(one.kind is Kind.DATA for one in outcomes) == found
 
 
 async def test_of_many_at_once_under_one_topic_all_but_the_last_are_recorded_as_replaced(tmp_path: Path) -> None:
