@@ -22,7 +22,7 @@ from bench.rig.servers import penstock
 
 STREAM = "/bench/latency"
 IN_FLIGHT = 64
-PERCENTILES = ((50.0, None), (99.0, 5.0), (99.9, 20.0))  # and their aims in ms
+PERCENTILES = ((50.0, 5.0, 2.0), (99.0, 20.0, 5.0), (99.9, 40.0, 20.0))  # with what they must be, and the aim, in ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def main(argv: list[str]) -> int:
                 settle(given)
                 floors.append(_round(floor, flow, folder / "late"))
                 ours.append(_round(target, flow, folder / "late"))
-        for percentile, aim in PERCENTILES:
-            report.add(_figure(percentile, aim, ours, floors, flow.rate, saturated.rate))
+        for percentile, must, aim in PERCENTILES:
+            report.add(_figure(percentile, must, aim, ours, floors, flow.rate, saturated.rate))
     return 0
 
 
@@ -91,7 +91,7 @@ def _histogram(late: Path) -> HdrHistogram:
 
 
 def _figure(
-    percentile: float, aim: float | None, ours: list[Round], floors: list[Round], rate: float, most: float
+    percentile: float, must: float, aim: float, ours: list[Round], floors: list[Round], rate: float, most: float
 ) -> Figure:
     value, floor = (
         median([one.late.get_value_at_percentile(percentile) / 1000 for one in rounds]) for rounds in (ours, floors)
@@ -102,4 +102,4 @@ def _figure(
         "worst_ms": max(one.late.get_max_value() for one in ours) / 1000,
         "neighbour_cores": median([one.neighbours for one in ours]),
     }
-    return Figure(f"p{percentile:g}", value, "ms", floor, "listener that stores nothing", None, aim, detail=detail)
+    return Figure(f"p{percentile:g}", value, "ms", floor, "listener that stores nothing", must, aim, detail=detail)
