@@ -59,6 +59,10 @@ SHOWN_BYTES: Final = 512 * 1024
 """Body bytes that one answer to a read shows (one entry always fits): making one holds the loop, a millisecond or two.
 More: the answer says so, and the caller reads the next page."""
 
+LARGE_PAGES: Final = 256
+"""Pages of `/v1/read` with 64 KiB or more that wait until their JSON is made, one after the other. Each holds 512 KiB,
+or one event. Over it: 503."""
+
 SEARCHED_STREAMS: Final = 20_000
 """Streams whose names one search looks through: some 60 ms. More: the answer says after which name to go on."""
 
@@ -253,9 +257,15 @@ COUNTED_BODY_BYTES: Final = 16 * 1024
 """Bytes of a request body from which on it counts under `server.bodies_bytes`, until its request is answered; so does
 a WebSocket message that is not complete. Smaller ones are no more than what a connection may hold in any case."""
 
+COUNTED_ANSWER_BYTES: Final = 64 * 1024
+"""Bytes of an answer from which on it counts under `server.answers_bytes`, until the peer has taken it. Smaller ones
+are mostly taken by the kernel. An event of 1 MiB can be 6 MiB of JSON, and a client can ask for it on many connections
+and read none of them. Over that setting: 503 in its place."""
+
 BODIES_SHARE: Final = 4
-"""One client address may hold one part in so many of `server.bodies_bytes`, and always one body. Over it, or over the
-whole: 503 before the body is read (a chunked one: in the middle of it), WebSockets are closed with 1013."""
+"""One client address may hold one part in so many of `server.bodies_bytes`, and of `server.answers_bytes`, and always
+one body or answer. Over it, or over the whole: 503 before the body is read (a chunked one: in the middle of it), or in
+the place of the answer; WebSockets are closed with 1013."""
 
 PIPELINED_BYTES: Final = 64 * 1024
 """Bytes kept of what a client sends before its last answer is complete. At it: no more is read."""

@@ -114,6 +114,13 @@ class ServerSettings:
         unit="bytes",
         least=1,
     )
+    answers_bytes: int = setting(
+        256 * 1024 * 1024,
+        "Bytes of large answers that peers do not read, of all connections: bounds memory. One address may hold a "
+        "quarter. Over it: 503.",
+        unit="bytes",
+        least=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from websockets.frames import Opcode
 
 from penstock.errors import Busy
-from penstock.http.bodies import BodyBudget, Booking
+from penstock.http.bodies import Booking, ByteBudget
 from penstock.testing import wait_until_async
 from tests.http.test_websocket import Echo, echo_route, masked, raw
 from tests.http.wires import on_uvloop, site
 
 
 def test_one_address_has_a_quarter_and_always_one_body() -> None:
-    budget = BodyBudget(400)
+    budget = ByteBudget("server.bodies_bytes", 400)
     budget.book("a", 60)
     with pytest.raises(Busy):
         budget.book("a", 60)
@@ -29,7 +29,7 @@ def test_one_address_has_a_quarter_and_always_one_body() -> None:
 
 
 def test_one_body_may_grow_beyond_the_share_of_its_address() -> None:
-    budget = BodyBudget(400)
+    budget = ByteBudget("server.bodies_bytes", 400)
     first, second = Booking(budget, "a"), Booking(budget, "a")
     for size in (50, 150, 300):
         first.grow(size)
@@ -40,7 +40,7 @@ def test_one_body_may_grow_beyond_the_share_of_its_address() -> None:
 
 
 def test_a_body_beyond_the_whole_comes_through_when_nobody_else_is_there() -> None:
-    budget = BodyBudget(10)
+    budget = ByteBudget("server.bodies_bytes", 10)
     budget.book("a", 5000)
     with pytest.raises(Busy):
         budget.book("b", 1)
@@ -51,7 +51,7 @@ def test_a_body_beyond_the_whole_comes_through_when_nobody_else_is_there() -> No
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 50)), max_size=20), st.integers(1, 200))
 def test_what_ends_leaves_nothing_booked(bodies: list[tuple[str, int]], limit: int) -> None:
-    budget = BodyBudget(limit)
+    budget = ByteBudget("server.bodies_bytes", limit)
     bookings = []
     for address, size in bodies:
         booking = Booking(budget, address)

@@ -1,4 +1,7 @@
-"""Request bodies: where they end, who takes them, when the peer must wait, and how much all of them may hold."""
+"""Request bodies: where they end, who takes them, when the peer must wait, and how much all of them may hold.
+
+The same budget bounds what peers have asked for and do not read.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ LEAST_SLICE, MOST_SLICE = 16 * 1024, 256 * 1024
 chunks; it doubles as long as few chunks come in one, so that a film's segment takes no more turns than it must."""
 
 
-class BodyBudget:
-    """`server.bodies_bytes`, shared among the addresses that send.
+class ByteBudget:
+    """Bytes that one listener holds for its peers, shared among their addresses: `server.bodies_bytes` for example.
 
     A body of known length is counted whole before it is read, so a body that has begun can be finished. A chunked body
     is counted as it grows. An address without any counted body may always send one, within the limit of all; and a
     single body may be of any size while there is no other.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit, self._share = limit, limit // BODIES_SHARE
+    def __init__(self, setting: str, limit: int) -> None:
+        self._setting, self._limit, self._share = setting, limit, limit // BODIES_SHARE
         self._by_address: dict[str, int] = {}
         self.held = 0
 
@@ -37,7 +40,7 @@ class BodyBudget:
         own = self._by_address.get(address, 0)
         full = self.held > before and self.held + size > self._limit
         if full or (address and own > before and own + size > self._share):
-            raise Busy("server.bodies_bytes", self._limit)
+            raise Busy(self._setting, self._limit)
         self._by_address[address] = own + size
         self.held += size
 
@@ -54,7 +57,7 @@ class Booking:
 
     __slots__ = ("_address", "_budget", "size")
 
-    def __init__(self, budget: BodyBudget, address: str) -> None:
+    def __init__(self, budget: ByteBudget, address: str) -> None:
         self._budget, self._address = budget, address
         self.size = 0
 

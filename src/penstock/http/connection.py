@@ -81,6 +81,7 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
         self._buffer = b""
         self._head = self._request = None
         self._end_booking()
+        self._end_unread()
         if self._address is not None:
             self._leave(self._address)
         work, self._work = self._work, None
@@ -160,6 +161,7 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
         self.stuck = False  # before the deadline is chosen: this one is over
         self._arm_for_phase()
         self.unstick()
+        self._end_unread()
         self._regulate()
         self._advance()
 

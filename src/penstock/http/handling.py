@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from penstock.core.promise import Pending
-from penstock.errors import PeerError
+from penstock.errors import Busy, PeerError
 from penstock.http import answers
 from penstock.http.bodies import Booking, Intake
 from penstock.http.live_answer import Outlet, Owner
@@ -23,7 +23,7 @@ from penstock.http.responses import LIVE, Headers, Held, Later, Response
 from penstock.http.routing import Route
 from penstock.http.shared import Shared
 from penstock.http.websocket import CLOSE_SECONDS, WebSocket, WebSocketOwner
-from penstock.limits import UNREAD_BODY_BYTES
+from penstock.limits import COUNTED_ANSWER_BYTES, UNREAD_BODY_BYTES
 from penstock.wire import http_requests
 
 log = logging.getLogger("penstock.http")
@@ -50,7 +50,7 @@ class AnsweringConnection(Pipe):
 
     __slots__ = (
         "_booking", "_buffer", "_eof", "_half", "_head", "_intake", "_keep_alive", "_latest", "_lease", "_request",
-        "_route", "_scope", "_shared", "_work", "phase",
+        "_route", "_scope", "_shared", "_unread", "_work", "phase",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
@@ -70,6 +70,7 @@ class AnsweringConnection(Pipe):
         self._lease: LiveLease | None = None  # of the live answer, if a token opened it
         self._route: Route | None = None  # of the latest request that has one
         self._booking: Booking | None = None  # of the body, or of a WebSocket message, that is held here
+        self._unread: Booking | None = None  # of large answers that the peer has not taken
 
     # ── calling handlers ──────────────────────────────────────────────────────────────────────
 
@@ -187,11 +188,30 @@ class AnsweringConnection(Pipe):
         keep_alive = self._keep_alive = self._keep_alive and not self._shared.draining
         request: Request = self._request  # type: ignore[assignment]  # there is one until it is answered
         data = answers.encode(self._shared, request, response, keep_alive=keep_alive)
-        if self._buffer:
+        if len(data) > COUNTED_ANSWER_BYTES:
+            self._answer_much(request, data)
+        elif self._buffer:
             self.write(data)  # more answers may follow in this turn
         else:
             self.write_last(data)
         self._finished()
+
+    def _answer_much(self, request: Request, data: bytes) -> None:
+        """Write an answer that stays here if the peer does not read it: refused where too many do."""
+        unread = self._unread = self._unread or Booking(self._shared.answers, request.peer)
+        try:
+            unread.grow(unread.size + len(data))
+        except Busy as error:
+            data = answers.encode(self._shared, request, self._problem(error), keep_alive=self._keep_alive)
+        self.write(data)
+        self.flush()
+        self._end_unread()
+
+    def _end_unread(self) -> None:
+        """Count its answers no longer, if they are all on their way."""
+        if self._unread is not None and self.out is None and not self.stuck:
+            self._unread.end()
+            self._unread = None
 
     def _finished(self) -> None:
         """The answer is complete; its request may still be on its way in."""

@@ -116,6 +116,11 @@ class Listener:
         """Bytes of request bodies that are held now, small ones aside."""
         return self._shared.bodies.held
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of large answers that peers have not taken."""
+        return self._shared.answers.held
+
     def reload_tls(self) -> None:
         """Use renewed certificate files for new connections; `ConfigInvalid` and the old ones if they are bad."""
         if self._certificates is not None:

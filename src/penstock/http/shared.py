@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from penstock.core.clock import Clock
-from penstock.http.bodies import BodyBudget
+from penstock.http.bodies import ByteBudget
 from penstock.http.cors import Cors
 from penstock.http.flushing import Flusher
 from penstock.http.rate_limits import Caps
@@ -76,6 +76,7 @@ class Shared:
 
     __slots__ = (
         "_date",
+        "answers",
         "bodies",
         "caps",
         "clock",
@@ -121,7 +122,8 @@ class Shared:
         self.cors = Cors(settings.cors_origins, expose)
         self.counters = Counters()
         self.parser = HeadParser()
-        self.bodies = BodyBudget(settings.bodies_bytes)
+        self.bodies = ByteBudget("server.bodies_bytes", settings.bodies_bytes)
+        self.answers = ByteBudget("server.answers_bytes", settings.answers_bytes)
         self.readers = FrameReaders(settings.websocket_bytes)
         self.scheme = "https" if settings.tls_certificate else "http"
         self.prompt_flusher = Flusher(self.loop)

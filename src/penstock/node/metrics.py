@@ -153,6 +153,7 @@ def samples(
     yield "counter", "refused", "Connections closed at once, over a cap.", counters.refused, {}
     yield "counter", "cut", "Connections cut because the peer took nothing.", counters.cut, {}
     yield "gauge", "bodies_bytes", "Bytes of larger request bodies that are held.", listener.body_bytes, {}
+    yield "gauge", "unread_bytes", "Bytes of larger answers that peers have not taken.", listener.unread_bytes, {}
     yield "counter", "received_bytes", "Bytes that came.", counters.bytes_in, {}
     yield "counter", "sent_bytes", "Bytes that went out.", listener.bytes_out, {}
     yield "counter", "appended", "Entries that came into the log.", rates.appended, {}
