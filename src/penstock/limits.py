@@ -350,6 +350,9 @@ BROADCAST_VERSION_CHARACTERS: Final = 256
 VAPID_SECONDS: Final = 24 * 3600
 """How far ahead the `exp` of a sender's token may be, by RFC 8292. Over it: 401, errno 109."""
 
+VAPID_CHARACTERS: Final = 4096
+"""Characters of a sender's token: more than any needs, and cheap to refuse. Over it: 401, errno 109."""
+
 VAPID_LEEWAY_SECONDS: Final = 60
 """How far a sender's clock may be off. Over it: 401, errno 109."""
 
@@ -388,6 +391,9 @@ CONFIRMS: Final = 100_000
 WebSocket is closed with 1008."""
 
 # ── Trickle ────────────────────────────────────────────────────────────────────────────────────
+
+CAPABILITY_SECONDS: Final = 10 * 366 * 24 * 3600
+"""Longest life of a right that a channel's name carries (`POST /v1/capabilities`). Over it: 400."""
 
 CONTENT_TYPE_BYTES: Final = 256
 """Bytes of a channel's content type: it is written beside every recorded segment. Over it: 400."""

@@ -182,7 +182,7 @@ class Refusing:
 
 
 async def test_comings_wait_for_a_log_that_is_busy_and_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.doors.sps.presence.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.doors.sps.presence_stream.RETRY_SECONDS", 0.01)
     async with MemoryEngine() as engine:
         async with Presence(cast("Log", Refusing(engine.log, 2)), ManualClock()) as presence:
             presence.note("online", "7", "")

@@ -34,13 +34,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from penstock.errors import Unauthenticated
-from penstock.limits import VAPID_LEEWAY_SECONDS, VAPID_SECONDS
+from penstock.limits import VAPID_CHARACTERS, VAPID_LEEWAY_SECONDS, VAPID_SECONDS
 from penstock.wire.webcrypto import KeyInvalid, PrivateKey, decode64, encode64, load_public, parameters, point_of
 
 FARTHEST = 1e18
 """Seconds beyond which times are all alike: far too late, or far too early."""
 
-LONGEST_TOKEN = 4096  # characters: more than any sender needs, and cheap to refuse
 
 CHECKS = {
     "authorization_missing": "Send 'Authorization: vapid t=JWT, k=KEY'.",
@@ -110,7 +109,7 @@ def parse_authorization(authorization: str, crypto_key: str = "") -> Credentials
 
 
 def _short(token: str) -> str:
-    if len(token) > LONGEST_TOKEN:
+    if len(token) > VAPID_CHARACTERS:
         raise VapidInvalid("token_malformed", f"a token of {len(token):,} characters is too long")
     return token
 

@@ -19,14 +19,13 @@ from penstock.core.names import check_name
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Forbidden, InputInvalid, Unauthenticated
 from penstock.http.requests import Request
-from penstock.limits import CONTENT_TYPE_BYTES, RECIPIENT_BYTES
+from penstock.limits import CAPABILITY_SECONDS, CONTENT_TYPE_BYTES, RECIPIENT_BYTES
 from penstock.settings import TrickleSettings
 from penstock.wire import trickle
 from penstock.wire.trickle import DELETE, SUBSCRIBE, parse_seq
 
 DOOR: Final = "trickle"
 LOCAL = "local"
-LONGEST_TTL: Final = 10 * 366 * 24 * 3600
 _WORDS = {letter: word for word, letter in trickle.RIGHTS.items()}
 
 
@@ -111,7 +110,7 @@ class CapabilityRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     channel: Annotated[str, shown_as(pattern="^[^~]+$")]
     rights: Annotated[list[Annotated[str, shown_as(enum=list(trickle.RIGHTS))]], shown_as(minItems=1)]
-    ttl: Annotated[int, shown_as(minimum=0, maximum=LONGEST_TTL)] = 0
+    ttl: Annotated[int, shown_as(minimum=0, maximum=CAPABILITY_SECONDS)] = 0
 
     @property
     def letters(self) -> str:
@@ -123,7 +122,7 @@ def capability_request(request: Request) -> CapabilityRequest:
     """Rights that are to be put into a channel's name."""
     wanted = decoded(request.body, CapabilityRequest)
     unknown = [right for right in wanted.rights if right not in trickle.RIGHTS]
-    if unknown or not wanted.rights or not 0 <= wanted.ttl <= LONGEST_TTL or "~" in wanted.channel:
+    if unknown or not wanted.rights or not 0 <= wanted.ttl <= CAPABILITY_SECONDS or "~" in wanted.channel:
         raise InputInvalid("body", "needs a channel without '~', rights of publish, subscribe, delete, and a ttl")
     return wanted
 
