@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.iceberg.files import PlannedFile, arrow_schema, write_file
-from penstock.pipeline import ledger_rows
+from penstock.pipeline import audit_verdicts, ledger_rows
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, erase, ledger, rollup
 from penstock.pipeline.lake import Lake, LakeHole, covering, open_lake
@@ -193,7 +193,11 @@ def test_an_audit_says_times_of_the_world_and_not_of_the_place(world: World, mon
     server.restart()
 
     assert began <= came_back(place, monkeypatch) <= datetime.now(UTC)
-    monkeypatch.setattr(audit, "_utc", lambda micros: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.localtime(micros / 1e6)))
+
+    def of_the_place(micros: int) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.localtime(micros / 1e6))
+
+    monkeypatch.setattr(audit_verdicts, "_utc", of_the_place)
     assert not began <= came_back(place, monkeypatch) <= datetime.now(UTC), "the sabotage: times of the place"
 
 

@@ -40,6 +40,7 @@ PACKAGED: Final = (
     "penstock/iceberg/files.py",
     "penstock/iceberg/relocating.py",
     "penstock/iceberg/schemas.py",
+    "penstock/iceberg/snapshots.py",
     "penstock/iceberg/store.py",
     "penstock/iceberg/tables.py",
     "penstock/wire/__init__.py",
