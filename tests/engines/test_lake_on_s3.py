@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.engines.lake import LakeReader, LakeUnreadable
-from penstock.engines.lake import lake as lakes
+from penstock.engines.lake import reader as lakes
 from penstock.engines.lake import search as searches
 from penstock.engines.lake.files import CoveringFile
 from penstock.testing import S3Server, wait_until_async

@@ -8,7 +8,7 @@ import sys
 IN_TASKS = (
     "typed_rows",
     "writing",
-    "erasing",
+    "erased_rows",
     "merging",
     "jobs.ledger",
     "jobs.rollup",
