@@ -136,7 +136,7 @@ async def test_what_nobody_wants_any_more_is_not_sent_any_more(tmp_path: Path) -
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes a want for fulfilled as soon as it was made."""
+    """Believes to be sent what it wants as soon as it has asked."""
     monkeypatch.setattr(WorkerLog, "since", lambda self, pattern: 0)
 
 

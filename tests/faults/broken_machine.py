@@ -21,7 +21,7 @@ WATCHED = "/killed/"  # the streams that the test reads
 
 
 def trusting(self: WorkerLog, pattern: str) -> int:
-    """A worker that takes a want for fulfilled as soon as it was made.
+    """A worker that believes to be sent what it wants as soon as it has asked.
 
     It makes the want when the stream has an entry that came too early for it, so that each reader misses one.
     """
@@ -39,7 +39,7 @@ async def _wish_late(log: WorkerLog, pattern: str, after: int) -> None:
 
 
 def only_others(change: Callable[[WorkerLog, str], None]) -> Callable[[WorkerLog, str], None]:
-    """As *change*, but the wanted for watched streams are left to `trusting`."""
+    """As *change*, but patterns of watched streams are left to `trusting`."""
     return lambda log, pattern: None if pattern.startswith(WATCHED) else change(log, pattern)
 
 

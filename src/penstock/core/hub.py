@@ -157,7 +157,7 @@ class Hub:
             self._unseen[feed] = feed.allow
         self._feeds[feed] = None
         for pattern in feed.patterns:
-            self._add_wish(pattern, feed)
+            self._add_interest(pattern, feed)
         if self._wanted is not None:
             self._wanted.add(*set(feed.patterns))
         try:
@@ -177,20 +177,20 @@ class Hub:
         self._flush_woken()
         self._forget_ahead(feed)
         for pattern in set(feed.patterns) - set(patterns):
-            self._remove_wish(pattern, feed)
+            self._remove_interest(pattern, feed)
         for pattern in patterns:
-            self._add_wish(pattern, feed)
+            self._add_interest(pattern, feed)
         if self._wanted is not None:
             self._wanted.add(*set(patterns))
             self._wanted.remove(*set(feed.patterns))
             if self._wanted.since(patterns) > self.position:
                 feed.wait_for_page()
 
-    def _add_wish(self, pattern: str, feed: Feed) -> None:
+    def _add_interest(self, pattern: str, feed: Feed) -> None:
         self._interest.add(pattern, feed)
         self._seats.wanted_changed(pattern if is_exact(pattern) else None)
 
-    def _remove_wish(self, pattern: str, feed: Feed) -> None:
+    def _remove_interest(self, pattern: str, feed: Feed) -> None:
         self._interest.remove(pattern, feed)
         self._seats.wanted_changed(pattern if is_exact(pattern) else None)
 
@@ -208,7 +208,7 @@ class Hub:
             unseen.forget()
         self._feeds.pop(feed, None)
         for pattern in feed.patterns:
-            self._remove_wish(pattern, feed)
+            self._remove_interest(pattern, feed)
         if self._wanted is not None:
             self._wanted.remove(*set(feed.patterns))
         if feed.seat >= 0:

@@ -95,7 +95,7 @@ class Interest(Generic[Member]):
         (level.rest if last == ">" else level.here)[member] = None
 
     def remove(self, pattern: str, member: Member) -> None:
-        """Forget that wish; nothing happens if it was not there."""
+        """Take *member* off *pattern*; nothing happens if it was not there."""
         if not is_exact(pattern):
             self._prune(self._patterns, _levels(pattern), member)
         elif member in (members := self._exact.get(pattern, ())):

@@ -162,7 +162,7 @@ class Binding(Timed):
         self._waiting.clear()
 
     def change(self, record: BindingRecord) -> None:
-        """The browser has other keys now, or the owner other wishes; or it was paused, or resumed."""
+        """The browser has other keys now, or the owner other options; or it was paused, or resumed."""
         self.record, self._receiver = record, check_subscription(record.subscription)
         if self.has_work:
             self.queue.enqueue(self)

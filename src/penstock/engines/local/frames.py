@@ -41,7 +41,7 @@ many batches take to be read."""
 class WorkerFrame(msgspec.Struct, array_like=True, frozen=True):
     """From a worker."""
 
-    wanted: list[tuple[int, str]]  # the number of the want, or 0 to take one back; the pattern
+    wanted: list[tuple[int, str]]  # the number of a new pattern, or 0 to take one back; the pattern
     types: list[str]  # meta entries that are wanted wherever they come
     events: PlainEvents
     appends: list[tuple[int, Batch]]  # all other batches; together with the events in the order of their numbers
@@ -58,7 +58,7 @@ class LogFrame(msgspec.Struct, array_like=True, frozen=True):
     trimmed_upto: int
     trouble: str
     members: list[str] | None  # all who are connected, if that has changed
-    covered: list[tuple[int, int]]  # the number of a want, and the id after which what it covers is sent
+    covered: list[tuple[int, int]]  # the number of a pattern, and the id after which all that it covers is sent
     entries: list[Entry]
     appended: list[AppendAnswer]
     answers: list[tuple[int, msgspec.Raw]]

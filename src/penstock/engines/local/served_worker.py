@@ -124,7 +124,7 @@ class ServedWorker(FramedSocket):
         self.members_changed = False
         self.heard = self._loop.time()
         self._process = 0
-        self._wished: dict[str, None] = {}
+        self._patterns: dict[str, None] = {}
         self._forget()
         # By what a call waits for, then by its number.
         self._queues: dict[str, OrderedDict[int, QueuedCall]] = {kind: OrderedDict() for kind in AT_ONCE}
@@ -159,7 +159,7 @@ class ServedWorker(FramedSocket):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.gone(self)
-        for pattern in self._wished:
+        for pattern in self._patterns:
             self._server.interest.remove(pattern, self)
         for promise in self._letters_sent.values():
             promise.value = False
@@ -243,7 +243,7 @@ class ServedWorker(FramedSocket):
 
     def want(self, pattern: str) -> None:
         """Send it what *pattern* covers from now on."""
-        self._wished[pattern] = None
+        self._patterns[pattern] = None
         self._server.interest.add(pattern, self)
 
     def _want(self, number: int, pattern: str) -> None:
@@ -254,7 +254,7 @@ class ServedWorker(FramedSocket):
             self._covered.append((number, since))
             self.book()
         else:
-            self._wished.pop(pattern, None)
+            self._patterns.pop(pattern, None)
             server.interest.remove(pattern, self)
 
     def deliver(self, number: int, topic: str, message: bytes) -> None:

@@ -101,7 +101,7 @@ class WorkerLog(Remote):
         """Take what the log process tells of the log."""
         for number, since in frame.covered:
             pattern = self._asked.pop(number)
-            if self._asked_of.get(pattern) == number:  # else it was taken back, and perhaps wished again
+            if self._asked_of.get(pattern) == number:  # else it was taken back, and perhaps asked for again
                 del self._asked_of[pattern]
                 self._since[pattern] = since
         self._trimmed_upto = frame.trimmed_upto
