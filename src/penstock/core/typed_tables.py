@@ -11,12 +11,15 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.registry import Registry
+from penstock.core.registry import Registry, change, delete_if
 from penstock.values import Record
 from penstock.wire.typed_tables import TypedTable
 
 KEY: Final = "typed_tables"
 """Of their record."""
+
+FORMER_PREFIX: Final = "typed_tables/"
+"""Of the keys under which each table was once a record of its own."""
 
 _decoder = msgspec.json.Decoder(list[TypedTable])
 
@@ -34,3 +37,16 @@ def encode_tables(tables: Mapping[str, TypedTable]) -> bytes:
 async def declared_tables(registry: Registry) -> dict[str, TypedTable]:
     """The tables by their names."""
     return decode_tables(await registry.get(KEY))
+
+
+async def adopt_former_records(registry: Registry) -> None:
+    """Take over the tables that an earlier version kept one by one: the pipeline removes what nobody declares."""
+    former = await registry.list(FORMER_PREFIX)
+    if not former:
+        return
+    tables = [msgspec.json.decode(record.value, type=TypedTable) for record in former]
+    await change(
+        registry, KEY, lambda found: encode_tables({table.name: table for table in tables} | decode_tables(found))
+    )
+    for record in former:
+        await delete_if(registry, record.key, record.version)

@@ -44,6 +44,7 @@ from penstock.core.liveness import Members, Membership, SingleMember
 from penstock.core.log import prepare
 from penstock.core.metering import Sample
 from penstock.core.throughput import Throughput
+from penstock.core.typed_tables import adopt_former_records
 from penstock.core.wanted_streams import WantedStreams
 from penstock.engines.lake import (
     ColdLog,
@@ -116,6 +117,7 @@ class Node:
         self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
         await open_epoch(engine.registry, secrets.token_hex(8))
+        await adopt_former_records(engine.registry)
         self._stack.push_async_callback(self._close_ledger)
         trimming = LakeTrimLimit(engine.log, engine.registry, lake)
         self._start_housekeeping(clock, trimming)
