@@ -1,4 +1,4 @@
-"""From the time an event is due to its arrival at a reader, at 70 % of what the server can take.
+"""From the time an event is due to its arrival at a reader, at 70 % of what goes that way at most.
 
 Open loop: events are due at a rate whether or not the ones before were answered, and each is timed from
 when it was due, so a stall counts for everything that had to wait for it. The floor is a listener that
@@ -22,6 +22,7 @@ from bench.rig.servers import penstock
 
 STREAM = "/bench/latency"
 IN_FLIGHT = 64
+MORE_THAN_COME = 10**9  # events
 PERCENTILES = ((50.0, 5.0, 2.0), (99.0, 20.0, 5.0), (99.9, 40.0, 20.0))  # with what they must be, and the aim, in ms
 
 
@@ -58,7 +59,9 @@ def main(argv: list[str]) -> int:
         publish = requests.save(folder / "publish.json", request)
         tail = requests.save(folder / "tail.json", requests.tail(STREAM, server.admin_token))
         settle(given)
-        saturated = press("own", target, folder, [request], IN_FLIGHT, given.seconds / 2)
+        with Child("reader", target.port, tail, MORE_THAN_COME) as reader:  # as in the rounds: it takes its part
+            reader.answer()
+            saturated = press("own", target, folder, [request], IN_FLIGHT, given.seconds / 2)
         flow = Flow(publish, tail, given.share * saturated.rate, given.seconds)
         with Child("bare_listener") as bare:
             floor = Target(bare.answer()["port"], bare.pid)

@@ -1,11 +1,11 @@
 """Moves pages from the write-ahead log into the file, beside the writer.
 
 Left to itself SQLite does it within a commit, which then takes twenty times as long, and with it every publish
-that waits for it. Here a thread of its own moves most of it while the writer goes on; the writer moves what came
-meanwhile, which is little, so that its log begins anew instead of growing for ever.
+that waits for it. Here a thread of its own moves most of it while the writer goes on, and then what came meanwhile;
+the writer moves what came during that, which is little, so that its log begins anew instead of growing for ever.
 
-    writer         commit … commit ── enough ─▶               commit, moves the rest ─▶ …
-    checkpointer                       moves it, fsyncs ── done ─▲
+    writer         commit … commit ── enough ─▶                              commit, moves the rest ─▶ …
+    checkpointer                       moves it, fsyncs ─▶ the same again ─▶ done ─▲
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Checkpointer:
         connection = open_checkpointer(self._path, synchronous=self._synchronous)
         while self._due.wait() and not self._ending:
             self._due.clear()
-            if _move(connection):
+            if _move(connection) and _move(connection):
                 self._moved.set()
         connection.close()
 
