@@ -48,6 +48,7 @@ def test_large_records_are_kept_for_the_admin_alone_and_listed_in_pages(
 
         assert kept == (200 if sabotage else 413)
         assert (max(len(page.body) for page in pages) > 2 * PAGE_BYTES) == bool(sabotage)
-        assert all(page.json["more"] for page in pages) == (not sabotage)
+        shown = [page.json["more"] for page in pages if page.status == 200]  # eight whole lists may be too much at once
+        assert shown == ([False] * len(shown) if sabotage else [True] * len(pages))
         assert mallory.ask("PUT", f"{RECORDS}/pipeline/consumers/other", b'{"after":1}', expect=0).status == 200
         assert len(PipelineClient(server.url, server.admin_token).list("pipeline/large/")) == COUNT
