@@ -39,7 +39,7 @@ ROOMS = {
 }
 """Each folder with modules, in the order in which one may read them."""
 
-LONGEST = 54
+LONGEST = 48
 """Characters of what is shown of a module. Its own head says more."""
 
 

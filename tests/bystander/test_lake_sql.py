@@ -14,7 +14,7 @@ import pytest
 
 from penstock.api.auth import open_keys
 from penstock.api.console import FILES
-from penstock.engines.lake.sql import LakeQuestions
+from penstock.engines.lake.bounded_sql import LakeQuestions
 from penstock.limits import SQL_AT_ONCE, SQL_ROWS, SQL_SECONDS
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.lake_files import RECORDS
@@ -240,7 +240,7 @@ def let_questions_go_on() -> None:
 
         return await asyncio.shield(asyncio.ensure_future(honest(*arguments)))
 
-    from penstock.engines.lake import sql as lake_sql
+    from penstock.engines.lake import bounded_sql as lake_sql
 
     honest, lake_sql.ask_json = lake_sql.ask_json, ask_and_forget
 

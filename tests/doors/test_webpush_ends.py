@@ -12,8 +12,8 @@ from penstock.doors.webpush.agents import Agents, Connected
 from penstock.limits import PUSH_PAGE
 from penstock.testing import wait_until_async
 from penstock.wire.webpush import Mistake
-from penstock.wire.webpush_delivery import ENDING, LEFT
 from penstock.wire.webpush_session import PUSH_FINISH_SECONDS
+from penstock.wire.webpush_session_delivery import ENDING, LEFT
 from tests.doors.webpush_place import Agent, NodePlace, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"

@@ -40,8 +40,8 @@ from penstock.wire.webpush_actions import (
     SubscribeBroadcasts,
     Unacked,
 )
-from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, READ, SILENT, UNREAD
 from penstock.wire.webpush_session import PUSH_FINISH_SECONDS, PushSession
+from penstock.wire.webpush_session_delivery import ENDING, LEFT, OPEN, READ, SILENT, UNREAD
 from penstock.wire.websocket import text_frame
 
 UAID = "a" * 32

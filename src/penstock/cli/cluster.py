@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.demo_folder import interrupt, own_folder
 from penstock.cli.serve import demo_lines
-from penstock.cli.shows import interrupt, own_folder
 from penstock.errors import ConfigInvalid
 
 if TYPE_CHECKING:

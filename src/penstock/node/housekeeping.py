@@ -1,6 +1,6 @@
 """What a node does now and then by itself: expiry, months, `log.keep`, an eye on the disk.
 
-That eye only measures. New events are refused when a write fails: `engines/sqlite/disk_failures.py`.
+That eye only measures (`disk_forecast.py`). Events are refused when a write fails: `engines/sqlite/disk_failures.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock.core.mailbox import Mailbox
 from penstock.core.months import months_in_use
 from penstock.core.registry import Registry
 from penstock.core.trim_limit import Bound
+from penstock.node.disk_forecast import DiskForecast
 
 log = logging.getLogger("penstock.housekeeping")
 
@@ -48,11 +49,8 @@ class Housekeeping:
         self._keep_seconds, self._keep_bytes = keep_seconds, keep_bytes
         self._bound = bound
         self._watch = ClockWatch(clock, registry)
-        self._began = time.monotonic()
-        self._bytes_at_start: int | None = None
         self.daily: Callable[[], Awaitable[object]] | None = None  # asked each round; works once a day
-        self.stored_bytes = 0
-        self.days_until_full = float("inf")
+        self.forecast = DiskForecast(time.monotonic)
         self.expired = 0
         self.trimmed = 0
 
@@ -125,11 +123,4 @@ class Housekeeping:
         return True
 
     async def _measure(self) -> None:
-        """Tell how long the disk lasts at the pace since the start."""
-        self.stored_bytes = await self._log.stored_bytes()
-        if self._bytes_at_start is None:
-            self._bytes_at_start = self.stored_bytes
-        grown = self.stored_bytes - self._bytes_at_start
-        days = (time.monotonic() - self._began) / 86_400
-        free = shutil.disk_usage(self._data).free
-        self.days_until_full = free / (grown / days) if grown > 0 and days > 0 else float("inf")
+        self.forecast.take(await self._log.stored_bytes(), shutil.disk_usage(self._data).free)

@@ -168,8 +168,8 @@ def samples(
     yield "gauge", "log_trimmed_id", "Highest id that was trimmed.", engine.log.trimmed_upto, {}
     yield "gauge", "log_queue", "Batches that wait for the writer.", engine.queued, {}
     yield "gauge", "log_trouble", "1 while the storage is why /ready is 503.", int(bool(engine.trouble)), {}
-    yield "gauge", "log_bytes", "Bytes of the log.", house.stored_bytes, {}
-    yield "gauge", "disk_days_left", "Days until the disk is full at this pace.", house.days_until_full, {}
+    yield "gauge", "log_bytes", "Bytes of the log.", house.forecast.stored_bytes, {}
+    yield "gauge", "disk_days_left", "Days until the disk is full at this pace.", house.forecast.days_until_full, {}
     yield "counter", "expired", "Entries whose time ran out.", house.expired, {}
     yield "counter", "trimmed", "Entries that log.keep dropped.", house.trimmed, {}
     yield "counter", "ledger_lost", "Records that the log did not take in time.", ledger.lost, {}

@@ -1,4 +1,4 @@
-"""How a sender is refused at an endpoint: autopush's numbers, each with its status and remedy, and the JSON of it."""
+"""How a sender is refused at an endpoint: autopush's numbers, each with its status, headers, remedy and JSON."""
 
 from __future__ import annotations
 
@@ -62,6 +62,8 @@ ERRNOS: dict[Errno, _About] = {
 }
 """The table. Numbers of autopush that cannot happen here are left out: 101 (now 110) and 900 to 903 (bridges)."""
 
+_HEADERS = {401: (("WWW-Authenticate", "vapid"),), 410: (("Cache-Control", "max-age=86400"),)}
+
 
 class EndpointRefused(CallerError):
     """A sender's request is refused. Nothing was stored and nothing was sent."""
@@ -70,6 +72,11 @@ class EndpointRefused(CallerError):
         super().__init__(message)
         self.errno, self.status = errno, status or ERRNOS[errno].status
         self.remedy = remedy or ERRNOS[errno].remedy
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What goes with its status, besides the body."""
+        return _HEADERS.get(self.status, ())
 
     def body(self) -> bytes:
         """The answer, in autopush's form; the message ends with what to do."""

@@ -2,7 +2,7 @@
 
 Each event is a method that returns what must happen, in order. What has to be waited for is a `Job`: the session's one
 worker takes a job from `work`, does it, and reports the result with another method. So jobs never overlap, while
-frames, direct notifications and hints may come at any time. `webpush_delivery.py` is the half that delivers.
+frames, direct notifications and hints may come at any time. `webpush_session_delivery.py` is the half that delivers.
 
               a frame                  direct   hint         an end is asked for              no job is left
     SILENT    waits for the worker     ABSENT   LATER        ENDING if the worker has         –
@@ -44,7 +44,7 @@ from penstock.wire.webpush_actions import (
     Signal,
     SubscribeBroadcasts,
 )
-from penstock.wire.webpush_delivery import ENDING, LEFT, OPEN, SILENT, UNREAD, DeliveringSession
+from penstock.wire.webpush_session_delivery import ENDING, LEFT, OPEN, SILENT, UNREAD, DeliveringSession
 from penstock.wire.websocket import text_frame
 
 PUSH_FINISH_SECONDS: Final = 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.shows import interrupt, own_folder
+from penstock.cli.demo_folder import interrupt, own_folder
 
 if TYPE_CHECKING:
     from penstock.cli.demo.story import Story

@@ -1,4 +1,4 @@
-"""What goes wrong at an endpoint, said in autopush's form."""
+"""Which of autopush's numbers an error gets; `wire/webpush_errors.py` has their statuses, headers and texts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from penstock.http.problems import HandlerTimedOut, Problem
 from penstock.http.responses import Response
 from penstock.wire.webpush_errors import EndpointRefused, Errno
 
-_HEADERS = {401: (("WWW-Authenticate", "vapid"),), 410: (("Cache-Control", "max-age=86400"),)}
-
 
 def autopush_form(problem: Problem) -> Response:
     """A number that senders know, and a message that ends with what to do."""
     refused = _refused(problem)
     when = tuple(header for header in problem.headers if header[0] == "Retry-After")
-    return Response(refused.status, refused.body(), headers=_HEADERS.get(refused.status, when))
+    return Response(refused.status, refused.body(), headers=refused.headers or when)
 
 
 def _refused(problem: Problem) -> EndpointRefused:

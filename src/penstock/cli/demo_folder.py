@@ -1,4 +1,4 @@
-"""For commands that run until Ctrl-C (`demo`, `cluster demo`): a temporary folder, and SIGTERM handled as Ctrl-C."""
+"""The folder of a demo (`demo`, `cluster demo`), and its end: SIGTERM is handled as Ctrl-C."""
 
 from __future__ import annotations
 
