@@ -180,14 +180,31 @@ ONE_SHOT = {
 """Files that start tasks, and what each task does before it ends. What never ends is a loop of `Background`."""
 
 
-def test_only_the_owner_of_loops_starts_tasks_that_do_not_end() -> None:
+BOOKED = {
+    "core/ledger.py": "one flush, booked by the next record",
+    "core/liveness.py": "the end of one lease",
+    "doors/sps/presence_stream.py": "one entry, booked by the next change",
+    "engines/jetstream/client.py": "the end of one closing",
+    "engines/local/log_process.py": "one position, booked by the next entry",
+    "engines/sqlite/export.py": "the end of one idle process",
+    "engines/sqlite/writer.py": "one handing over, booked by the next job",
+    "http/flushing.py": "one flush, booked by the next output; guarded connection by connection",
+    "http/shared.py": "the end of one second's Date header",
+    "http/timers.py": "the wheel, which books itself: guarded deadline by deadline, and named in `/ready`",
+}
+"""Files that book a call for later, and who books the next one."""
+
+
+def files_that(call: str) -> set[str]:
     source = Path(penstock.__file__).parent
     rooms = [source / room for room in ("api", "core", "doors", "engines", "http", "node")]
-    starting = {
-        str(file.relative_to(source))
-        for room in rooms
-        for file in room.rglob("*.py")
-        if re.search(r"\b(create_task|ensure_future)\(", file.read_text())
-    }
+    files = (file for room in rooms for file in room.rglob("*.py"))
+    return {str(file.relative_to(source)) for file in files if re.search(call, file.read_text())}
 
-    assert starting == {*ONE_SHOT, "core/background.py"}
+
+def test_only_the_owner_of_loops_starts_tasks_that_do_not_end() -> None:
+    assert files_that(r"\b(create_task|ensure_future)\(") == {*ONE_SHOT, "core/background.py"}
+
+
+def test_what_books_calls_for_later_is_known() -> None:
+    assert files_that(r"(?<!def )\bcall_(later|at)\(") == {*BOOKED}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.http.timers import TICK_SECONDS, Timed, Wheel
+from penstock.core.background import Background
+from penstock.http import timers
+from penstock.http.timers import CALL, SLICE, TICK_SECONDS, Timed, Wheel
 from tests.http.wires import ManualTimer
 
 
@@ -95,3 +98,65 @@ def test_a_closed_wheel_calls_nobody() -> None:
     timer.advance(5)
 
     assert (alarm.rang, timer.booked) == ([], 0)
+
+
+class Broken(Alarm):
+    def expired(self) -> None:
+        super().expired()
+        raise ZeroDivisionError
+
+
+def test_one_that_fails_keeps_nobody_from_being_called_then_or_later() -> None:
+    # Given one that fails among others that are due with it, and one that is due later
+    timer, background = ManualTimer(), Background()
+    wheel = Wheel(timer, background)
+    together = [Broken(timer) if number % 2 else Alarm(timer) for number in range(11)]
+    later, last = Broken(timer), Alarm(timer)
+    for alarm in together:
+        wheel.arm(alarm, 1)
+    wheel.arm(later, 3)
+    wheel.arm(last, 5)
+
+    # When the first are due, then all of them are called, and it is counted
+    timer.advance(2)
+    assert [len(alarm.rang) for alarm in together] == [1] * 11
+    assert background.failures["deadlines"] == 5
+
+    # and the next has its turn, is told, and nothing is wrong any more when one has succeeded
+    timer.advance(2)
+    assert (len(later.rang), [each.loop for each in background.failing]) == (1, ["deadlines"])
+    timer.advance(2)
+    assert (len(last.rang), background.failing) == (1, [])
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+def test_many_that_are_due_at_once_are_called_in_slices(sabotaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sabotaged:
+        monkeypatch.setattr(timers, "SLICE", 1 << 40)
+    timer = ManualTimer()
+    wheel = Wheel(timer)
+    alarms = [Alarm(timer) for _ in range(3 * SLICE // CALL)]
+    for alarm in alarms:
+        wheel.arm(alarm, 1)
+
+    def rang_after(seconds: float) -> int:
+        timer.advance(seconds)
+        return sum(len(alarm.rang) for alarm in alarms)
+
+    rounds = [rang_after(TICK_SECONDS) for _ in range(9)]
+    sliced = sorted(set(rounds)) == [0, SLICE // CALL, 2 * SLICE // CALL, 3 * SLICE // CALL]
+    assert (sliced, wheel.armed) == (not sabotaged, 0)
+
+
+@pytest.mark.parametrize("count", [1, SLICE, 3 * SLICE])
+def test_what_was_put_off_is_moved_in_slices_too_and_none_is_forgotten(count: int) -> None:
+    timer = ManualTimer()
+    wheel = Wheel(timer)
+    alarms = [Alarm(timer) for _ in range(count)]
+    for alarm in alarms:
+        wheel.arm(alarm, 1)
+        wheel.arm(alarm, 5)
+    timer.advance(4)
+    assert (sum(len(alarm.rang) for alarm in alarms), wheel.armed) == (0, count)
+    timer.advance(2 + TICK_SECONDS * count * CALL / SLICE)
+    assert all(len(alarm.rang) == 1 for alarm in alarms)

@@ -1,19 +1,31 @@
 """One timer for all connections of a listener.
 
 Time is cut into ticks. A connection that waits for something has a tick at which it is due, and stands in
-the wheel under some tick not later than that. GroupedPuts the due tick off, which happens with every request, is
-one assignment: when the wheel reaches the place where the connection stands, it is moved to where it
-belongs. So a deadline costs no timer, and an idle live connection, which waits for nothing, costs nothing.
+the wheel under some tick not later than that. To put it off, which happens with every request, is one assignment:
+when the wheel reaches the place where the connection stands, it is moved to where it belongs. So a deadline costs no
+timer, and an idle live connection, which waits for nothing, costs nothing.
+
+Whoever opens thousands of connections at once makes them all due at once. They are called in slices, between which the
+loop does other things, and one that fails keeps none of the others from its turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from math import ceil
-from typing import Protocol
+from typing import Final, Protocol
+
+log = logging.getLogger("penstock.http")
 
 TICK_SECONDS = 0.25
+
+SLICE: Final = 4_096
+"""Work before the loop may do something else, in visits of things that are not due yet: about 5 ms."""
+
+CALL: Final = 32
+"""Such visits that a call of something that is due weighs: a refused head takes some 50 µs."""
 
 
 class Timed:
@@ -37,11 +49,20 @@ class Timer(Protocol):
     def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle: ...
 
 
+class Watcher(Protocol):
+    """Who is told how the rounds of a background loop end, by its name."""
+
+    def failed(self, name: str, error: BaseException) -> None: ...
+    def succeeded(self, name: str) -> None: ...
+
+
 class Wheel:
     """Calls things back when they are due, never early, and at most two ticks late unless the loop is held up."""
 
-    def __init__(self, timer: Timer, tick_seconds: float = TICK_SECONDS) -> None:
-        self._timer, self._tick_seconds = timer, tick_seconds
+    name: Final = "deadlines"
+
+    def __init__(self, timer: Timer, watcher: Watcher | None = None, tick_seconds: float = TICK_SECONDS) -> None:
+        self._timer, self._watcher, self._tick_seconds = timer, watcher, tick_seconds
         self._places: dict[int, set[Timed]] = {}
         self._handle: asyncio.TimerHandle | None = None
         self._now = 0  # the last tick that was handled; only right while the timer runs
@@ -106,20 +127,37 @@ class Wheel:
         self._handle = self._timer.call_later(self._tick_seconds, self._turn)
 
     def _turn(self) -> None:
-        """Handle every tick that has passed."""
-        target = self._current()
-        for tick in sorted(tick for tick in self._places if tick <= target):
-            for timed in self._places.pop(tick):
-                timed.place = 0
-                self._visit(timed, target)
-        self._now = target
-        self._handle = self._timer.call_later(self._tick_seconds, self._turn) if self._places else None
+        """Handle what has passed, a slice of it at most."""
+        self._now = self._current()
+        left = SLICE
+        for tick in sorted(tick for tick in self._places if tick <= self._now):
+            held = self._places.get(tick, set())  # one of the things called may have closed the wheel
+            while held and left > 0:
+                left -= self._visit(held.pop())
+            if not held:
+                self._places.pop(tick, None)
+        wait = self._tick_seconds if left > 0 else 0
+        self._handle = self._timer.call_later(wait, self._turn) if self._places else None
 
-    def _visit(self, timed: Timed, now: int) -> None:
+    def _visit(self, timed: Timed) -> int:
+        """Call it if it is due, or put it where it belongs; what that weighed."""
+        timed.place = 0
         if not timed.due:
-            return
-        if timed.due <= now:
-            timed.due = 0
-            timed.expired()
-        else:
+            return 1
+        if timed.due > self._now:
             self._put(timed, timed.due)
+            return 1
+        timed.due = 0
+        self._call(timed)
+        return CALL
+
+    def _call(self, timed: Timed) -> None:
+        try:
+            timed.expired()
+        except Exception as error:  # that is no reason to leave the others waiting for ever
+            log.exception("deadline.failed")
+            if self._watcher is not None:
+                self._watcher.failed(self.name, error)
+        else:
+            if self._watcher is not None:
+                self._watcher.succeeded(self.name)

@@ -125,7 +125,7 @@ class Node:
         change_poller = ChangePoller(engine.changes, self._background)
         context = Context(
             source, engine.mailbox, engine.registry, engine.bus, self._hub, self._ledger, self._authenticator, clock,
-            wheel := Wheel(asyncio.get_running_loop()),
+            wheel := Wheel(asyncio.get_running_loop(), self._background),
             settings.server.body_limit,
             caps := make_caps(settings.server),
             await self._membership(),
