@@ -215,6 +215,10 @@ TYPED_PATH_BYTES: Final = 256
 PUSHERS: Final = 10_000
 """Pushers that one server runs: each holds a task and a few connections. Over it: 413."""
 
+SUBSCRIBERS: Final = 1_000
+"""Subscriptions to one stream: each costs an entry whenever it grows, and all are stored in one record, which JetStream
+takes up to 1 MiB. Over it: 413."""
+
 # ── Web Push, the sender ──────────────────────────────────────────────────────────────────────
 
 BINDINGS: Final = 100_000

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.auth import Caller
+from penstock.doors.eventhorizon import writer
 from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import ask
 from tests.bystander.hostile import Hostile
@@ -219,6 +220,41 @@ def test_nobody_notices_a_hostile_client_or_app(
     shared: tuple[RunningServer, Innocent], behaviour: Callable[[Hostile], None]
 ) -> None:
     check(*shared, behaviour)
+
+
+FEW = 20
+
+
+def few_subscribers() -> None:
+    """The setting: a limit that is soon reached."""
+    writer.SUBSCRIBERS = FEW  # type: ignore[misc]
+
+
+def any_number_of_subscribers() -> None:
+    """The sabotage: no limit."""
+    writer.SUBSCRIBERS = 1 << 40  # type: ignore[misc]
+
+
+def of_subscribers(one: Hostile) -> None:
+    """As many subscriptions to one stream as it takes."""
+    names = [f"{OWN_ID}/{number}" for number in range(FEW + 5)]
+    for name in names:
+        one.post("/writer/create_stream", Name=name)
+    # One is taken already; once more is no mistake, and who leaves makes room.
+    answers = [one.post("/writer/subscribe", Stream=OWN, SubscriptionId=name).status for name in (*names, names[0])]
+    assert answers == [200] * (FEW - 1) + [413] * 6 + [200]
+    assert one.post("/writer/unsubscribe", Stream=OWN, SubscriptionId=names[0]).status == 200
+    assert one.post("/writer/subscribe", Stream=OWN, SubscriptionId=names[-1]).status == 200
+
+
+@pytest.mark.parametrize("sabotage", [few_subscribers, any_number_of_subscribers])
+def test_the_subscribers_of_a_stream_are_limited(tmp_path: Path, sabotage: Callable[[], None]) -> None:
+    with start_sabotaged(tmp_path / "data", sabotage, **SETTINGS) as server, innocent(server) as app:
+        if sabotage is few_subscribers:
+            check(server, app, of_subscribers)
+        else:
+            with pytest.raises(AssertionError, match="413"):
+                check(server, app, of_subscribers)
 
 
 def everybody_may_publish() -> None:

@@ -49,7 +49,7 @@ class Timer(Protocol):
     def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle: ...
 
 
-class Watcher(Protocol):
+class RoundWatcher(Protocol):
     """Who is told how the rounds of a background loop end, by its name."""
 
     def failed(self, name: str, error: BaseException) -> None: ...
@@ -61,7 +61,7 @@ class Wheel:
 
     name: Final = "deadlines"
 
-    def __init__(self, timer: Timer, watcher: Watcher | None = None, tick_seconds: float = TICK_SECONDS) -> None:
+    def __init__(self, timer: Timer, watcher: RoundWatcher | None = None, tick_seconds: float = TICK_SECONDS) -> None:
         self._timer, self._watcher, self._tick_seconds = timer, watcher, tick_seconds
         self._places: dict[int, set[Timed]] = {}
         self._handle: asyncio.TimerHandle | None = None

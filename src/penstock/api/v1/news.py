@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.log import Log
+from penstock.core.waking import Waking
 from penstock.core.wanted_streams import WantedStreams
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
@@ -22,6 +23,8 @@ class NewsPolls:
     def __init__(self, log: Log, wheel: Wheel) -> None:
         self.log, self.wheel = log, wheel
         self.waiting: dict[NewsPoll, int] = {}  # each with the id that it knows
+        self.newest = 0  # the last id that the log has told of; it says so before it counts as followed
+        self._waking = Waking()
         log.follow(self._followed, WantedStreams(moved=self._moved))
 
     def ask(self, request: Request, after: int, seconds: float) -> Response | Held:
@@ -42,8 +45,9 @@ class NewsPolls:
         self._moved(entries[-1].id)
 
     def _moved(self, newest: int) -> None:
+        self.newest = newest
         for waiting in [one for one, after in self.waiting.items() if newest > after]:
-            waiting.end(newest)
+            self._waking.wake(waiting.tell)
 
 
 class NewsPoll(Timed, Held):
@@ -54,6 +58,11 @@ class NewsPoll(Timed, Held):
     def __init__(self, news: NewsPolls, request: Request) -> None:
         super().__init__()
         self._news, self._request = news, request
+
+    def tell(self) -> None:
+        """There is something newer than it knows: answer, unless that was done."""
+        if self in self._news.waiting:
+            self.end(self._news.newest)
 
     def end(self, newest: int) -> None:
         """Answer."""

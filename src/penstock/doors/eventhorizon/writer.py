@@ -10,10 +10,10 @@ from penstock.api.context import Context
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.requests import AppendRequest, CreateStreamRequest, SubscriptionRequest
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
-from penstock.errors import InputInvalid, NotFound
+from penstock.errors import InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Response
-from penstock.limits import CHUNK_BYTES
+from penstock.limits import CHUNK_BYTES, SUBSCRIBERS
 from penstock.values import Appended, Batch, Draft, Head, Kind
 from penstock.wire.eventhorizon import SUBSCRIPTIONS, Cursor, timestamp
 from penstock.wire.eventhorizon import subscribed as subscribed_payload
@@ -79,6 +79,8 @@ class WriterCalls:
         async with self._changing:
             head = await self._head(stream)
             if id not in head.subscribers:
+                if (count := len(head.subscribers) + 1) > SUBSCRIBERS:
+                    raise TooLarge("number of subscriptions to one stream", count, SUBSCRIBERS)
                 await self._subscriptions.keep(stream, id)
                 await self._append_meta(stream, "Subscribed", id)
         return Response(200, b"OK\n", _TEXT)

@@ -13,6 +13,7 @@ from typing import Final, Self
 import msgspec
 
 from penstock.api.context import Context
+from penstock.core.waking import Waking
 from penstock.doors.trickle.channel import LiveChannel, Recorder, size_in_log
 from penstock.doors.trickle.cluster import ChannelOwners, ChannelRecord, ChannelState, KnownChannel
 from penstock.errors import Busy, PenstockError
@@ -50,6 +51,7 @@ class Channels(Timed):
         self._making = 0  # channels whose records are being written
         self.changed: Callable[[tuple[str, ...], tuple[str, ...]], None] = _nobody  # hears what was added, removed
         self.waiting = 0
+        self.waking = Waking()  # of readers, when their segment grows
         self.posting = 0  # publishers that are connected to a segment
         self.held = 0  # memory of all channels, as of the last sweep
         self.relayed = 0
@@ -236,6 +238,7 @@ class Channels(Timed):
 
     def expired(self) -> None:
         """Once a second, while there is anything."""
+        self.wheel.arm(self, SWEEP_SECONDS)  # first: what may fail below must not end it for good
         now, settings = self.time(), self.settings
         for channel in list(self._open.values()):
             channel.sweep(now, settings.abandon)
@@ -245,8 +248,8 @@ class Channels(Timed):
         while self._left and now - next(iter(self._left.values())).closed_at > settings.linger:
             self._left.popitem(last=False)
         self.held = sum(channel.memory for channel in (*self._open.values(), *self._left.values()))
-        if self._open or self._left:
-            self.wheel.arm(self, SWEEP_SECONDS)
+        if not self._open and not self._left:
+            self.wheel.disarm(self)
 
     def _lost(self, record: ChannelRecord) -> None:
         """The others took this node for dead: what it had is theirs."""

@@ -102,7 +102,7 @@ class SegmentReading(WaitingReader):
             self.wait(wait)
         segment.readers[self] = None
         if segment.begun:
-            self.moved()
+            self.look()
 
     def head(self) -> int:
         return self._channel.head
@@ -115,6 +115,12 @@ class SegmentReading(WaitingReader):
     # ── as the watcher of the segment ─────────────────────────────────────────────────────────
 
     def moved(self) -> None:
+        self._home.waking.wake(self.look)
+
+    def look(self) -> None:
+        """Send what there is, or that it has ended."""
+        if self._done:
+            return
         if self._segment.cut:
             self._end_cut()
         elif self._outlet is None and not self._segment.size:

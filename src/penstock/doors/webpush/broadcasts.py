@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -19,6 +19,7 @@ from penstock.api.context import Context, decoded
 from penstock.api.describing import STRING, an_object, operation, shown_as, text
 from penstock.core.background import Loop
 from penstock.core.registry import NEW, change
+from penstock.core.waking import Waking
 from penstock.errors import ConfigInvalid, InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import Response
@@ -30,7 +31,6 @@ from penstock.values import Record
 RECORD: Final = "webpush/broadcasts"
 HINT: Final = "webpush.broadcasts"
 LOOK_SECONDS = 1.0  # by which a lost hint delays a new version
-AT_ONCE = 256  # user agents that are told before the loop may do something else
 _ID = re.compile(r"[!-~]+")
 _VERSION = re.compile(r"[ -~]+")
 _SHOWN_ID = text(
@@ -65,7 +65,7 @@ class Broadcasts:
         self.versions = dict(self._first)
         self._seen = NEW  # the record's version that these are of
         self._listeners: dict[BroadcastListener, None] = {}
-        self._telling: Iterator[BroadcastListener] | None = None
+        self._waking = Waking()
         self._look = asyncio.Event()
         self._looking: Loop | None = None
         context.bus.listen(HINT, lambda topic, message: self._look.set())
@@ -101,19 +101,8 @@ class Broadcasts:
         if seen != self._seen:
             self._seen = seen
             self.versions = self._first | (_decode(record.value) if record is not None else {})
-            self._telling = iter(tuple(self._listeners))
-            self._tell_some()
-
-    def _tell_some(self) -> None:
-        """Tell some listeners now, others in later turns of the loop. One that has left meanwhile ignores the call."""
-        telling = self._telling
-        for _ in range(AT_ONCE):
-            listener = next(telling, None) if telling is not None else None
-            if listener is None:
-                self._telling = None
-                return
-            listener.tell_broadcasts()
-        asyncio.get_running_loop().call_soon(self._tell_some)
+            for listener in self._listeners:
+                self._waking.wake(listener.tell_broadcasts)
 
     async def _change(self, alter: Callable[[dict[str, str]], None]) -> None:
         """Change what was put, by compare-and-set; have all nodes look."""
