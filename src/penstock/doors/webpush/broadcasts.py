@@ -122,7 +122,7 @@ class Broadcasts:
 
     def routes(self) -> list[Route]:
         """Their rows of the table."""
-        small, admit = WHOLE(4096), self._context.admit
+        small, admit = WHOLE(4096), self._context.admitting(lambda caller: caller.check_admin("broadcasts"))
         return [
             Route("GET", "/v1/webpush/broadcasts", self.show_all, door="webpush"),
             Route("PUT", "/v1/webpush/broadcasts/**", self.put, body=small, admit=admit, door="webpush"),
