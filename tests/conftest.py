@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import inspect
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     RunningServer._run = start_forked  # type: ignore[method-assign]
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # a group that is ended shows its stacks
     config.pluginmanager.register(Limits(config), "penstock limits")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Ending(config), "penstock ending")

@@ -281,6 +281,12 @@ def test_the_same_check_finds_a_run_without_a_limit(tmp_path: Path) -> None:
         check_that_hangs_are_ended(tmp_path, "--limit=0", 3, ["a loop"])
 
 
+def test_lint_and_types_have_a_limit_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert test_runner._run_within([sys.executable, "-c", "raise SystemExit(3)"], 60) == 3
+    assert test_runner._run_within(["sleep", "600", "1"], 0.1) == 1
+    assert capsys.readouterr().out == "1 was ended after 0 s: something hangs\n"
+
+
 BESIDE = """
 import sys
 from penstock.cli import test_runner
@@ -307,5 +313,6 @@ def test_groups_run_beside_each_other_and_one_that_hangs_outside_its_tests_is_en
 
     assert done.stdout.splitlines()[:2] == ["fast begins", "cluster begins"]
     assert "cluster was ended after 9 s: something hangs" in done.stdout
+    assert 'conftest.py", line 3 in pytest_sessionfinish' in done.stdout  # the stack of what hung
     assert "outcome fast 1 0\n" in done.stdout
     assert re.search(r"^outcome cluster \d 1$", done.stdout, re.MULTILINE)  # it may have reported before it hung

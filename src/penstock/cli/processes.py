@@ -100,6 +100,22 @@ def end_marked(mark: str) -> list[str]:
     return [f"{process} {command}" for process, command in ended.items()]
 
 
+def show_stacks(mark: str) -> None:
+    """Have the processes that carry *mark* write their stacks, if they are ready to (faulthandler, at SIGUSR1)."""
+    for process in _marked(mark):
+        if _catches(process, signal.SIGUSR1):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGUSR1)
+
+
+def _catches(process: int, number: signal.Signals) -> bool:
+    """Whether it has a handler: without one, most signals end a process."""
+    with suppress(OSError):
+        caught = next(line for line in Path(f"/proc/{process}/status").read_text().splitlines() if "SigCgt" in line)
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def _marked(mark: str) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

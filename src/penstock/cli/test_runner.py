@@ -24,7 +24,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from penstock import debian
-from penstock.cli.processes import VARIABLE, count_orphans, end_marked, new_mark, with_mark
+from penstock.cli.processes import VARIABLE, count_orphans, end_marked, new_mark, show_stacks, with_mark
 from penstock.errors import NotFound
 from penstock.testing.waiting import TooLate, wait_until
 
@@ -160,11 +160,20 @@ def _check() -> GroupOutcome:
     begun, used, failed = time.monotonic(), _cpu_of_children(), 0
     print("\n── check, budget 1 min ──", flush=True)
     for command in commands:
-        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        if _run_within(command, 60 * PATIENCE):
             print(f"failed: {' '.join(command[2:])}", flush=True)
             failed += 1
     seconds, cpu = time.monotonic() - begun, _cpu_of_children() - used
     return GroupOutcome("check", seconds, cpu, 60, len(commands) - failed, failed, 0)
+
+
+def _run_within(command: Sequence[str], seconds: float) -> int:
+    """Run *command* in the project's folder; its status, or 1 when it was ended for taking too long."""
+    try:
+        return subprocess.run(command, cwd=ROOT, check=False, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{command[2]} was ended after {seconds:.0f} s: something hangs", flush=True)
+        return 1
 
 
 def _cpu_of_children() -> float:
@@ -246,6 +255,7 @@ class Running:
         if time.monotonic() - self._begun < self._seconds:
             return False
         self._ended = True
+        show_stacks(self._mark)
         self.interrupt()
         self.end()
         return True
