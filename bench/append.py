@@ -74,23 +74,23 @@ def _measure(
     floors: list[Syncs] = []
     loads: list[Load] = []
     bare: list[Load] = []
+    used = ("own",) if given.quick else generators()
     target, prototype = targets
     for number in range(rounds):
         say(f"{case.name}: round {number + 1} of {rounds}")
         settle(given)
         floors.append(bare_syncs(folder, case.in_flight * case.lines, requests.EVENT_BYTES, seconds / 2))
-        used = ("own",) if given.quick else generators()
         for generator in used:
             loads.append(press(generator, target, folder, [request], case.in_flight, seconds))
             if case.prototype:
                 bare.append(press(generator, prototype, folder, [request], case.in_flight, seconds))
-    report.add(_figure(case, floors, _better(undisturbed(loads))))
+    report.add(_figure(case, floors, _better(undisturbed(loads)), ", ".join(used)))
     if bare:
-        report.add(_share(case, loads, bare))
+        report.add(_share(case, loads, bare, ", ".join(used)))
     return case.lines * sum(load.requests for load in loads)
 
 
-def _share(case: Case, loads: list[Load], bare: list[Load]) -> Figure:
+def _share(case: Case, loads: list[Load], bare: list[Load], used: str) -> Figure:
     """Of what the prototype makes: each run with the one after it, so that both see the same machine."""
     ratio = median([load.rate / other.rate for load, other in zip(loads, bare, strict=True)])
     cpu_us, bare_us = (median([load.server_us for load in runs]) for runs in (loads, bare))
@@ -98,6 +98,7 @@ def _share(case: Case, loads: list[Load], bare: list[Load]) -> Figure:
         f"{case.name} / prototype", median([load.rate for load in loads]), "events/s",
         median([load.rate for load in bare]), "bare prototype", SHARE_MUST, SHARE_AIM,
         "ratio", True, ratio, {"server_cpu_us": cpu_us, "prototype_cpu_us": bare_us, "cpu_ratio": cpu_us / bare_us},
+        used,
     )  # fmt: skip
 
 
@@ -107,7 +108,8 @@ def _better(loads: list[Load]) -> list[Load]:
     return max(by_generator.values(), key=lambda runs: median([run.rate for run in runs]))
 
 
-def _figure(case: Case, floors: list[Syncs], loads: list[Load]) -> Figure:
+def _figure(case: Case, floors: list[Syncs], loads: list[Load], used: str) -> Figure:
+    """*loads* are of the generator under which the server did more, of all that were *used*."""
     rate, p50_ms = case.lines * median([load.rate for load in loads]), median([load.p50_ms for load in loads])
     detail = {
         "per_second": rate,
@@ -122,9 +124,11 @@ def _figure(case: Case, floors: list[Syncs], loads: list[Load]) -> Figure:
     }
     if case is ONE:
         floor = median([sync.p50_ms for sync in floors])
-        return Figure(case.name, p50_ms, "ms", floor, "one write and fdatasync", ONE.must, ONE.aim, detail=detail)
+        return Figure(
+            case.name, p50_ms, "ms", floor, "one write and fdatasync", ONE.must, ONE.aim, detail=detail, generator=used
+        )  # fmt: skip
     return Figure(
         case.name, rate, "events/s", median([sync.rate for sync in floors]),
         f"write and fdatasync, {case.in_flight * case.lines} events a group", case.must, case.aim,
-        higher_is_better=True, detail=detail,
+        higher_is_better=True, detail=detail, generator=used,
     )  # fmt: skip

@@ -77,9 +77,9 @@ def _figure(many: list[Load], few: list[Load], existing: int) -> Figure:
         "quiet_rounds": len(quiet),
         "p99_ms": median([load.p99_ms for load in many]),
         "neighbour_cores": median([load.neighbours for load in (*many, *few)]),
-        "generator": many[0].generator,
     }
     return Figure(
         f"over {existing:,} streams", median([load.rate for load in many]), "events/s",
         median([load.rate for load in few]), f"the same over {FEW} streams", 0.6, 0.8, "ratio", True, ratio, detail,
+        many[0].generator,
     )  # fmt: skip

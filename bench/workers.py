@@ -78,15 +78,15 @@ def _publish(given: argparse.Namespace, report: Report, folder: Path) -> None:
         confirm(server, "/bench/append", sum(load.requests for load in loads))
     ours, floor = [load.server_us for load in loads], [load.server_us for load in bare]
     detail = {"rate": median([load.rate for load in loads]), "prototype_rate": median([load.rate for load in bare]),
-              "rounds": [round(us, 2) for us in own], "generator": generator}  # fmt: skip
+              "rounds": [round(us, 2) for us in own]}  # fmt: skip
     report.add(Figure(
         "log process, 256 in flight over 2 workers", median(own), "CPU µs/event", median(floor), "bare prototype",
-        14, 9, detail=detail,
+        14, 9, detail=detail, generator=generator,
     ))  # fmt: skip
     ratio = median([us / other for us, other in zip(ours, floor, strict=True)])
     report.add(Figure(
         "publish, all processes of 2 workers", median(ours), "CPU µs/event", median(floor), "bare prototype", 1.8, 1.4,
-        "ratio", ratio=ratio, detail={"rounds": [round(us, 2) for us in ours]},
+        "ratio", ratio=ratio, detail={"rounds": [round(us, 2) for us in ours]}, generator=generator,
     ))  # fmt: skip
 
 

@@ -144,13 +144,25 @@ def peers_table() -> str:
 def _beside(name: str, figure: dict[str, Any]) -> str:
     runs = figure["runs"]
     marks = " / ".join(_number(figure[mark]) for mark in ("must", "aim") if figure[mark] is not None)
-    met = {"no": ": **no**", None: ""}.get(runs[-1]["met"], f": {runs[-1]['met']}")
+    met = f": {_met(runs)}" if any(_values(runs, "met")) else ""
     ours = f"{_middle(runs, 'value')} {figure['unit']}"
     return f"| {name} | {ours} | {_middle(runs, 'floor')} | {_spread(runs, 'ratio')} | {marks}{met} |"
 
 
 def _middle(runs: list[dict[str, Any]], name: str) -> str:
-    return _number(statistics.median(run[name] for run in runs if run[name] is not None))
+    """The median of the runs that have it."""
+    values = _values(runs, name)
+    return _number(statistics.median(values)) if values else ""
+
+
+def _values(runs: list[dict[str, Any]], name: str) -> list[Any]:
+    """Of all runs that have it: a floor or a peer may have been missing in one, the last one too."""
+    return [run[name] for run in runs if run[name] is not None]
+
+
+def _met(runs: list[dict[str, Any]]) -> str:
+    """What the runs have reached, all of them, so that a good one does not hide another."""
+    return " ".join(dict.fromkeys({"no": "**no**"}.get(met, met) for met in _values(runs, "met"))) or "–"
 
 
 def storms_table() -> str:
@@ -174,12 +186,10 @@ def figures_tables() -> str:
 
 def _figure(name: str, figure: dict[str, Any]) -> str:
     runs = figure["runs"]
-    floor = "" if runs[-1]["floor"] is None else _middle(runs, "floor")
-    ratio = "" if runs[-1]["ratio"] is None else _spread(runs, "ratio")
     marks = " / ".join("–" if figure[mark] is None else _number(figure[mark]) for mark in ("must", "aim"))
     of = " ×" if figure["judged"] == "ratio" and marks != "– / –" else ""
-    met = " ".join(dict.fromkeys({"no": "**no**", None: "–"}.get(run["met"], run["met"]) for run in runs))
-    return f"| {name} | {_spread(runs, 'value')} {figure['unit']} | {floor} | {ratio} | {marks}{of} | {met} |"
+    value, floor, ratio = f"{_spread(runs, 'value')} {figure['unit']}", _middle(runs, "floor"), _spread(runs, "ratio")
+    return f"| {name} | {value} | {floor} | {ratio} | {marks}{of} | {_met(runs)} |"
 
 
 def _floors(figures: dict[str, Any]) -> Iterator[str]:
@@ -194,7 +204,8 @@ def _floors(figures: dict[str, Any]) -> Iterator[str]:
 
 def _spread(runs: list[dict[str, Any]], name: str) -> str:
     """The median, and the lowest and highest if they differ."""
-    values = [run[name] for run in runs if run[name] is not None]
+    if not (values := _values(runs, name)):
+        return ""
     low, middle, high = map(_number, (min(values), statistics.median(values), max(values)))
     return middle if low == high else f"{middle} ({low}–{high})"
 
@@ -209,7 +220,9 @@ def _when(figures: dict[str, Any]) -> str:
     dates, machines = sorted({run["date"] for run in runs}), sorted({run["machine"] for run in runs})
     most = max(len(figure["runs"]) for figure in figures.values())
     times = f"{most} runs" if most > 1 else "One run"
-    return f"{times}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {'; '.join(machines)}."
+    loads = sorted({run["generator"] for run in runs if "generator" in run})
+    by = f" Load by {'; '.join(loads)}." if loads else ""
+    return f"{times}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {'; '.join(machines)}.{by}"
 
 
 SHOWN_BESIDE = {

@@ -33,6 +33,7 @@ from bench import (
 )  # fmt: skip
 from bench.rig.bare_disk import bare_syncs
 from bench.rig.child import Child, ChildFailed
+from bench.rig.figures import record
 from bench.rig.load import Load, undisturbed
 from bench.rig.machine import CpuMeter, Neighbours, cpu_seconds, memory_kb
 from bench.rig.report import Figure, settle
@@ -40,7 +41,7 @@ from bench.rig.requests import EVENT_BYTES, MARK, event, load, save, tail
 from penstock.cli.app import run
 from penstock.testing import wait_until
 
-KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "machine", "date"}
+KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "generator", "machine", "date"}
 EVERY = {
     "append": (append, [], 6),
     "console": (console, [], 8),
@@ -135,6 +136,51 @@ def test_a_ratio_is_judged_instead_of_the_value_where_that_is_promised() -> None
     assert Figure("x", 30.0, "µs", floor=None, must=1.6, aim=1.2, judged="ratio").met is None
     assert Figure("x", 30.0, "ms", aim=5.0).met == "must"
     assert Figure("x", 30.0, "ms").met is None
+
+
+def shown(**changed: object) -> dict[str, object]:
+    """A figure as a report shows it."""
+    whole = {"bench": "fanout", "figure": "linger", "value": 700.0, "unit": "1/s", "floor": 100.0, "floor_of": "nchan",
+             "ratio": 7.0, "judged": "ratio", "must": 4, "aim": 6, "met": "aim", "generator": None, "date": "",
+             "machine": ""}  # fmt: skip
+    return {**whole, **changed}
+
+
+def recorded(file: Path) -> list[float]:
+    """The values of the figure that `shown` makes."""
+    return [run["value"] for run in json.loads(file.read_text())["fanout"]["linger"]["runs"]]
+
+
+def check_recording(file: Path) -> None:
+    """What was measured without its peer is left out, and said; what is judged by its value needs its floor, too."""
+    assert record([shown()], file) == []
+    assert record([shown(value=900.0, floor=None, ratio=None, met=None)], file) == ["linger"]
+    assert record([shown(value=900.0, floor=None, ratio=None, must=None, aim=None, met=None)], file) == ["linger"]
+    assert record([shown(value=800.0), shown(figure="alone", floor_of=None, floor=None, judged="value")], file) == []
+    assert recorded(file) == [700.0, 800.0]
+
+
+def test_a_figure_without_what_it_is_measured_against_is_not_recorded(tmp_path: Path) -> None:
+    check_recording(tmp_path / "figures.json")
+
+
+def test_a_book_that_takes_everything_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.rig.figures.is_whole", lambda _figure: True)
+
+    with pytest.raises(AssertionError):
+        check_recording(tmp_path / "figures.json")
+
+
+@pytest.mark.parametrize("change", [{"generator": "own"}, {"unit": "s"}, {"judged": "value"}], ids=str)
+def test_runs_that_cannot_be_compared_do_not_stand_side_by_side(change: dict[str, object], tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    for value in (1.0, 2.0):
+        record([shown(value=value, generator="wrk, own")], file)
+    assert recorded(file) == [1.0, 2.0]
+
+    record([shown(**{"value": 3.0, "generator": "wrk, own", **change})], file)
+
+    assert recorded(file) == [3.0]
 
 
 def test_a_machine_that_is_never_quiet_is_waited_for_less_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

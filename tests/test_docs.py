@@ -14,6 +14,8 @@ from types import ModuleType
 
 import pytest
 
+from bench.rig.figures import is_whole
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -115,6 +117,45 @@ def test_figures_stand_on_one_page(page: Path) -> None:
         return
     by_hand = re.sub(r"<!-- (\w+): made by .*?<!-- end of \1 -->", "", page.read_text(), flags=re.DOTALL)
     assert FIGURE.findall(by_hand) == []
+
+
+def run_of(value: float, floor: float | None, met: str | None) -> dict[str, object]:
+    return {"value": value, "floor": floor, "ratio": floor and value / floor, "met": met, "date": "", "machine": ""}
+
+
+MISSED = {
+    "unit": "events/s", "floor_of": "a peer", "must": 4, "aim": 6, "judged": "ratio",
+    "runs": [run_of(300, 100, "no"), run_of(900, None, None)],
+}  # fmt: skip
+MET_LAST = {**MISSED, "runs": [run_of(300, 100, "no"), run_of(700, 100, "aim")]}
+
+
+def check_rows_show_what_was_missed() -> None:
+    for row in (generator()._figure, generator()._beside):
+        missed = row("x", MISSED)
+        assert " 100 " in missed, missed
+        assert " 3 " in missed, missed
+        assert "**no**" in missed, missed
+        assert "**no** aim" in row("x", MET_LAST)
+
+
+def test_a_run_without_its_floor_or_a_better_one_hides_no_miss() -> None:
+    check_rows_show_what_was_missed()
+
+
+def test_rows_made_from_the_last_run_alone_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = generator()._values
+    monkeypatch.setattr(generator(), "_values", lambda runs, name: whole(runs[-1:], name))
+
+    with pytest.raises(AssertionError):
+        check_rows_show_what_was_missed()
+
+
+def test_each_run_of_the_book_was_held_against_what_it_names() -> None:
+    book = json.loads((DOCS / "figures.json").read_text())
+
+    for figure in (figure for figures in book.values() for figure in figures.values()):
+        assert [run for run in figure["runs"] if not is_whole({**figure, **run})] == []
 
 
 def test_the_numbers_that_scale_is_reckoned_with_are_those_that_were_measured() -> None:

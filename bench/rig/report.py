@@ -39,6 +39,7 @@ class Figure:
     higher_is_better: bool = False
     ratio: float | None = None  # of value to floor; by default of the two numbers here
     detail: dict[str, Any] = field(default_factory=dict)
+    generator: str = ""  # which programs made the load, where that depends on what is installed
 
     @property
     def over_floor(self) -> float | None:
@@ -93,6 +94,7 @@ class Report:
             "must": figure.must,
             "aim": figure.aim,
             "met": figure.met,
+            "generator": figure.generator or None,
             "detail": {name: _rounded(value) for name, value in figure.detail.items()},
             "machine": self._machine,
             "date": self._date,
@@ -101,7 +103,8 @@ class Report:
     def close(self) -> None:
         """Record the figures and print their table, if that was asked for."""
         if self._record:
-            figures.record([self._object(figure) for figure in self.figures])
+            for name in figures.record([self._object(figure) for figure in self.figures]):
+                say(f"not recorded, for want of what it is measured against: {name}")
         if self._as_json:
             return
         from rich.console import Console
