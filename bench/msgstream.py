@@ -17,7 +17,7 @@ from bench.rig import requests
 from bench.rig.child import Child
 from bench.rig.machine import cpu_seconds, memory_kb
 from bench.rig.poster import Poster
-from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
+from bench.rig.report import Figure, Report, arguments, median, of_floor, reporting, say, settle
 from bench.rig.servers import penstock
 from penstock.client.api import Client
 from penstock.testing import RunningServer, wait_until
@@ -133,13 +133,13 @@ def _latency(given: argparse.Namespace, report: Report, folder: Path) -> None:
             with Child("bare_sessions") as bare:
                 floors.append(_late(bare.answer()["port"], folder, listen, emits, given))
             ours.append(_late(server.port, folder, listen, emits, given))
+    detail = {"packs_per_second": given.rate, "sessions": given.sessions}
+    of = "relay that stores nothing"
     for percentile, must, aim in ((50.0, None, None), (99.0, 15.0, 5.0)):
-        value, floor = (
-            median([one.get_value_at_percentile(percentile) / 1000 for one in many]) for many in (ours, floors)
-        )
-        detail = {"packs_per_second": given.rate, "sessions": given.sessions}
+        late, bare = ([one.get_value_at_percentile(percentile) / 1000 for one in many] for many in (ours, floors))
         name = f"emit to receive, p{percentile:g}"
-        report.add(Figure(name, value, "ms", floor, "relay that stores nothing", must, aim, detail=detail))
+        report.add(Figure(name, median(late), "ms", median(bare), of, must, aim, detail=detail))
+    report.add(of_floor(f"{name} / relay", late, "ms", bare, of, 6, 3, detail))
 
 
 def _late(port: int, folder: Path, listen: Path, emits: Path, given: argparse.Namespace) -> HdrHistogram:

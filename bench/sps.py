@@ -1,26 +1,27 @@
 """sps: memory of a wire, CPU of a delivery, how late an event is, and a storm of reconnects.
 
-Each against its floor in the same run: a bare protocol object, a bare `socket.send` loop, a listener that
-stores nothing, one that answers everybody from memory.
+Each against its floor in the same run: a bare protocol object, a bare `socket.send` loop and nginx with nchan, a
+listener that stores nothing, one that answers everybody from memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
-from bench.rig import requests
+from bench import fanout
+from bench.rig import nchan, requests
 from bench.rig.child import Child
 from bench.rig.load import Target
 from bench.rig.machine import cpu_seconds, memory_kb
 from bench.rig.poster import Poster
-from bench.rig.report import Figure, Report, arguments, median, reporting, say, settle
+from bench.rig.report import Figure, Report, arguments, median, of_floor, reporting, say, settle
 from bench.rig.servers import fill, penstock
 from penstock.testing import RunningServer
 
@@ -28,11 +29,7 @@ ROOM = "bench"
 STREAM = f"/rooms/{ROOM}"
 WARM = 50  # wires before the first look: what is made once is not the wires'
 DELIVERY_BYTES = 280  # about what an event of 200 bytes is as a line in a chunk
-SETTLE = 0.3  # seconds: longer than the ledger waits before it writes
-
-
-class WiresLost(Exception):
-    """Not every wire got everything."""
+GAP = 0.05  # seconds between two events
 
 
 def main(argv: list[str]) -> int:
@@ -128,48 +125,29 @@ def _held(given: argparse.Namespace, report: Report, folder: Path) -> None:
 
 def _fanout(given: argparse.Namespace, report: Report, folder: Path) -> None:
     """An event is published when the one before has reached all wires: one write for each delivery."""
-    ours: list[float] = []
-    floors: list[float] = []
-    bare_file = requests.save(folder / "bare.json", requests.tail(STREAM, "none"))
-    with penstock(folder / "data") as (server, target), Child("bare_send", given.wires, DELIVERY_BYTES) as bare:
+    with ExitStack() as stack:
+        ours = stack.enter_context(_subscribed(given, folder))
+        floor = stack.enter_context(fanout._bare(folder, given.wires, DELIVERY_BYTES))
+        installed = nchan.available()
+        peer = stack.enter_context(fanout._nchan(folder, given.wires, DELIVERY_BYTES - 8)) if installed else None
+        for number in range(given.rounds):
+            for subject in filter(None, (floor, ours, peer)):
+                say(f"fan-out, round {number + 1} of {given.rounds}: {subject.name}")
+                settle(given)
+                subject.cpu_us.append(fanout._round(subject, given.events, GAP))
+    fanout.report_one_write_each(report, "fan-out, one write each", ours, floor, peer)
+
+
+@contextmanager
+def _subscribed(given: argparse.Namespace, folder: Path) -> Iterator[fanout.Subject]:
+    with penstock(folder / "data") as (server, target):
         publish = requests.publish(STREAM, requests.event(), server.admin_token)
         with (
+            Poster(server.port, publish) as poster,
             Child("wires", server.port, given.wires, _requests(server, folder, 1, given.wires)) as wires,
-            Child("wires", bare.answer()["port"], given.wires, bare_file) as bare_wires,
         ):
-            for child in (wires, bare_wires, bare):
-                child.answer()
-            for number in range(given.rounds):
-                say(f"fan-out, round {number + 1} of {given.rounds}")
-                settle(given)
-                floors.append(_cpu_us(bare.pid, lambda: bare.ask("send"), bare_wires, given, number))
-                with Poster(server.port, publish) as poster:
-                    ours.append(_cpu_us(target.pid, poster.post, wires, given, number))
-    ratio = median([one / floor for one, floor in zip(ours, floors, strict=True)])
-    rounds, floor_rounds = ([round(us, 2) for us in each] for each in (ours, floors))
-    report.add(
-        Figure(
-            "fan-out, one write each", median(ours), "CPU µs/delivery", median(floors), "bare socket.send loop",
-            1.2, 1.08, "ratio", ratio=ratio,
-            detail={"wires": given.wires, "rounds": rounds, "floor_rounds": floor_rounds},
-        )
-    )  # fmt: skip
-
-
-def _cpu_us(
-    pid: int, publish: Callable[[], object], wires: Child, given: argparse.Namespace, rounds_before: int
-) -> float:
-    """CPU µs of one delivery, its ledger included."""
-    before = cpu_seconds(pid)
-    for event in range(given.events):
-        publish()
-        sent = rounds_before * given.events + event + 1
-        got = wires.ask(f"total {sent * given.wires}")
-        if got["lost"] or got["fewest"] != sent:
-            raise WiresLost(f"{got} after {sent} events on {given.wires} wires")
-        time.sleep(0.05)
-    time.sleep(SETTLE)
-    return 1e6 * (cpu_seconds(pid) - before) / (given.events * given.wires)
+            wires.answer()
+            yield fanout.Subject("penstock", target.pid, wires, given.wires, poster.post, target, publish)
 
 
 # ── latency ───────────────────────────────────────────────────────────────────────────────────────
@@ -265,11 +243,11 @@ def _report_storms(report: Report, name: str, ours: list[Stormed], floors: list[
     cost, floor = (1e6 * median([one.cpu for one in many]) / wires for many in (ours, floors))
     title = f"{name}, CPU of one that comes back"
     report.add(Figure(title, cost, "CPU µs/wire", floor, "listener that answers from memory", detail=detail))
-    value, floor = (median([one.publish_ms for one in many]) for many in (ours, floors))
-    rounds, floor_rounds = ([round(one.publish_ms, 1) for one in many] for many in (ours, floors))
-    detail = {"events_per_second": RATE, "rounds": rounds, "floor_rounds": floor_rounds}
-    title = f"publish meanwhile, p99 ({name})"
-    report.add(Figure(title, value, "ms", floor, "the same storm on it", 100, 50, detail=detail))
+    waited, bare = ([one.publish_ms for one in many] for many in (ours, floors))
+    detail = {"events_per_second": RATE}
+    title, of = f"publish meanwhile, p99 ({name})", "the same storm on it"
+    report.add(Figure(title, median(waited), "ms", median(bare), of, 100, 50, detail=detail))
+    report.add(of_floor(f"{title} / bare", waited, "ms", bare, of, 5, 3, detail))
 
 
 def _break_all(given: argparse.Namespace, server: RunningServer, folder: Path) -> int:

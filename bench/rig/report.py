@@ -67,6 +67,19 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
+def of_floor(
+    name: str, ours: Sequence[float], unit: str, floors: Sequence[float], floor_of: str, must: float, aim: float,
+    detail: dict[str, Any],
+) -> Figure:  # fmt: skip
+    """A figure that is judged by the median of its rounds' ratios: each round with the floor of that round."""
+    ratio = median([one / floor for one, floor in zip(ours, floors, strict=True)])
+    rounds, floor_rounds = ([float(f"{one:.4g}") for one in many] for many in (ours, floors))
+    detail = {**detail, "rounds": rounds, "floor_rounds": floor_rounds}
+    return Figure(
+        name, median(ours), unit, median(floors), floor_of, must, aim, "ratio", ratio=ratio, detail=detail
+    )  # fmt: skip
+
+
 class Report:
     """Prints figures as they come."""
 
