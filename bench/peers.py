@@ -38,6 +38,13 @@ IN_FLIGHT = (64, 256)
 PARTS = ("fan-out", "idle", "publish", "replay")
 LEAST_BYTES, MOST_BYTES = 64, 64 * 1024  # room for the mark and its time; what each of them takes as it is configured
 PIPELINED = 1000  # events that are stored for a replay with one write, before their answers are read
+OURS = {
+    "durable publish": f"HTTP, {peers.SYNCED}",
+    "fan-out": "HTTP, chunked, on disk before it goes out, deliveries recorded",
+    "idle": "HTTP, chunked, nothing is delivered",
+    "replay": "HTTP, chunked, from disk, deliveries recorded",
+}
+"""What Penstock does for a figure, as `floor_of` says it of a peer."""
 Marks = dict[str, tuple[float, float]]  # must and aim of the ratio, by peer
 
 
@@ -211,14 +218,23 @@ def _deliver(peer: Peer, sender: Sender, wires: Child, sent: int, given: argpars
 
 
 def _idle(given: argparse.Namespace, report: Report, folder: Path, starts: dict[str, peers.Start]) -> None:
-    with _running(folder, starts, given.bytes) as [ours, *others]:
-        for one in (ours, *others):
-            say(f"idle: {one.peer.name}")
-            with _wires(one.peer, WARM, folder):
-                before = memory_kb(one.peer.target.pid)
-                with _wires(one.peer, given.wires, folder):
-                    one.rounds.append((memory_kb(one.peer.target.pid) - before) / given.wires)
-        _compare(given, report, "idle", "KB/wire", [ours, *others], {})
+    """All are started anew for each round: what wires have left is not given back, and would serve the next ones."""
+    measured: list[Measured] = []
+    for number in range(given.rounds):
+        (place := folder / str(number)).mkdir()
+        with _running(place, starts, given.bytes) as running:
+            measured = measured or running
+            for one, now in zip(measured, running, strict=True):
+                say(f"idle, round {number + 1} of {given.rounds}: {one.peer.name}")
+                one.rounds.append(_kb_each(now.peer, given.wires, place))
+    _compare(given, report, "idle", "KB/wire", measured, {})
+
+
+def _kb_each(peer: Peer, count: int, folder: Path) -> float:
+    with _wires(peer, WARM, folder):
+        before = memory_kb(peer.target.pid)
+        with _wires(peer, count, folder):
+            return (memory_kb(peer.target.pid) - before) / count
 
 
 # ── durable publish ───────────────────────────────────────────────────────────────────────────────

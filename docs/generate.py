@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `bench`, which is no part
 from error_codes import error_codes
 from rooms import rooms_list
 
-from bench import reconnect
+from bench import peers, reconnect
 from penstock import limits
 from penstock.settings import Settings
 from penstock.settings_reading import KNOWN, SettingDescription
@@ -133,20 +133,22 @@ def columns_table() -> str:
 
 
 def peers_table() -> str:
-    """The figures of `bench peers`: ours beside theirs, and below them what each peer does for it."""
+    """The figures of `bench peers`: what Penstock does for each, and a row for each peer with what that one does."""
     figures = json.loads(FIGURES.read_text()).get(BESIDE, {})
-    rows = [_beside(name, figure) for name, figure in figures.items()]
-    peers = sorted({figure["floor_of"] for figure in figures.values()})
-    table = ["| what / peer | Penstock | the peer | ratio | must / aim |", "|---|---:|---:|---:|---|"]
-    return "\n".join([*table, *rows, "", *map(_item, peers), "", _when(figures) if figures else ""]) + "\n"
+    rows = ["| what; protocol and durability | Penstock | the peer | ratio | must / aim |", "|---|---:|---:|---:|---|"]
+    for what in dict.fromkeys(name.partition(" / ")[0] for name in figures):
+        of = [figure for name, figure in figures.items() if _is_of(name, what)]
+        ours = next(text for discipline, text in peers.OURS.items() if what.startswith(discipline))
+        rows += [f"| **{what}**, {of[0]['unit']}. Penstock: {ours} | | | | |", *map(_beside, of)]
+    return "\n".join([*rows, "", _when(figures) if figures else ""]) + "\n"
 
 
-def _beside(name: str, figure: dict[str, Any]) -> str:
+def _beside(figure: dict[str, Any]) -> str:
     runs = figure["runs"]
     marks = " / ".join(_number(figure[mark]) for mark in ("must", "aim") if figure[mark] is not None)
     met = f": {_met(runs)}" if any(_values(runs, "met")) else ""
-    ours = f"{_middle(runs, 'value')} {figure['unit']}"
-    return f"| {name} | {ours} | {_middle(runs, 'floor')} | {_spread(runs, 'ratio')} | {marks}{met} |"
+    ours, theirs, ratio = _middle(runs, "value"), _middle(runs, "floor"), _spread(runs, "ratio")
+    return f"| {figure['floor_of']} | {ours} | {theirs} | {ratio} | {marks}{met} |"
 
 
 def _middle(runs: list[dict[str, Any]], name: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ from bench.rig.machine import CpuMeter, Neighbours, cpu_seconds, memory_kb
 from bench.rig.report import Figure, of_floor, settle
 from bench.rig.requests import EVENT_BYTES, MARK, event, load, save, tail
 from penstock.cli.app import run
-from penstock.testing import wait_until
+from penstock.testing import require_program, wait_until
 
 KEYS = {"bench", "figure", "value", "unit", "floor", "ratio", "must", "aim", "met", "generator", "machine", "date"}
 EVERY = {
@@ -100,6 +101,49 @@ def test_every_benchmark_prints_its_figures_with_their_floors(
         measured = figure["floor"] is not None if memory else figure["floor"] and figure["ratio"] is not None
         assert measured or figure["floor_of"] == "nginx with nchan"
     assert list(tmp_path.iterdir()) == []
+
+
+PEERS = {
+    "fan-out": {"nchan", "Mosquitto", "NATS"}, "idle": {"nchan", "Mosquitto"}, "replay": {"NATS", "Redis"},
+    "replay, CPU": {"NATS", "Redis"}, "durable publish, 64 in flight": {"NATS", "Redis"},
+    "durable publish, 64 in flight, CPU": {"NATS", "Redis"}, "durable publish, 256 in flight": {"NATS", "Redis"},
+    "durable publish, 256 in flight, CPU": {"NATS", "Redis"},
+}  # fmt: skip
+PEER_MARKS = {"fan-out / nchan": (1.05, 1.0), "replay / NATS": (0.7, 1.0)}
+
+
+def check_all_peers(figures: list[dict[str, Any]]) -> None:
+    """Each has run in its disciplines, and stands there with its protocol, its durability and its marks."""
+    assert {figure["figure"] for figure in figures} == {f"{what} / {name}" for what in PEERS for name in PEERS[what]}
+    for figure in figures:
+        name = figure["figure"]
+        assert figure["floor_of"].startswith(name.partition(" / ")[2])
+        assert figure["floor_of"].endswith(("from memory", "in files", "synced to disk before each answer"))
+        assert (figure["must"], figure["aim"]) == PEER_MARKS.get(name, (None, None))
+        # Memory is a difference of two readings: over twenty wires it may come out as nothing.
+        assert figure["unit"].startswith("KB") or figure["ratio"] > 0
+
+
+@pytest.mark.doors
+@pytest.mark.long
+def test_all_four_peers_run_with_the_usual_payload_and_have_their_marks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_program("nginx", package="libnginx-mod-nchan")
+    if not nchan.available():
+        pytest.skip("nginx is there without nchan; install the Debian package libnginx-mod-nchan")
+    for program, package in (("mosquitto", "mosquitto"), ("redis-server", "redis-server")):
+        require_program(program, package=package)
+
+    assert peers.main(["--quick", "--json", "--dir", str(tmp_path)]) == 0
+
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    check_all_peers(figures)
+    # And one that were left out, or had lost its marks, would be noticed
+    with pytest.raises(AssertionError):
+        check_all_peers([figure for figure in figures if not figure["figure"].endswith("Redis")])
+    with pytest.raises(AssertionError):
+        check_all_peers([{**figure, "must": None} for figure in figures])
 
 
 @pytest.mark.doors
