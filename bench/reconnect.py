@@ -4,9 +4,10 @@
 
 Steps of a tenth of a second. Each lost wire comes back after a random part of the jitter, to any of the machines that
 are left. A machine opens as many a second as the cores that are free allow, at the cost that `bench sps` has measured
-for one that comes back; TLS adds its handshake. Who is not served within the patience of a client tries again, after a
-pause that doubles. Each opened wire then writes one record into the registry of the cluster, which takes so many a
-second: until then the device counts as offline for others, while events reach it already.
+for one that comes back; TLS adds its handshake, which `bench idle` measures. Who is not served within the patience of a
+client tries again, after a pause that doubles. Each opened wire then writes one record into the registry of the
+cluster, which takes so many a second: until then the device counts as offline for others, while events reach it
+already.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import sys
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 STEP = 0.1  # seconds
 FIGURES = Path(__file__).parents[1] / "docs" / "figures.json"
 COST = ("sps", "storm, CPU of one that comes back")
-TLS_US = 700.0  # CPU that a connection with TLS costs the server more than one without, to its first byte
+HANDSHAKE = ("idle", "TLS handshake")
+ASSUMED_TLS_US = 700.0  # what a handshake is taken as until one is recorded
 PATIENCE, PAUSE, LONGEST_PAUSE = 10.0, 1.0, 60.0  # seconds of a client
 
 
@@ -40,6 +43,20 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Costs:
+    """CPU of a wire that comes back, in µs."""
+
+    plain_us: float
+    tls_us: float  # what its handshake adds
+    measured: bool = False  # whether that was recorded once
+
+    def __str__(self) -> str:
+        source = "as `bench idle` has measured" if self.measured else "which is assumed: no run of it is recorded"
+        plain, tls = f"{self.plain_us:.0f}", f"{self.tls_us:.0f}"
+        return f"One that comes back takes {plain} µs of CPU, its TLS handshake {tls}, {source}."
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Seconds since the machine was lost, and what the others went through."""
 
@@ -51,12 +68,15 @@ class Outcome:
     busiest: float  # the longest that somebody waited in a machine's line
 
 
-def simulate(case: Case, cost_us: float, seed: int = 1) -> Outcome:
-    """Let one machine be lost. One in so many clients stands for all, so that a large case takes no longer."""
+def simulate(case: Case, each_us: float, seed: int = 1) -> Outcome:
+    """Let one machine be lost; a wire that comes back takes *each_us* of CPU.
+
+    One in so many clients stands for all, so that a large case takes no longer.
+    """
     chance = random.Random(seed)  # the same every time, so that the page can be compared
     lost = case.wires // case.machines
     weight = max(1, lost // 20_000)
-    per_step = case.free * case.cores * 1e6 / (cost_us + (TLS_US if case.tls else 0)) * STEP / weight
+    per_step = case.free * case.cores * 1e6 / each_us * STEP / weight
     due: dict[int, list[tuple[float, float, int]]] = {}  # by step: when it came, its next pause, its machine
     clients = lost // weight
     for _ in range(clients):
@@ -105,10 +125,17 @@ def _claimed(open_at: list[float], claims: float) -> float:
     return float(second)
 
 
-def cost_us() -> float:
-    """What one that comes back costs, as it was measured last."""
-    bench, figure = COST
-    return float(json.loads(FIGURES.read_text())[bench][figure]["runs"][-1]["value"])
+def costs(file: Path = FIGURES) -> Costs:
+    """As they were measured last."""
+    book = json.loads(file.read_text())
+    bench, figure = HANDSHAKE
+    handshake = book.get(bench, {}).get(figure)
+    plain_us = _last(book[COST[0]][COST[1]])
+    return Costs(plain_us, _last(handshake), measured=True) if handshake else Costs(plain_us, ASSUMED_TLS_US)
+
+
+def _last(figure: dict[str, Any]) -> float:
+    return float(figure["runs"][-1]["value"])
 
 
 CASES = (
@@ -129,10 +156,10 @@ HEADINGS = (
 
 def rows(cases: tuple[Case, ...] = CASES) -> list[list[str]]:
     """The table, as text."""
-    cost = cost_us()
+    cost = costs()
     found = []
     for case in cases:
-        came = simulate(case, cost)
+        came = simulate(case, cost.plain_us + (cost.tls_us if case.tls else 0))
         given = (f"{case.wires:,}", f"{case.machines}", f"{case.jitter:g}", f"{case.claims:,.0f}")
         times = (came.half, came.nearly_all, came.all, came.claimed)
         found.append([*given, *(f"{seconds:.1f}" for seconds in times), f"{came.tries:.2f}"])

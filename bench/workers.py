@@ -117,7 +117,7 @@ def _deliver(given: argparse.Namespace, report: Report, folder: Path) -> None:
 
 
 def _rest(given: argparse.Namespace, report: Report, folder: Path) -> None:
-    floor = idle._bare(folder, given.wires, None)
+    floor = idle.bare_kb(folder, given.wires)
     for kind, streams in (("one stream", 1), ("a stream each", given.wires)):
         with penstock(folder / f"idle-{streams}", server_workers=2) as (server, target):
             asked = [requests.tail(f"/bench/{number}", server.admin_token) for number in range(streams)]

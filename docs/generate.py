@@ -168,9 +168,10 @@ def _met(runs: list[dict[str, Any]]) -> str:
 
 
 def storms_table() -> str:
-    """What is reckoned of one lost machine."""
+    """What is reckoned of one lost machine, and with which costs."""
     table = [f"| {' | '.join(reconnect.HEADINGS)} |", "|" + "---:|" * len(reconnect.HEADINGS)]
-    return "\n".join([*table, *(f"| {' | '.join(row)} |" for row in reconnect.rows())]) + "\n"
+    rows = (f"| {' | '.join(row)} |" for row in reconnect.rows())
+    return "\n".join([f"{reconnect.costs()}", "", *table, *rows]) + "\n"
 
 
 def figures_tables() -> str:

@@ -49,7 +49,7 @@ EVERY = {
     "console": (console, [], 8),
     "fanout": (fanout, [], 1),
     "fanout with a linger": (fanout, ["--linger"], 3),
-    "idle": (idle, [], 4),
+    "idle": (idle, [], 5),
     "latency": (latency, [], 3),
     "peers": (peers, ["--only", "nats", "--bytes", "300"], 7),
     "push": (push, [], 3),
@@ -359,12 +359,38 @@ def test_our_own_work_is_not_the_neighbours() -> None:
 def test_the_storm_that_is_reckoned_ends_and_follows_its_causes() -> None:
     """Fewer cores make it longer, and so does a slower registry; clients that wait in vain come again."""
     case = reconnect.Case(200_000, 5, 1.0)
-    came = reconnect.simulate(case, 200.0)
+    came = reconnect.simulate(case, 900.0)
 
-    assert came == reconnect.simulate(case, 200.0)
+    assert came == reconnect.simulate(case, 900.0)
     assert 0 < came.half <= came.nearly_all <= came.all <= came.claimed
     assert came.tries == 1
-    slow = reconnect.simulate(replace(case, free=0.02), 200.0)
+    slow = reconnect.simulate(replace(case, free=0.02), 900.0)
     assert slow.all > came.all
     assert slow.tries > 1
-    assert reconnect.simulate(replace(case, claims=400.0), 200.0).claimed > came.claimed
+    assert reconnect.simulate(replace(case, claims=400.0), 900.0).claimed > came.claimed
+
+
+def check_costs_of_reconnects(file: Path) -> None:
+    """A handshake is taken as it was measured last, and as a constant only as long as none was recorded."""
+    came_back = {"runs": [{"value": 150.0}, {"value": 160.0}]}
+    file.write_text(json.dumps({"sps": {"storm, CPU of one that comes back": came_back}}))
+    before = reconnect.costs(file)
+    book = json.loads(file.read_text()) | {"idle": {idle.HANDSHAKE: {"runs": [{"value": 500.0}, {"value": 400.0}]}}}
+    file.write_text(json.dumps(book))
+    after = reconnect.costs(file)
+
+    assert before == reconnect.Costs(160.0, reconnect.ASSUMED_TLS_US, measured=False)
+    assert after == reconnect.Costs(160.0, 400.0, measured=True)
+    assert "assumed" in str(before)
+    assert "measured" in str(after)
+
+
+def test_the_handshake_of_reconnects_is_the_measured_one(tmp_path: Path) -> None:
+    check_costs_of_reconnects(tmp_path / "figures.json")
+
+
+def test_a_handshake_that_stays_a_constant_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnect, "HANDSHAKE", ("idle", "a figure that nobody measures"))
+
+    with pytest.raises(AssertionError):
+        check_costs_of_reconnects(tmp_path / "figures.json")
