@@ -7,10 +7,12 @@ import faulthandler
 import gc
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import settings
@@ -112,6 +114,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             (f"log of {log.name}", log.read_text(errors="replace")[-LOG_TAIL:]) for log in logs_of(item)
         ]
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests that passed have counted: inputs that were made, and how long bystanders waited."""
+    said = [line for report in terminalreporter.getreports("passed") for line in report.capstdout.splitlines()]
+    for line in said:
+        if line.startswith("generated: "):
+            terminalreporter.write_line(line)
+    waits = [float(found[1]) for line in said if (found := re.match(r"bystander: .* wall_ms=([\d.]+)", line))]
+    if waits:
+        longest, usual = max(waits), median(waits)
+        terminalreporter.write_line(f"bystanders: {len(waits)}, longest wait {longest:.0f} ms, median {usual:.0f} ms")
 
 
 def logs_of(item: pytest.Item) -> list[Path]:

@@ -281,6 +281,18 @@ def test_the_same_check_finds_a_run_without_a_limit(tmp_path: Path) -> None:
         check_that_hangs_are_ended(tmp_path, "--limit=0", 3, ["a loop"])
 
 
+def test_what_tests_have_counted_is_shown_though_they_pass(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('ms', [7, 30, 8])\ndef test_good(ms):\n"
+        "    print('generated: door inputs=100,000')\n    print(f'bystander: Report(loop_cpu_ms=1, wall_ms={ms}.1)')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "tests.conftest", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=100)
+
+    assert done.stdout.splitlines().count("generated: door inputs=100,000") == 3
+    assert "\nbystanders: 3, longest wait 30 ms, median 8 ms\n" in done.stdout
+
+
 def test_lint_and_types_have_a_limit_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert test_runner._run_within([sys.executable, "-c", "raise SystemExit(3)"], 60) == 3
     assert test_runner._run_within(["sleep", "600", "1"], 0.1) == 1
