@@ -5,37 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from penstock.iceberg.sql import ask as ask_sql
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import compact, erase
 from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.testing import RunningServer, S3Server, start_server
-from penstock.testing.seaweedfs import READER
+from penstock.testing import RunningServer, start_server
 from tests.api.client import ask, publish
 from tests.api.lake_rig import trim, value_of
 from tests.lake_readers import by_polars, by_pyiceberg, open_catalog, start_duckdb
 from tests.pipeline.by_hand import archive_turn, logged, make_here
 
 READERS = ("pyiceberg", "polars", "duckdb", "lake sql")
-
-
-@pytest.fixture(params=["folder", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the lake is to be."""
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-    if request.param == "folder":
-        return str(tmp_path / "lake")
-    s3: S3Server = request.getfixturevalue("s3")
-    for name, value in (("endpoint", s3.endpoint), ("region", "us-east-1"), *_reader_keys()):
-        monkeypatch.setenv(f"PENSTOCK_LAKE_READER_{name}".upper(), value)
-    return f"s3://lake/{tmp_path.name}"
-
-
-def _reader_keys() -> list[tuple[str, str]]:
-    return [(name.removeprefix("AWS_"), value) for name, value in READER.items()]
 
 
 def read_by_all(server: RunningServer, folder: Path) -> dict[str, list[tuple[Any, ...]]]:

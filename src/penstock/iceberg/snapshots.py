@@ -1,17 +1,25 @@
-"""Which snapshots of a table stay when a new one comes, and with them for how long data files that were replaced do."""
+"""Which snapshots and former states of a table stay when a new one comes.
+
+A snapshot that is kept can be asked for: time travel. A former state cannot, and its files stay all the same, for
+whoever has loaded it and reads on. The log of metadata.json files tells which those are. It is part of the table, so
+every process that commits or sweeps knows of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import MetadataLogEntry, Operation, Snapshot
 
 SNAPSHOTS: Final = 10
-"""Kept for time travel, and for readers in the middle of a scan. Older ones go with the next commit."""
+"""Kept for time travel, whatever their age."""
 
 GRACE_MS: Final = 10 * 60 * 1000
-"""For so long data files that were replaced stay: the snapshot that names them is kept. A scan may take that long."""
+"""For so long all files of a state stay after another has followed it. A scan may take that long."""
+
+STATES: Final = 1_000
+"""Former states that are kept at most, whatever their age: a clock that was set back would keep them all."""
 
 
 def kept_snapshots(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
@@ -26,3 +34,10 @@ def kept_snapshots(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
 
 def _replaces(snapshot: Snapshot) -> bool:
     return snapshot.summary is not None and snapshot.summary.operation is Operation.OVERWRITE
+
+
+def kept_log(log: Sequence[MetadataLogEntry], now_ms: int) -> list[MetadataLogEntry]:
+    """Of the former states, the oldest first, the newest and those that were the present one a short while ago."""
+    followed = [*(one.timestamp_ms for one in log[1:]), now_ms]
+    young = sum(now_ms - moment < GRACE_MS for moment in followed)
+    return list(log[-min(max(young, SNAPSHOTS), STATES) :])

@@ -17,6 +17,7 @@ made on the state that its turn began with, so a driver that was overtaken canno
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ from pyiceberg.types import PrimitiveType
 
 from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.iceberg.schemas import partitions_of, properties_of, schema_of
-from penstock.iceberg.snapshots import SNAPSHOTS, kept_snapshots
+from penstock.iceberg.snapshots import kept_log, kept_snapshots
 from penstock.iceberg.store import FileStore
 from penstock.wire.lake_files import parse_location
 from penstock.wire.table_columns import TABLES, Column
@@ -74,7 +75,7 @@ MOST_MANIFESTS: Final = 64
 
 CODEC: Final = "deflate"
 _MAIN: Final = "main"
-_ManifestsOf = Mapping[int, tuple[ManifestFile, ...]]  # by the snapshot's id
+_Manifests = dict[str, ManifestFile]  # by their locations, in the order of a manifest list
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,15 @@ class Table:
         """*location* is that of its metadata.json. What the state *before* has read is not read again."""
         self._files, self.metadata, self.location = files, metadata, location
         self.is_written = bool(location)  # its metadata.json is there, and has all of its columns
-        known: _ManifestsOf = before._manifests if before else {}
-        self._manifests: dict[int, tuple[ManifestFile, ...]] = {
-            one.snapshot_id: known.get(one.snapshot_id) or _read(files, one) for one in metadata.snapshots
+        known: Mapping[str, _Manifests] = before._all_lists() if before else {}
+        self._lists: dict[str, _Manifests] = {  # by the location of the manifest list
+            one.manifest_list: known.get(one.manifest_list) or _read(files, one.manifest_list)
+            for one in metadata.snapshots
         }
-        paths = {one.manifest_path for manifests in self._manifests.values() for one in manifests}
+        self._former: dict[str, str] = {}  # former metadata.json → manifest list; what was not looked up is missing
+        if before:
+            self._remember(before)
+        paths = {path for manifests in self._lists.values() for path in manifests}
         self._entries: dict[str, list[ManifestEntry]] = {}  # by the manifest's location, as the next
         self._planned: dict[str, list[PlannedFile]] = {}
         if before:
@@ -159,8 +164,8 @@ class Table:
     @property
     def manifests(self) -> tuple[ManifestFile, ...]:
         """Of the newest snapshot."""
-        newest = self.metadata.current_snapshot_id
-        return self._manifests[newest] if newest is not None else ()
+        newest = self.metadata.current_snapshot()
+        return tuple(self._lists[newest.manifest_list].values()) if newest else ()
 
     def files(self) -> list[PlannedFile]:
         """The files that have the table's rows."""
@@ -174,11 +179,48 @@ class Table:
         return known
 
     def named(self) -> set[str]:
-        """Every file, of data and of metadata, that this state or one of its snapshots needs."""
-        manifests = {one.manifest_path: one for kept in self._manifests.values() for one in kept}
+        """Every file, of data and of metadata, that this state needs, or a snapshot or former state that is kept."""
+        lists = self._all_lists()
+        manifests = {path: one for kept in lists.values() for path, one in kept.items()}
         former = {one.metadata_file for one in self.metadata.metadata_log}
-        lists = {one.manifest_list for one in self.metadata.snapshots}
         return {self.location, *former, *lists, *manifests, *self._paths(manifests.values())}
+
+    # ── former states ──────────────────────────────────────────────────────────────────────────
+
+    def _remember(self, before: Table) -> None:
+        """Take over what is known of the former states. The one before is the newest of them."""
+        present = before.metadata.current_snapshot()
+        known = {**before._former, before.location: present.manifest_list if present else ""}
+        for one in self.metadata.metadata_log:
+            manifest_list = known.get(one.metadata_file)
+            if manifest_list is not None:
+                self._former[one.metadata_file] = manifest_list
+                self._lists.setdefault(manifest_list, before._lists.get(manifest_list, {}))
+
+    def _all_lists(self) -> dict[str, _Manifests]:
+        """The manifest lists of the snapshots and former states that are kept. A process reads each once, at most."""
+        for one in self.metadata.metadata_log:
+            if one.metadata_file not in self._former:
+                self._former[one.metadata_file] = manifest_list = self._list_of(one.metadata_file)
+                if manifest_list not in self._lists:
+                    self._lists[manifest_list] = self._read_if_there(manifest_list)
+        return {location: manifests for location, manifests in self._lists.items() if location}
+
+    def _list_of(self, location: str) -> str:
+        """The manifest list of the state whose metadata.json is at *location*; empty if there is none."""
+        try:
+            with self._files.new_input(location).open() as stream:
+                said = json.loads(stream.read())
+        except FileNotFoundError:
+            return ""
+        present = said.get("current-snapshot-id")
+        return next((one["manifest-list"] for one in said["snapshots"] if one["snapshot-id"] == present), "")
+
+    def _read_if_there(self, manifest_list: str) -> _Manifests:
+        try:
+            return _read(self._files, manifest_list) if manifest_list else {}
+        except FileNotFoundError:  # builds that kept no former states have deleted it
+            return {}
 
     def _entries_of(self, manifest: ManifestFile) -> list[ManifestEntry]:
         """What a manifest names. It never changes, so it is read once."""
@@ -262,15 +304,15 @@ class Table:
         return update_snapshot_summaries(Summary(operation=how, **collector.build()), totals)
 
     def _gone(self, after: Table) -> Iterator[str]:
-        """Files that the snapshots before have named, and those of *after* do not."""
-        expired = [one for one in self.metadata.snapshots if one.snapshot_id not in after._manifests]
-        old = {one.manifest_path: one for snapshot in expired for one in self._manifests[snapshot.snapshot_id]}
-        new = {one.manifest_path: one for manifests in after._manifests.values() for one in manifests}
-        left = [old[path] for path in old.keys() - new.keys()]
+        """Files that this state has needed, and *after* does not."""
+        old, new = self._all_lists(), after._all_lists()
+        expired = [location for location in old if location not in new]
+        needed = {path: one for manifests in new.values() for path, one in manifests.items()}
+        left = {path: one for location in expired for path, one in old[location].items() if path not in needed}
         if left:  # entries move from manifest to manifest: what counts is whether any still has them
-            yield from self._paths(left) - after._paths(new.values())
-        yield from (one.manifest_path for one in left)
-        yield from (one.manifest_list for one in expired)
+            yield from self._paths(left.values()) - after._paths(needed.values())
+        yield from left
+        yield from expired
         named = {one.metadata_file for one in after.metadata.metadata_log}
         former = [one.metadata_file for one in self.metadata.metadata_log]
         yield from (one for one in (*former, self.location) if one and one not in named)
@@ -295,8 +337,8 @@ def _planned(schema: Schema, file: DataFile) -> PlannedFile:
     return PlannedFile(name, file.file_path, file.file_size_in_bytes, file.record_count, bounds)
 
 
-def _read(files: StoreIO, snapshot: Snapshot) -> tuple[ManifestFile, ...]:
-    return tuple(read_manifest_list(files.new_input(snapshot.manifest_list)))
+def _read(files: StoreIO, manifest_list: str) -> _Manifests:
+    return {one.manifest_path: one for one in read_manifest_list(files.new_input(manifest_list))}
 
 
 def _with_new_columns(metadata: TableMetadataV2, columns: Sequence[Column]) -> TableMetadataV2:
@@ -329,7 +371,7 @@ def _with_snapshot(before: TableMetadataV2, snapshot: Snapshot, location: str, *
             "current_snapshot_id": snapshot.snapshot_id,
             "snapshots": kept,
             "snapshot_log": moments,
-            "metadata_log": [] if forget else [*before.metadata_log, *former][-SNAPSHOTS:],
+            "metadata_log": [] if forget else kept_log([*before.metadata_log, *former], snapshot.timestamp_ms),
             "refs": {_MAIN: branch},
         }
     )
