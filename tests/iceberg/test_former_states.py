@@ -149,6 +149,22 @@ def test_a_lake_of_an_earlier_build_goes_on(turns: Turns) -> None:
     assert turns.table.named() <= stored(turns.store)
 
 
+def test_a_manifest_that_only_former_states_have_may_be_lost(turns: Turns) -> None:
+    """They cannot be read any more; commits and sweeps go on."""
+    turns.append(20)
+    known = Table.open(turns.store, turns.table.location)
+    present = {one.manifest_path for one in known.manifests}
+    lost = next(one for one in sorted(known.named()) if "-m1.avro" in one and one not in present)
+    turns.store.delete([turns.store.relative(lost)])
+
+    turns.append(1, reopened=True)
+    assert Table.open(turns.store, turns.table.location).named() - stored(turns.store) == {lost}
+    turns.append(SNAPSHOTS, after_ms=GRACE_MS, reopened=True)
+
+    assert ids_in(StaticTable.from_metadata(turns.table.location)) == list(range(1, 32))
+    assert turns.table.named() == stored(turns.store)
+
+
 def test_a_clock_that_was_set_back_keeps_a_thousand_states_and_no_more() -> None:
     log = [MetadataLogEntry(metadata_file=str(number), timestamp_ms=DAY_MS) for number in range(STATES + 5)]
 

@@ -12,12 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from pyiceberg.table.snapshots import Snapshot
 
 from penstock.errors import InputInvalid
 from penstock.iceberg.files import read_batches
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import AFTER_COMMIT, AFTER_FILES, BEFORE_COMMIT, Faults, TableChange, Turn
-from penstock.pipeline.jobs import compact, erase
+from penstock.pipeline.erased_rows import ErasedRows
+from penstock.pipeline.jobs import compact, erase, repair
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
 from penstock.testing import RunningServer
@@ -62,6 +64,10 @@ class World:
         return pa.Table.from_batches(
             batch for one in files for batch in read_batches(self.lake.store, one.location)
         ).sort_by("id")
+
+    def snapshots(self) -> list[Snapshot]:
+        """Those of `events` that are kept."""
+        return open_lake(self.folder).table("events", self.client.get("lake/events").value).metadata.snapshots
 
     def left(self) -> int:
         """Secrets that are in the table."""
@@ -138,6 +144,41 @@ def test_the_bytes_of_what_was_erased_are_nowhere_in_the_store(
 
     assert world.left() == 0
     assert bool(world.grep()) is sabotaged
+
+
+def forgets_nothing(change: TableChange, turn: Turn, what: ErasedRows) -> TableChange:
+    """The sabotage: what the table itself has no more needs no commit."""
+    return change
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: old snapshots stay"])
+def test_what_an_earlier_snapshot_alone_has_is_gone_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+) -> None:
+    """A repair has archived the tombstones of the log meanwhile: no row of the table changes any more."""
+    world.ask(stream=world.stream)
+    range_of_ids = {"table": "events", "from": str(world.ids[0]), "to": str(world.ids[-1])}
+    assert repair.run(make_here(world.client, world.lake), range_of_ids).exit_code == 0
+    assert world.left() == 0
+    assert {path.split("/")[1] for path in world.grep()} == {"data", "metadata"}
+    if sabotaged:
+        monkeypatch.setattr(erase, "_forgetting", forgets_nothing)
+
+    assert world.run()["rows"] == 0
+
+    assert bool(world.grep()) is sabotaged
+
+
+def test_what_was_never_in_the_lake_costs_nobody_a_snapshot(world: World) -> None:
+    publish(world.server, "/open")
+    world.archive()
+    erased = publish(world.server, f"/early{world.stream}").json["id"]
+    world.ask(ids=[erased])
+    before = len(world.snapshots())
+
+    world.run()
+
+    assert len(world.snapshots()) == before > 1
 
 
 def leftover(world: World) -> None:

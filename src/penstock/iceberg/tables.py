@@ -180,10 +180,15 @@ class Table:
 
     def named(self) -> set[str]:
         """Every file, of data and of metadata, that this state needs, or a snapshot or former state that is kept."""
-        lists = self._all_lists()
-        manifests = {path: one for kept in lists.values() for path, one in kept.items()}
+        manifests = self._all_manifests()
         former = {one.metadata_file for one in self.metadata.metadata_log}
-        return {self.location, *former, *lists, *manifests, *self._paths(manifests.values())}
+        return {self.location, *former, *self._all_lists(), *manifests, *self._paths(manifests.values())}
+
+    def former_files(self) -> list[PlannedFile]:
+        """The files that a snapshot or former state has which is kept, and the table itself has no more."""
+        present, manifests = {one.location for one in self.files()}, self._all_manifests()
+        planned = {one.location: one for manifest in manifests.values() for one in self._planned_in(manifest)}
+        return [one for location, one in planned.items() if location not in present]
 
     # ── former states ──────────────────────────────────────────────────────────────────────────
 
@@ -206,6 +211,9 @@ class Table:
                     self._lists[manifest_list] = self._read_if_there(manifest_list)
         return {location: manifests for location, manifests in self._lists.items() if location}
 
+    def _all_manifests(self) -> _Manifests:
+        return {path: one for manifests in self._all_lists().values() for path, one in manifests.items()}
+
     def _list_of(self, location: str) -> str:
         """The manifest list of the state whose metadata.json is at *location*; empty if there is none."""
         try:
@@ -223,11 +231,19 @@ class Table:
             return {}
 
     def _entries_of(self, manifest: ManifestFile) -> list[ManifestEntry]:
-        """What a manifest names. It never changes, so it is read once."""
+        """What a manifest names. It never changes, so it is read once. Nothing, if it was lost and is a former one."""
         known = self._entries.get(manifest.manifest_path)
         if known is None:
-            known = self._entries[manifest.manifest_path] = manifest.fetch_manifest_entry(self._files)
+            known = self._entries[manifest.manifest_path] = self._read_entries(manifest)
         return known
+
+    def _read_entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
+        try:
+            return manifest.fetch_manifest_entry(self._files)
+        except FileNotFoundError:
+            if manifest in self.manifests:
+                raise
+            return []
 
     # ── commits ────────────────────────────────────────────────────────────────────────────────
 
@@ -305,9 +321,8 @@ class Table:
 
     def _gone(self, after: Table) -> Iterator[str]:
         """Files that this state has needed, and *after* does not."""
-        old, new = self._all_lists(), after._all_lists()
+        old, new, needed = self._all_lists(), after._all_lists(), after._all_manifests()
         expired = [location for location in old if location not in new]
-        needed = {path: one for manifests in new.values() for path, one in manifests.items()}
         left = {path: one for location in expired for path, one in old[location].items() if path not in needed}
         if left:  # entries move from manifest to manifest: what counts is whether any still has them
             yield from self._paths(left.values()) - after._paths(needed.values())

@@ -78,11 +78,11 @@ class TableChange:
     added: Sequence[WrittenFile]
     removed: Sequence[str] = ()  # locations
     found: Sequence[WrittenFile] = ()  # added as well, and not deleted if the turn is refused: they were there before
-    forget: bool = False  # keep no snapshot from before it
+    forget: bool = False  # keep no snapshot from before it; commit it also without files
     reshaped: bool = False  # commit it also without files: readers are to see the table, or its new columns
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.found or self.removed or self.reshaped)
+        return bool(self.added or self.found or self.removed or self.forget or self.reshaped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ class Turn:
 
     def _prepared(self, change: TableChange) -> Prepared:
         table, added, now_ms = self.table(change.table), [*change.found, *change.added], int(time.time() * 1000)
-        if change.removed:
+        if change.removed or change.forget:
             return table.replace(added, change.removed, now_ms=now_ms, forget=change.forget)
         return table.append(added, now_ms=now_ms)
 

@@ -4,6 +4,7 @@
 the turn before. What they ask for is older than they are, so it is in the lake by then. Each file that has any of it
 is written again without it, within a task. The commit that puts the new files in place forgets all earlier snapshots:
 nothing names the old files, nor the manifests with their bounds, and they are deleted at once, not after some minutes.
+There is such a commit also where an earlier snapshot alone may have it: after a repair from the log, for one.
 
 `memory.erased` in the record `lake/events` says how far the requests are done. It moves when the bytes are gone. A turn
 that was cut off is redone: it finds nothing left to replace, and deletes what is still there. Typed tables follow, each
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import InputInvalid
@@ -81,7 +83,14 @@ def _change(place: Workplace, turn: Turn) -> tuple[TableChange, int]:
     done = place.in_tasks(EraseFrom.run, tasks)
     added = [written for _, written in done if written]
     removed = [task.file.location for task, (_, written) in zip(tasks, done, strict=True) if written]
-    return TableChange("events", added, removed, forget=True), sum(count for count, _ in done)
+    change = _forgetting(TableChange("events", added, removed), turn, what)
+    return change, sum(count for count, _ in done)
+
+
+def _forgetting(change: TableChange, turn: Turn, what: ErasedRows) -> TableChange:
+    """The change, keeping no earlier snapshot where it takes something away, or where one may still have it."""
+    kept = any(map(what.may_be_in, turn.table(change.table).former_files()))
+    return replace(change, forget=bool(change.removed) or kept)
 
 
 def _requested(place: Workplace, after: int, upto: int, files: list[PlannedFile]) -> ErasedRows:
@@ -102,21 +111,19 @@ def _erase_typed(place: Workplace, table: str, upto: int) -> int:
     files = [one for one in turn.table(table).files() if what.may_be_in(one)]
     place.lake.check(files)
     tasks = [RemoveRows(place.lake.store, one, columns, what.part_in(one.file).named) for one in files]
-    change, rows = rows_removed(place, table, tasks, forget=True)
-    turn.replace([change])
+    change, rows = rows_removed(place, table, tasks)
+    turn.replace([_forgetting(change, turn, what)])
     turn.sweep()
     turn.end({**turn.memory, "erased": upto})
     return rows
 
 
-def rows_removed(
-    place: Workplace, table: str, tasks: Sequence[RemoveRows], *, forget: bool = False
-) -> tuple[TableChange, int]:
+def rows_removed(place: Workplace, table: str, tasks: Sequence[RemoveRows]) -> tuple[TableChange, int]:
     """What a commit does to a table whose files lose rows, and how many they lose."""
     done = place.in_tasks(RemoveRows.run, tasks)
     removed = [task.file.location for task, (count, _) in zip(tasks, done, strict=True) if count]
     added = [written for _, written in done if written]
-    return TableChange(table, added, removed, forget=forget), sum(count for count, _ in done)
+    return TableChange(table, added, removed), sum(count for count, _ in done)
 
 
 def _may_have(file: PlannedFile, stream: str) -> bool:
