@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from pyiceberg.table.snapshots import Snapshot
 
@@ -22,9 +20,10 @@ from penstock.pipeline.erased_rows import ErasedRows
 from penstock.pipeline.jobs import compact, erase, repair
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.lake_identity import bind
-from penstock.testing import RunningServer
+from penstock.testing import RunningServer, start_server
 from tests.api.client import ask, publish
 from tests.api.lake_rig import export, server_with_lake, trim
+from tests.lake_grep import files_with
 from tests.pipeline.by_hand import archive_turn, make_here
 
 _streams = count(1)
@@ -33,9 +32,9 @@ _streams = count(1)
 class World:
     """A server beside its lake, and a stream of secrets in two files of it, which no other test has."""
 
-    def __init__(self, server: RunningServer, lake: Path) -> None:
-        self.server, self.folder = server, lake
-        self.client, self.lake = PipelineClient(server.url, server.admin_token), open_lake(lake)
+    def __init__(self, server: RunningServer, place: Path | str) -> None:
+        self.server, self.place = server, place
+        self.client, self.lake = PipelineClient(server.url, server.admin_token), open_lake(place)
         bind(self.client, self.lake)
         number = next(_streams)
         self.stream = f"/secrets/{number}"
@@ -60,14 +59,14 @@ class World:
 
     def rows(self) -> pa.Table:
         """All rows of the lake."""
-        files = make_here(self.client, open_lake(self.folder)).files("events")
+        files = make_here(self.client, open_lake(self.place)).files("events")
         return pa.Table.from_batches(
             batch for one in files for batch in read_batches(self.lake.store, one.location)
         ).sort_by("id")
 
     def snapshots(self) -> list[Snapshot]:
         """Those of `events` that are kept."""
-        return open_lake(self.folder).table("events", self.client.get("lake/events").value).metadata.snapshots
+        return open_lake(self.place).table("events", self.client.get("lake/events").value).metadata.snapshots
 
     def left(self) -> int:
         """Secrets that are in the table."""
@@ -76,29 +75,7 @@ class World:
     def grep(self, secrets: list[bytes] | None = None) -> list[str]:
         """Files anywhere in the store that have one of the secrets, data and metadata alike, unpacked."""
         wanted = self.secrets if secrets is None else secrets
-        return [one.path for one in self.lake.store.list("") if _holds(self.lake.store.read(one.path), wanted)]
-
-
-def _holds(content: bytes, wanted: list[bytes]) -> bool:
-    """Whether a file has any of *wanted*: in its bytes, in its pages, or in the blocks of a manifest."""
-    texts = [content]
-    if content[:4] == b"PAR1":
-        file = pa.parquet.ParquetFile(pa.BufferReader(content))
-        texts.append(repr(file.read().to_pylist()).encode())
-    if content[:3] == b"Obj":
-        texts += [repr(list(blocks(content))).encode()]
-    return any(one in text for one in wanted for text in texts)
-
-
-def blocks(content: bytes) -> Iterator[Any]:
-    """The inflated blocks of an Avro file: whatever inflates, from any byte on."""
-    for start in range(len(content)):
-        try:
-            made = zlib.decompressobj(-15).decompress(content[start:])
-        except zlib.error:
-            continue
-        if len(made) > 40:
-            yield made
+        return files_with(self.lake.store, wanted)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +88,18 @@ def beside_lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runn
 @pytest.fixture
 def world(beside_lake: tuple[RunningServer, Path]) -> World:
     return World(*beside_lake)
+
+
+@pytest.fixture(params=["folder", "s3"])
+def world_on_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """A world in a folder, and one on an object store."""
+    if request.param == "folder":
+        yield request.getfixturevalue("world")
+        return
+    request.getfixturevalue("s3")
+    place = f"s3://lake/erase-{next(_streams)}"
+    with start_server(tmp_path / "data", lake_url=place) as server:
+        yield World(server, place)
 
 
 def test_an_erased_event_is_gone_from_log_and_lake_alike(world: World) -> None:
@@ -131,9 +120,10 @@ def remembers(turn: Turn, change: TableChange) -> Any:
 
 @pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: old snapshots stay"])
 def test_the_bytes_of_what_was_erased_are_nowhere_in_the_store(
-    world: World, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
+    world_on_each: World, monkeypatch: pytest.MonkeyPatch, sabotaged: bool
 ) -> None:
     """Neither in data files, nor in the bounds of manifests, nor in what a compaction has replaced just before."""
+    world = world_on_each
     compact.run(make_here(world.client, world.lake), {"all": ""})
     assert {path.split("/")[1] for path in world.grep()} == {"data", "metadata"}
     if sabotaged:

@@ -18,6 +18,7 @@ from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.pipeline.moved_lake import adopt
 from penstock.testing import RunningServer
 from penstock.wire.lake_files import RECORDS
+from tests.lake_grep import files_with
 from tests.pipeline.by_hand import (
     Crash,
     CrashAt,
@@ -33,7 +34,6 @@ from tests.pipeline.by_hand import (
     with_orders,
     with_three_files,
 )
-from tests.pipeline.test_erase import _holds
 
 CUT_OFF_AT = ((BEFORE_COMMIT, 0), (AFTER_COMMIT, 2), (AFTER_UNLINK, 0), (BEFORE_COMMIT, 4))
 """Points, and how often they were passed: with `events`, with `ledger`, and with the typed table."""
@@ -93,20 +93,15 @@ def test_a_lake_that_was_moved_is_adopted_wherever_it_was_cut_off(client: Pipeli
     assert unnamed(client, was) == set()
     # and what is erased afterwards goes from the typed table, too
     secret, erased = b"tea", orders[0][0][0]
-    assert {path.split("/")[2] for path in having(was, key, secret)} == {"data", "metadata"}
+    assert {path.split("/")[2] for path in files_with(was.store, [secret], key)} == {"data", "metadata"}
     client.call("POST", "/v1/log/erase", body=json.dumps({"ids": [erased]}).encode())
     archive_turn(client, was)
     assert erase.run(make_here(client, was), {}).data["typed"] == 1
     typed.run(make_here(client, was), {})
-    assert (having(was, key, secret), orders_in(client, was, key)) == ([], (orders[0][1:], orders[1]))
+    assert (files_with(was.store, [secret], key), orders_in(client, was, key)) == ([], (orders[0][1:], orders[1]))
     if was.store.is_local:
         rows = StaticTable.from_metadata(client.get("lake/events").value["tables"]["events"]).scan().to_arrow()
         assert rows.num_rows == len(logged(client))
-
-
-def having(lake: Lake, table: str, secret: bytes) -> list[str]:
-    """Files of a table that have *secret*."""
-    return [one.path for one in lake.store.list(table) if _holds(lake.store.read(one.path), [secret])]
 
 
 @pytest.mark.parametrize("lake", ["folder"], indirect=True)

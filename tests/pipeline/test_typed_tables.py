@@ -33,9 +33,9 @@ from penstock.wire.typed_tables import TypedTable
 from tests.api.client import ask, declare_at_once, publish
 from tests.api.lake_rig import server_with_lake
 from tests.bystander.sabotaged import start_sabotaged
+from tests.lake_grep import files_with
 from tests.lake_readers import DuckDb, by_polars, by_pyiceberg, open_catalog, sorted_rows, start_duckdb
 from tests.pipeline.by_hand import Crash, CrashAtPoint, archive_turn, make_here
-from tests.pipeline.test_erase import _holds
 
 _numbers = count(1)
 COLUMNS = {"item": "string", "price": "decimal(10,2)", "pieces": "int"}
@@ -380,11 +380,7 @@ def vars_of(world: World) -> dict[str, Any]:
 
 
 def grep(world: World, secrets: list[bytes]) -> list[str]:
-    return [
-        one.path
-        for one in world.lake.store.list(f"typed/{world.table.key.removeprefix('typed/')}")
-        if _holds(world.lake.store.read(one.path), secrets)
-    ]
+    return files_with(world.lake.store, secrets, f"typed/{world.table.key.removeprefix('typed/')}")
 
 
 @pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: typed tables are left out"])

@@ -8,9 +8,12 @@ from pyspark.sql import SparkSession
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, ledger, replay, rollup
 from penstock.testing import RunningServer, S3Server, wait_until
+from tests.lake_grep import files_with
 from tests.spark.conftest import make_place
 from tests.spark.filling import archived, differences, fill, publish
 from tests.spark.test_jobs import recorded, tail
+
+SECRETS = [b"a secret"]
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeyp
     monkeypatch.setattr(archive, "FEW_ROWS", 1_000)  # several tasks
     client = place.client
     fill(client, 3_000)
-    secret = client.call("POST", "/v1/publish", {"stream": "/orders"}, b"a secret")["id"]
+    secret = client.call("POST", "/v1/publish", {"stream": "/orders"}, SECRETS[0])["id"]
     for number in range(2):
         last = client.call("POST", "/v1/publish", {"stream": "/orders"}, b"%d" % number)["id"]
         tail(place, "/orders", "alice", 2 + number)
@@ -31,6 +34,7 @@ def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeyp
             job.run(place, {})
     assert watermark(client, "rollup") == watermark(client, "events") == client.newest()
 
+    assert files_with(place.lake.store, SECRETS, "events/data") != []
     assert erase.run(place, {"ids": str(secret)}).data["rows"] == 1
     assert compact.run(place, {"all": ""}).data["after"] >= 1
     replayed = replay.run(place, {"name": "again", "streams": "/orders", "to": "/copy"})
@@ -39,7 +43,7 @@ def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeyp
 
     assert outcome.exit_code == 0, outcome.words
     assert differences(client, place.lake.place) == []
-    assert not any(b"a secret" in place.lake.store.read(one.path) for one in place.lake.store.list(""))
+    assert files_with(place.lake.store, SECRETS) == []
     rows = [row for row in archived(client, place.lake.place, "deliveries").to_pylist() if row["stream"] == "/orders"]
     assert len({(row["recipient"], row["first"], row["last"]) for row in rows}) == len(rows) > 0
     publish(client, "/orders", [b"after"])
