@@ -1,6 +1,6 @@
 """Scans by the catalog that have begun before the table changes: they end with the rows that they began with.
 
-Only an erase takes these away. Then a scan ends with an error, and never with wrong rows.
+An erase takes these away. Then a scan ends with an error, and never with wrong rows.
 """
 
 from __future__ import annotations

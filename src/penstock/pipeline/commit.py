@@ -9,7 +9,7 @@ metadata.json is each table's present state, `done` up to which id of the log th
                whatever today's options say
     write      tasks write data files under names that were never used; nobody sees them
     commit     manifests and metadata; then one compare-and-set moves `done`, the intent and all pointers together
-    unlink     what no kept snapshot names any more
+    unlink     what no snapshot or former state that is kept names any more
 
 The compare-and-set expects the version that this very turn has written. There is no second attempt on top of what
 somebody else has committed meanwhile: that would add the rows of an overtaken driver again. A driver that is refused
