@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cli.pipeline import make_package
 from penstock.errors import InputInvalid
+from penstock.pipeline import lend_keys
 from penstock.pipeline.session import given_settings, settings_for
 from tests.spark.filling import QUICK_JAVA
 from tests.spark.sockets import beyond_loopback, listening
@@ -163,3 +164,18 @@ def test_the_package_for_workers_needs_pyarrow_and_pyspark_only(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     assert done.stdout == "penstock [] True\n", done.stderr
+
+
+def test_tasks_have_the_drivers_keys_of_object_stores_and_nothing_else_of_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["AWS_PROFILE", "GOOGLE_APPLICATION_CREDENTIALS", "AZURE_TENANT_ID", "MY_AWS_SECRET"]
+    for name in names:
+        monkeypatch.setenv(name, "lent")
+    environment = spark.sparkContext.environment
+    monkeypatch.setattr(spark.sparkContext, "environment", dict(environment))  # other tests' workers stay as they are
+
+    lend_keys(spark)
+
+    seen = spark.sparkContext.parallelize(names, 1).map(lambda name: os.environ.get(name, "")).collect()
+    assert seen == ["lent", "lent", "lent", ""]

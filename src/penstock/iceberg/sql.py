@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from penstock.errors import CallerError, InputInvalid, OperatorError
+from penstock.wire.lake_files import STORE_KEYS
 
 FAILED: Final = 3
 """Exit code of the process when it has told on standard error what is wrong."""
@@ -170,7 +171,7 @@ def _question(
 
 def _environment(lake: str) -> dict[str, str]:
     """What the process needs of ours: where modules are and, if the lake is no folder, how its store is reached."""
-    kept = ("AWS_", "GOOGLE_", "AZURE_") if "://" in lake and not lake.startswith("file:") else ()
+    kept = STORE_KEYS if "://" in lake and not lake.startswith("file:") else ()
     passed = {name: value for name, value in os.environ.items() if name.startswith(kept)} if kept else {}
     return {**passed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from penstock.wire.lake_files import STORE_KEYS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -22,7 +24,7 @@ def register(spark: SparkSession) -> None:
 
 def lend_keys(spark: SparkSession) -> None:
     """Lend the driver's keys for an object store to the tasks, as Spark lends its own settings."""
-    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    keys = {name: value for name, value in os.environ.items() if name.startswith(STORE_KEYS)}
     context = getattr(spark, "_sc", None)  # a client of Spark Connect has none, and its server's keys count
     if context is not None:
         context.environment.update(keys)

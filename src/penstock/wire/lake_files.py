@@ -33,6 +33,9 @@ RECORDS: Final = {
 }
 """The server's records `lake/<name>`, and the tables whose pointers and watermark each holds."""
 
+STORE_KEYS: Final = ("AWS_", "GOOGLE_", "AZURE_")
+"""How variables of the environment begin by which pyarrow opens object stores."""
+
 ADOPTED: Final = "old"
 """How the unique part of the name of a file begins that has no field ids. Those of all others are hexadecimal."""
 
