@@ -18,7 +18,7 @@ from penstock.engines.lake.bounded_sql import LakeQuestions
 from penstock.limits import SQL_AT_ONCE, SQL_ROWS, SQL_SECONDS
 from penstock.testing import RunningServer, start_server, wait_until
 from penstock.wire.lake_files import RECORDS
-from penstock.wire.table_columns import TABLES
+from penstock.wire.table_columns import CONFIRMED_DELIVERIES, TABLES
 from tests.api.client import Reply, ask
 from tests.api.lake_rig import publish_record, record
 from tests.bystander.hostile import Hostile
@@ -81,7 +81,7 @@ def processes(server: RunningServer) -> int:
 def test_a_question_is_answered_with_names_types_and_rows(shop: RunningServer) -> None:
     offer = ask(shop, "GET", PATH).json
     assert (offer["lake"], offer["installed"], offer["rows"]) == (True, True, SQL_ROWS)
-    assert offer["tables"] == sorted(TABLES)
+    assert offer["tables"] == sorted((*TABLES, CONFIRMED_DELIVERIES))
 
     counted = query(shop, "SELECT stream, count(*) AS n, max(time) FROM events GROUP BY 1 ORDER BY n DESC LIMIT 1")
     assert counted.status == 200, counted.body

@@ -20,11 +20,11 @@ from penstock.iceberg import sql_process
 from penstock.iceberg.sql import SqlLimits, SqlRefused, SqlTooLarge, ask
 from penstock.testing import RunningServer, S3Server, start_server
 from penstock.wire.lake_files import RECORDS
-from penstock.wire.table_columns import TABLES
+from penstock.wire.table_columns import CONFIRMED_DELIVERIES, TABLES, confirmed_sql
 from tests.api.lake_rig import publish_record, record, server_with_lake
 from tests.engines.lake_files import WrittenLake
 from tests.lake_readers import DuckDb, start_duckdb
-from tests.lake_shop import DELIVERIES, EVENTS, QUESTIONS, fill_shop, shown
+from tests.lake_shop import DELIVERIES, EVENTS, PAGE, QUESTIONS, fill_shop, shown
 from tests.test_layers import venv_without
 
 
@@ -115,13 +115,23 @@ def test_the_lines_for_polars_and_duckdb_work_as_they_are(shop: Shop) -> None:
         for statement in preparing[2:]:  # its extensions are there already
             fresh.sql(statement)
         assert fresh.sql(question)[0] == ["/orders", 6]
+        assert fresh.sql(f"SELECT state FROM {CONFIRMED_DELIVERIES} WHERE recipient = 'bob'") == [["acked"]]
 
 
 # ── questions ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_there_are_ten_questions() -> None:
+def test_there_are_ten_questions_and_the_view_is_shown() -> None:
     assert len(QUESTIONS) == 10
+    assert f"CREATE VIEW {CONFIRMED_DELIVERIES} AS\n{confirmed_sql()};" in PAGE.read_text()
+
+
+def test_a_position_confirms_in_the_view(shop: Shop) -> None:
+    question = "SELECT d.state, c.state AS told FROM deliveries d JOIN confirmed_deliveries c USING (recipient)"
+    rows = ask(shop.place, shop.tables, f"{question} WHERE recipient = 'bob'").rows()
+    assert rows == [{"state": "sent", "told": "acked"}]
+    rows = ask(shop.place, shop.tables, "SELECT state FROM Confirmed_Deliveries WHERE recipient = 'bob'").rows()
+    assert rows == [{"state": "acked"}]
 
 
 @pytest.mark.parametrize(("title", "sql", "expected"), QUESTIONS, ids=[title for title, *_ in QUESTIONS])

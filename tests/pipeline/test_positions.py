@@ -6,13 +6,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
+import pytest
 
 from penstock.core.ledger import Recipient
 from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
 from penstock.values import Batch, Draft
-from penstock.wire.table_columns import TABLES
+from penstock.wire.ledger import verdict
+from penstock.wire.table_columns import TABLES, confirmed_sql
 from tests.engines.test_deliveries import World
 from tests.pipeline.test_transforms import batch, decoded, fold, rows_of
 
@@ -80,3 +83,44 @@ async def test_why_says_the_same_before_and_after_the_fold(tmp_path: Path) -> No
         await world.publish(done)
 
         assert await told(world.why, ids) == before
+
+
+def viewed(records: pa.Table, sql: str) -> list[tuple[Any, ...]]:
+    """Rows of `confirmed_deliveries`, in DuckDB, of these records: who, the last id, what became of it, and when."""
+    with duckdb.connect() as connection:
+        connection.register("deliveries", fold(records))
+        connection.register("positions", ledger.first_positions(ledger.positions_of(records)))
+        rows = connection.sql(f"SELECT door, recipient, last, state, epoch_ms(acked_time) FROM ({sql})").fetchall()
+    return sorted(rows, key=str)
+
+
+async def told_by_door(why: Why, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """What `why` says of the same deliveries."""
+    found = []
+    for door, recipient, id, *_ in rows:
+        events = [event for event in (await why.entry(id, recipient)).events if event.door == door]
+        state = verdict(((door, "", 0), event.state, event.ms) for event in events)
+        acked = next((event.ms for event in events if event.state == "acked"), None)
+        found.append((door, recipient, id, state, acked))
+    return found
+
+
+@pytest.mark.parametrize("sabotage", [
+    None, (" AND s.stream = d.stream", ""), ("min(time)", "max(time)"), ("AND d.last <= a.upto", "AND 0 <= a.upto"),
+    ("'sent', 'retried'", "'sent', 'retried', 'dead'"), ("ORDER BY upto DESC", "ORDER BY upto"),
+], ids=["", "of any stream", "the latest", "sent later", "given up", "those before it"])  # fmt: skip
+async def test_the_view_says_what_why_says(tmp_path: Path, sabotage: tuple[str, str] | None) -> None:
+    world = World(tmp_path)
+    async with world.lake:
+        await write_history(world, seed=7)
+        batches = await world.log.read_after(("/_ledger",), 0)
+        records, sql = decoded(*(one.body for one in batches.entries)), confirmed_sql()
+        rows = viewed(records, sql.replace(*sabotage) if sabotage else sql)
+        said = await told_by_door(world.why, rows)
+
+    if sabotage:
+        assert rows != said
+    else:
+        assert rows == said
+        assert len(rows) == fold(records).num_rows
+        assert {"acked", "sent", "dead"} <= {state for *_, state, _ in rows}

@@ -13,7 +13,7 @@ from penstock.errors import NotFound
 from penstock.pipeline.lake_views import register_lake
 from penstock.testing import RunningServer
 from penstock.wire.lake_files import RECORDS
-from penstock.wire.table_columns import TABLES
+from penstock.wire.table_columns import CONFIRMED_DELIVERIES, TABLES
 from tests.api.lake_rig import publish_record, record, server_with_lake
 from tests.engines.lake_files import WrittenLake
 from tests.lake_shop import QUESTIONS, fill_shop, shown
@@ -30,9 +30,9 @@ def session(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         for job in RECORDS:
             publish_record(server, written, job)
         token = open_keys(server.data).issue("analyst", grants=("export",))
-        assert sorted(register_lake(spark, server.url, token)) == sorted(TABLES)
+        assert sorted(register_lake(spark, server.url, token)) == sorted((*TABLES, CONFIRMED_DELIVERIES))
         yield spark
-    for name in TABLES:
+    for name in (*TABLES, CONFIRMED_DELIVERIES):
         spark.catalog.dropTempView(name)
 
 
@@ -48,4 +48,5 @@ def test_a_server_without_a_lake_says_so(spark: SparkSession, server: RunningSer
 
 def test_a_session_reads_the_tables_as_they_were_when_it_asked(session: SparkSession, tmp_path: Path) -> None:
     assert session.table("ledger").count() == 0
+    assert session.table(CONFIRMED_DELIVERIES).where("recipient = 'bob'").first()["state"] == "acked"
     assert session.sql("SELECT count(*) AS n FROM events WHERE stream = '/orders'").first()["n"] == 6

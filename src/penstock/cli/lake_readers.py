@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import Final
+
+from penstock.wire.table_columns import CONFIRMED_DELIVERIES, confirmed_sql
 
 _DUCKDB: Final = """\
 duckdb -cmd "INSTALL iceberg; LOAD iceberg;
   CREATE SECRET penstock (TYPE iceberg, TOKEN '$PENSTOCK_TOKEN');
   ATTACH 'penstock' AS lake (TYPE iceberg, ENDPOINT '{url}/iceberg', SECRET penstock);
+  CREATE TEMP VIEW {view} AS
+{select};
   SELECT stream, count(*) FROM lake.penstock.events GROUP BY ALL ORDER BY 2 DESC LIMIT 10;"
 """
 
@@ -78,6 +83,8 @@ def lines_for(reader: str, url: str, lake: str) -> str:
         "bundle": _SPARK_S3["bundle"] if s3 else "",
         "io": _SPARK_S3["io"] if s3 else "",
         "files": _TRINO_S3 if s3 else _TRINO_FOLDER,
+        "view": CONFIRMED_DELIVERIES,
+        "select": indent(confirmed_sql("lake.penstock."), "    "),
         "warning": "" if s3 and url.startswith("https://") else _WARNING,
     }
     return READERS[reader].format(url=url, **fitting).rstrip("\n")

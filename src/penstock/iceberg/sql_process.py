@@ -21,6 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion, plain
 from penstock.iceberg.store import FileStore, open_store
 from penstock.wire.lake_files import parse_location
+from penstock.wire.table_columns import CONFIRMED_DELIVERIES, READ_BY_CONFIRMED, confirmed_sql
 
 if TYPE_CHECKING:
     from penstock.iceberg.reading import FieldInfo
@@ -100,8 +101,10 @@ def _asked(duckdb: Any, question: SqlQuestion) -> Any:
             connection.register(name, _dataset(store, paths, fields))
     connection.execute("SET allowed_paths = $paths", {"paths": allowed})
     connection.execute("SET enable_external_access = false")
-    for name, select in views:
-        connection.execute(f'CREATE VIEW "{name}" AS {select}')
+    if CONFIRMED_DELIVERIES not in question.tables and question.tables.keys() >= set(READ_BY_CONFIRMED):
+        views.append((CONFIRMED_DELIVERIES, confirmed_sql()))
+    for name, select in views:  # temporary, as what is registered is: no other could read from that
+        connection.execute(f'CREATE TEMP VIEW "{name}" AS {select}')
     connection.execute("SET lock_configuration = true")
     statements = connection.extract_statements(question.sql)
     kinds = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)

@@ -18,12 +18,13 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace
 from penstock.pipeline.lake import open_lake
 from penstock.wire.lake_files import TYPED, shown_name, tables_of
+from penstock.wire.table_columns import CONFIRMED_DELIVERIES, READ_BY_CONFIRMED, confirmed_sql
 
 
 def register_lake(spark: SparkSession, url: str, token: str, lake: str = "") -> list[str]:
-    """Make each table a temporary view, those included that are still empty; returns their names.
+    """Make each table a temporary view, those included that are still empty, and `confirmed_deliveries` of two of them.
 
-    *token* needs the grant `export`. *lake* is where it lies, if not where the server says.
+    Returns the names of all. *token* needs the grant `export`. *lake* is where it lies, if not where the server says.
     """
     client = PipelineClient(url, token)
     found = lake or str(client.call("GET", "/v1/pipeline")["lake"])
@@ -35,4 +36,8 @@ def register_lake(spark: SparkSession, url: str, token: str, lake: str = "") -> 
     tables = [table for name in names for table in tables_of(name)]
     for table in tables:
         place.read(table, place.files(table)).createOrReplaceTempView(shown_name(table))
-    return [shown_name(table) for table in tables]
+    views = [shown_name(table) for table in tables]
+    if CONFIRMED_DELIVERIES not in views and set(READ_BY_CONFIRMED) <= set(views):
+        spark.sql(confirmed_sql()).createOrReplaceTempView(CONFIRMED_DELIVERIES)
+        views.append(CONFIRMED_DELIVERIES)
+    return views

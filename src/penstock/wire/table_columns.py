@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.wire.ledger import COVERED
+
 INT64, INT32, TEXT, TIME, BYTES = "int64", "int32", "utf8", "timestamp[us, UTC]", "binary"
 BOOL, DOUBLE, DATE = "bool", "double", "date32"
 _DECIMAL: Final = re.compile(r"decimal\(([0-9]{1,2}),([0-9]{1,2})\)", re.ASCII)
@@ -142,6 +144,45 @@ TABLES: Final = {
     "unreadable": UNREADABLE,
 }
 """The tables of the lake. A column's field id is its place, from 1 on: it never changes, as columns never move."""
+
+CONFIRMED_DELIVERIES: Final = "confirmed_deliveries"
+"""A view: all rows of `deliveries`, those `acked` that `positions` confirm, as `core/why.py` tells it of one entry."""
+
+READ_BY_CONFIRMED: Final = ("deliveries", "positions")
+
+_STEPS: Final = """\
+WITH steps AS (
+  SELECT door, recipient, stream, upto,
+         lag(upto, 1, CAST(0 AS BIGINT)) OVER (PARTITION BY door, recipient, stream ORDER BY upto) AS beyond,
+         min(time) OVER (PARTITION BY door, recipient, stream ORDER BY upto DESC) AS time
+  FROM {prefix}positions),
+told AS (
+  SELECT d.*, CASE WHEN d.state NOT IN ({covered}) THEN NULL
+                   WHEN a.time IS NULL OR s.time < a.time THEN s.time ELSE a.time END AS confirmed
+  FROM {prefix}deliveries d
+  LEFT JOIN steps a ON a.door = d.door AND a.recipient = d.recipient AND a.stream = ''
+                   AND d.last > a.beyond AND d.last <= a.upto
+  LEFT JOIN steps s ON s.door = d.door AND s.recipient = d.recipient AND s.stream = d.stream AND s.stream <> ''
+                   AND d.last > s.beyond AND d.last <= s.upto)
+"""
+_CHANGED: Final = {
+    "state": "CASE WHEN confirmed IS NULL THEN state ELSE 'acked' END AS state",
+    "reason": "CASE WHEN confirmed IS NULL THEN reason ELSE '' END AS reason",
+    "acked_time": "CASE WHEN confirmed IS NULL THEN acked_time ELSE confirmed END AS acked_time",
+}
+
+
+def confirmed_sql(prefix: str = "") -> str:
+    """The SELECT of `CONFIRMED_DELIVERIES`, as DuckDB and Spark understand it. *prefix* says where the tables are.
+
+    A step: ids in (beyond, upto] were first confirmed at this time. A row is confirmed when its last id is. Each joins
+    with two steps at most, one of its stream and one of all, so it stays one row. Items have the id 0, and are in none.
+    """
+    columns = [_CHANGED.get(column.name, column.name) for column in DELIVERIES]
+    columns[:8] = [", ".join(columns[:8])]
+    steps = _STEPS.format(prefix=prefix, covered=", ".join(f"'{state}'" for state in COVERED))
+    return steps + "SELECT " + ",\n       ".join(columns) + "\nFROM told"
+
 
 NAMES: Final = tuple(column.name for column in EVENT)
 SCHEMA_VERSION: Final = 1

@@ -8,6 +8,7 @@ from penstock.engines.lake.reader import LakeReader
 from penstock.errors import Busy
 from penstock.iceberg.sql import SqlLimits, ask_json, is_installed
 from penstock.limits import SQL_ANSWER_MIB, SQL_AT_ONCE, SQL_MEMORY_MIB, SQL_ROWS, SQL_SECONDS
+from penstock.wire.table_columns import CONFIRMED_DELIVERIES, READ_BY_CONFIRMED
 
 BOUNDS: Final = SqlLimits(SQL_SECONDS, SQL_MEMORY_MIB, SQL_ROWS, SQL_ANSWER_MIB, threads=1)
 
@@ -26,7 +27,8 @@ class LakeQuestions:
 
     async def tables(self) -> list[str]:
         """The names that a question may use."""
-        return sorted(await self._lake.tables())
+        names = set(await self._lake.tables())
+        return sorted({*names, CONFIRMED_DELIVERIES} if names.issuperset(READ_BY_CONFIRMED) else names)
 
     async def ask(self, sql: str) -> bytes:
         """The answer as JSON, from the tables as they are now. Cancelling the call ends the process."""
