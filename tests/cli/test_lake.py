@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.api.auth import open_keys
-from penstock.cli.lake_readers import READERS
+from penstock.cli.lake_readers import NOT_RUN, READERS
 from penstock.iceberg import sql_process
 from penstock.iceberg.sql import SqlLimits, SqlRefused, SqlTooLarge, ask
 from penstock.testing import RunningServer, S3Server, start_server
@@ -89,6 +89,7 @@ def test_the_overview_has_lines_for_every_reader_and_no_token(shop: Shop) -> Non
     for reader in READERS:
         lines = shop.answer("--for", reader)
         assert "PENSTOCK_TOKEN" in lines
+        assert ("not run by Penstock's tests" in lines) is (reader in NOT_RUN)
         assert "{" not in lines.replace("${ENV:PENSTOCK_TOKEN}", "").replace("{name: value", "")
     assert shop.run("--for", "excel").returncode == 2
 

@@ -71,6 +71,9 @@ _WARNING: Final = """\
 # lake), and this server behind a public https address.
 """
 
+NOT_RUN: Final = ("spark", "trino", "snowflake")
+"""Readers whose lines follow their manuals: no test runs them."""
+
 READERS: Final = {
     "duckdb": _DUCKDB, "polars": _POLARS, "spark": _SPARK, "trino": _TRINO, "snowflake": _SNOWFLAKE,
 }  # fmt: skip
@@ -87,4 +90,5 @@ def lines_for(reader: str, url: str, lake: str) -> str:
         "select": indent(confirmed_sql("lake.penstock."), "    "),
         "warning": "" if s3 and url.startswith("https://") else _WARNING,
     }
-    return READERS[reader].format(url=url, **fitting).rstrip("\n")
+    note = "# written by the manual, not run by Penstock's tests\n" if reader in NOT_RUN else ""
+    return note + READERS[reader].format(url=url, **fitting).rstrip("\n")
