@@ -17,7 +17,7 @@ from penstock.api.console import FILES
 from penstock.engines.lake.bounded_sql import LakeQuestions
 from penstock.limits import SQL_AT_ONCE, SQL_ROWS, SQL_SECONDS
 from penstock.testing import RunningServer, start_server, wait_until
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, TABLES
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, TABLES
 from tests.api.client import Reply, ask
 from tests.bystander.hostile import Hostile
 from tests.bystander.sabotaged import start_sabotaged
@@ -75,7 +75,7 @@ def processes(server: RunningServer) -> int:
 def test_a_question_is_answered_with_names_types_and_rows(shop: RunningServer) -> None:
     offer = ask(shop, "GET", PATH).json
     assert (offer["lake"], offer["installed"], offer["rows"]) == (True, True, SQL_ROWS)
-    assert offer["tables"] == sorted((*TABLES, CONFIRMED_DELIVERIES))
+    assert offer["tables"] == sorted((*TABLES, DELIVERY_OUTCOMES))
 
     counted = query(
         shop,

@@ -19,7 +19,7 @@ from penstock.cli.lake_readers import NOT_RUN, READERS
 from penstock.iceberg import sql_process
 from penstock.iceberg.sql import SqlLimits, SqlRefused, SqlTooLarge, ask
 from penstock.testing import RunningServer, S3Server, start_server
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, TABLES, confirmed_sql
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, TABLES, outcomes_sql
 from tests.api.lake_rig import server_with_lake
 from tests.lake_readers import DuckDb, start_duckdb
 from tests.lake_shop import ORDERS, PAGE, QUESTIONS, make_lake, shown, write_log
@@ -58,7 +58,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 def duckdb(shop: Shop) -> Iterator[DuckDb]:
     with start_duckdb() as database:
         database.attach(shop.server.url, shop.token)
-        database.sql(f"CREATE TEMP VIEW {CONFIRMED_DELIVERIES} AS {confirmed_sql('lake.penstock.')}")
+        database.sql(f"CREATE TEMP VIEW {DELIVERY_OUTCOMES} AS {outcomes_sql('lake.penstock.')}")
         database.sql("USE lake.penstock")
         yield database
 
@@ -109,7 +109,7 @@ def test_the_lines_for_polars_and_duckdb_work_as_they_are(shop: Shop) -> None:
         for statement in preparing[2:]:  # its extensions are there already
             fresh.sql(statement)
         assert ["/orders", ORDERS + 1] in fresh.sql(question)  # and the one that says that the stream was made
-        assert fresh.sql(f"SELECT state FROM {CONFIRMED_DELIVERIES} WHERE recipient = 'alice'") == [["acked"]]
+        assert fresh.sql(f"SELECT state FROM {DELIVERY_OUTCOMES} WHERE recipient = 'alice'") == [["acked"]]
 
 
 # ── questions ─────────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +117,7 @@ def test_the_lines_for_polars_and_duckdb_work_as_they_are(shop: Shop) -> None:
 
 def test_there_are_ten_questions_and_the_view_is_shown() -> None:
     assert len(QUESTIONS) == 10
-    assert f"CREATE VIEW {CONFIRMED_DELIVERIES} AS\n{confirmed_sql()};" in PAGE.read_text()
+    assert f"CREATE VIEW {DELIVERY_OUTCOMES} AS\n{outcomes_sql()};" in PAGE.read_text()
 
 
 def test_a_position_confirms_in_the_view(shop: Shop) -> None:

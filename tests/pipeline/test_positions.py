@@ -15,7 +15,7 @@ from penstock.core.why import Why
 from penstock.pipeline.jobs import ledger
 from penstock.values import Batch, Draft
 from penstock.wire.ledger import verdict
-from penstock.wire.table_columns import TABLES, confirmed_sql
+from penstock.wire.table_columns import TABLES, outcomes_sql
 from tests.engines.test_deliveries import World
 from tests.pipeline.test_transforms import batch, decoded, fold, rows_of
 
@@ -86,7 +86,7 @@ async def test_why_says_the_same_before_and_after_the_fold(tmp_path: Path) -> No
 
 
 def viewed(records: pa.Table, sql: str) -> list[tuple[Any, ...]]:
-    """Rows of `confirmed_deliveries`, in DuckDB, of these records: who, the last id, what became of it, and when."""
+    """Rows of `delivery_outcomes`, in DuckDB, of these records: who, the last id, what became of it, and when."""
     with duckdb.connect() as connection:
         connection.register("deliveries", fold(records))
         connection.register("positions", ledger.first_positions(ledger.positions_of(records)))
@@ -114,7 +114,7 @@ async def test_the_view_says_what_why_says(tmp_path: Path, sabotage: tuple[str, 
     async with world.lake:
         await write_history(world, seed=7)
         batches = await world.log.read_after(("/_ledger",), 0)
-        records, sql = decoded(*(one.body for one in batches.entries)), confirmed_sql()
+        records, sql = decoded(*(one.body for one in batches.entries)), outcomes_sql()
         rows = viewed(records, sql.replace(*sabotage) if sabotage else sql)
         said = await told_by_door(world.why, rows)
 

@@ -433,7 +433,7 @@ GOOD = {"streams": "/orders/*", "columns": {"item": "string"}}
 REFUSED: list[tuple[str, Any, int, str]] = [
     ("Orders", GOOD, 400, "table_invalid"),
     ("events", GOOD, 400, "table_invalid"),
-    ("confirmed_deliveries", GOOD, 400, "table_invalid"),
+    ("delivery_outcomes", GOOD, 400, "table_invalid"),
     ("o" * 64, GOOD, 400, "table_invalid"),
     ("orders", b"no JSON", 400, "input_invalid"),
     ("orders", {**GOOD, "also": 1}, 400, "input_invalid"),

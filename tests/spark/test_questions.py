@@ -12,7 +12,7 @@ from penstock.api.auth import open_keys
 from penstock.errors import NotFound
 from penstock.pipeline.lake_views import register_lake
 from penstock.testing import RunningServer
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, TABLES
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, TABLES
 from tests.api.lake_rig import server_with_lake
 from tests.lake_shop import ORDERS, QUESTIONS, make_lake, shown, write_log
 
@@ -25,9 +25,9 @@ def session(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
     with server_with_lake(folder) as server:
         make_lake(server, str(folder / "lake"))
         token = open_keys(server.data).issue("analyst", grants=("export",))
-        assert sorted(register_lake(spark, server.url, token)) == sorted((*TABLES, CONFIRMED_DELIVERIES))
+        assert sorted(register_lake(spark, server.url, token)) == sorted((*TABLES, DELIVERY_OUTCOMES))
         yield spark
-    for name in (*TABLES, CONFIRMED_DELIVERIES):
+    for name in (*TABLES, DELIVERY_OUTCOMES):
         spark.catalog.dropTempView(name)
 
 

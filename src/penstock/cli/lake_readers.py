@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import indent
 from typing import Final
 
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, confirmed_sql
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, outcomes_sql
 
 _DUCKDB: Final = """\
 duckdb -cmd "INSTALL iceberg; LOAD iceberg;
@@ -86,8 +86,8 @@ def lines_for(reader: str, url: str, lake: str) -> str:
         "bundle": _SPARK_S3["bundle"] if s3 else "",
         "io": _SPARK_S3["io"] if s3 else "",
         "files": _TRINO_S3 if s3 else _TRINO_FOLDER,
-        "view": CONFIRMED_DELIVERIES,
-        "select": indent(confirmed_sql("lake.penstock."), "    "),
+        "view": DELIVERY_OUTCOMES,
+        "select": indent(outcomes_sql("lake.penstock."), "    "),
         "warning": "" if s3 and url.startswith("https://") else _WARNING,
     }
     note = "# written by the manual, not run by Penstock's tests\n" if reader in NOT_RUN else ""

@@ -8,11 +8,11 @@ const EXAMPLES = [
 FROM events WHERE kind = 'data' AND NOT starts_with(stream, '/_')
 GROUP BY stream ORDER BY events DESC LIMIT 20`],
   ["What was not delivered, and why?", `SELECT door, state, reason, count(*) AS deliveries, min(recipient) AS example
-FROM confirmed_deliveries WHERE state NOT IN ('acked', 'sent')
+FROM delivery_outcomes WHERE state NOT IN ('acked', 'sent')
 GROUP BY ALL ORDER BY deliveries DESC LIMIT 20`],
   ["How fast do recipients confirm?", `SELECT door, count(*) AS confirmed,
        quantile_disc(epoch_ms(acked_time) - epoch_ms(sent_time), [0.5, 0.99]) AS p50_p99_ms
-FROM confirmed_deliveries WHERE acked_time IS NOT NULL AND sent_time IS NOT NULL
+FROM delivery_outcomes WHERE acked_time IS NOT NULL AND sent_time IS NOT NULL
 GROUP BY door ORDER BY confirmed DESC`],
 ];
 

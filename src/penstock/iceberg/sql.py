@@ -26,7 +26,7 @@ import msgspec
 
 from penstock.errors import CallerError, InputInvalid, OperatorError
 from penstock.wire.lake_files import STORE_KEYS
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, READ_BY_CONFIRMED
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, READ_BY_OUTCOMES
 
 FAILED: Final = 3
 """Exit code of the process when it has told on standard error what is wrong."""
@@ -164,7 +164,7 @@ def _question(
     if not is_installed():
         raise DuckDbMissing("DuckDB is not installed here")
     text = sql.lower()
-    wanted = READ_BY_CONFIRMED if CONFIRMED_DELIVERIES in text else ()
+    wanted = READ_BY_OUTCOMES if DELIVERY_OUTCOMES in text else ()
     named = {name: location for name, location in tables.items() if name in text or name in wanted}
     question = SqlQuestion(
         lake, named, sql, bounds.rows, bounds.memory_mib, bounds.answer_mib, bounds.seconds, bounds.threads, form

@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from penstock.iceberg.sql import FAILED, SqlProblem, SqlQuestion, plain
 from penstock.iceberg.store import FileStore, open_store
 from penstock.wire.lake_files import parse_location
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, READ_BY_CONFIRMED, confirmed_sql
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, READ_BY_OUTCOMES, outcomes_sql
 
 if TYPE_CHECKING:
     from penstock.iceberg.reading import FieldInfo
@@ -101,8 +101,8 @@ def _asked(duckdb: Any, question: SqlQuestion) -> Any:
             connection.register(name, _dataset(store, paths, fields))
     connection.execute("SET allowed_paths = $paths", {"paths": allowed})
     connection.execute("SET enable_external_access = false")
-    if CONFIRMED_DELIVERIES not in question.tables and question.tables.keys() >= set(READ_BY_CONFIRMED):
-        views.append((CONFIRMED_DELIVERIES, confirmed_sql()))
+    if DELIVERY_OUTCOMES not in question.tables and question.tables.keys() >= set(READ_BY_OUTCOMES):
+        views.append((DELIVERY_OUTCOMES, outcomes_sql()))
     for name, select in views:  # temporary, as what is registered is: no other could read from that
         connection.execute(f'CREATE TEMP VIEW "{name}" AS {select}')
     connection.execute("SET lock_configuration = true")

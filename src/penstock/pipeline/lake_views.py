@@ -18,11 +18,11 @@ from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.jobs import Workplace
 from penstock.pipeline.lake import open_lake
 from penstock.wire.lake_files import TYPED, shown_name, tables_of
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, READ_BY_CONFIRMED, confirmed_sql
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, READ_BY_OUTCOMES, outcomes_sql
 
 
 def register_lake(spark: SparkSession, url: str, token: str, lake: str = "") -> list[str]:
-    """Make each table a temporary view, those included that are still empty, and `confirmed_deliveries` of two of them.
+    """Make each table a temporary view, those included that are still empty, and `delivery_outcomes` of two of them.
 
     Returns the names of all. *token* needs the grant `export`. *lake* is where it lies, if not where the server says.
     """
@@ -37,7 +37,7 @@ def register_lake(spark: SparkSession, url: str, token: str, lake: str = "") -> 
     for table in tables:
         place.read(table, place.files(table)).createOrReplaceTempView(shown_name(table))
     views = [shown_name(table) for table in tables]
-    if CONFIRMED_DELIVERIES not in views and set(READ_BY_CONFIRMED) <= set(views):
-        spark.sql(confirmed_sql()).createOrReplaceTempView(CONFIRMED_DELIVERIES)
-        views.append(CONFIRMED_DELIVERIES)
+    if DELIVERY_OUTCOMES not in views and set(READ_BY_OUTCOMES) <= set(views):
+        spark.sql(outcomes_sql()).createOrReplaceTempView(DELIVERY_OUTCOMES)
+        views.append(DELIVERY_OUTCOMES)
     return views

@@ -145,10 +145,10 @@ TABLES: Final = {
 }
 """The tables of the lake. A column's field id is its place, from 1 on: it never changes, as columns never move."""
 
-CONFIRMED_DELIVERIES: Final = "confirmed_deliveries"
+DELIVERY_OUTCOMES: Final = "delivery_outcomes"
 """A view: all rows of `deliveries`, those `acked` that `positions` confirm, as `core/why.py` tells it of one entry."""
 
-READ_BY_CONFIRMED: Final = ("deliveries", "positions")
+READ_BY_OUTCOMES: Final = ("deliveries", "positions")
 
 _STEPS: Final = """\
 WITH steps AS (
@@ -172,8 +172,8 @@ _CHANGED: Final = {
 }
 
 
-def confirmed_sql(prefix: str = "") -> str:
-    """The SELECT of `CONFIRMED_DELIVERIES`, as DuckDB and Spark understand it. *prefix* says where the tables are.
+def outcomes_sql(prefix: str = "") -> str:
+    """The SELECT of `DELIVERY_OUTCOMES`, as DuckDB and Spark understand it. *prefix* says where the tables are.
 
     A step: ids in (beyond, upto] were first confirmed at this time. A row is confirmed when its last id is. Each joins
     with two steps at most, one of its stream and one of all, so it stays one row. Items have the id 0, and are in none.

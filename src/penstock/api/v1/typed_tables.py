@@ -39,13 +39,13 @@ from penstock.limits import (
     TYPED_TABLES,
 )
 from penstock.values import Record
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, TABLES
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, TABLES
 from penstock.wire.typed_tables import OWN, TypedColumn, TypedTable, column_type, is_promotion
 
 _NAME: Final = rf"^[a-z][a-z0-9_]{{0,{TYPED_NAME_CHARACTERS - 1}}}$"
 _COLUMN: Final = rf"^[A-Za-z_][A-Za-z0-9_]{{0,{TYPED_NAME_CHARACTERS - 1}}}$"
 _TYPE: Final = r"^(?:string|boolean|int|long|double|date|timestamp|binary|decimal\([0-9]{1,2},[0-9]{1,2}\))$"
-_RESERVED: Final = (*TABLES, CONFIRMED_DELIVERIES, "rollup", "id")
+_RESERVED: Final = (*TABLES, DELIVERY_OUTCOMES, "rollup", "id")
 _TABLE: Final = (text("name", "Name of the table.", pattern=_NAME, most=TYPED_NAME_CHARACTERS),)
 _encode = msgspec.json.Encoder().encode
 

@@ -8,7 +8,7 @@ from penstock.engines.lake.reader import LakeReader
 from penstock.errors import Busy
 from penstock.iceberg.sql import SqlLimits, ask_json, is_installed
 from penstock.limits import SQL_ANSWER_MIB, SQL_AT_ONCE, SQL_MEMORY_MIB, SQL_ROWS, SQL_SECONDS
-from penstock.wire.table_columns import CONFIRMED_DELIVERIES, READ_BY_CONFIRMED
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, READ_BY_OUTCOMES
 
 BOUNDS: Final = SqlLimits(SQL_SECONDS, SQL_MEMORY_MIB, SQL_ROWS, SQL_ANSWER_MIB, threads=1)
 
@@ -28,7 +28,7 @@ class LakeQuestions:
     async def tables(self) -> list[str]:
         """The names that a question may use."""
         names = set(await self._lake.tables())
-        return sorted({*names, CONFIRMED_DELIVERIES} if names.issuperset(READ_BY_CONFIRMED) else names)
+        return sorted({*names, DELIVERY_OUTCOMES} if names.issuperset(READ_BY_OUTCOMES) else names)
 
     async def ask(self, sql: str) -> bytes:
         """The answer as JSON, from the tables as they are now. Cancelling the call ends the process."""

@@ -10,7 +10,7 @@ Nothing is ever too late to be folded in: an acknowledgement may come after 60 d
 
 A position ("has everything up to here") is no delivery: it says something about all that the recipient was sent until
 then, whichever file that is in. So positions have a table of their own, and the two are joined where they are read:
-by `core/why.py` for one entry, and by the view `confirmed_deliveries` (`wire/table_columns.py`).
+by `core/why.py` for one entry, and by the view `delivery_outcomes` (`wire/table_columns.py`).
 """
 
 from __future__ import annotations
