@@ -121,7 +121,7 @@ def test_there_are_ten_questions_and_the_view_is_shown() -> None:
 
 
 def test_a_position_confirms_in_the_view(shop: Shop) -> None:
-    question = "SELECT d.state, c.state AS told FROM deliveries d JOIN Confirmed_Deliveries c USING (recipient)"
+    question = "SELECT d.state, c.state AS told FROM deliveries d JOIN Delivery_Outcomes c USING (recipient)"
     rows = ask(shop.place, shop.tables, f"{question} WHERE recipient = 'alice'").rows()
     assert rows == [{"state": "sent", "told": "acked"}]
 
