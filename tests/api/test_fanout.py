@@ -25,6 +25,7 @@ from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
 from penstock.api.v1.tail import TailApi, TailWire
 from penstock.core.clock import ManualClock
+from penstock.core.fanout import ABSENT
 from penstock.core.feed import Feed, WireSink
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, Recipients
@@ -147,6 +148,11 @@ class World:
         bodies = [(b"%d-" % self.published) * (size // 10) for _, size in drafts]
         pairs = zip(drafts, bodies, strict=True)
         await self.engine.log.append(Batch(tuple(Draft(stream, body) for (stream, _), body in pairs)))
+
+    @property
+    def seated(self) -> int:
+        """Wires that are written to together."""
+        return sum(taker is not ABSENT for taker in self.hub._seats.takers)
 
     async def slow(self, number: int) -> None:
         if number < len(self.clients):
@@ -284,6 +290,32 @@ class ForgetsPositions(Hub):
 
 def test_a_slow_wire_loses_nothing() -> None:
     assert play(SLOW_ONE) == play(SLOW_ONE, make_hub=FeedByFeed)
+
+
+class RecordsNothing(Ledger):
+    """A ledger that is switched off."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"settings": LedgerSettings(enabled=False)})
+
+
+@pytest.mark.parametrize("ledger", [Ledger, RecordsNothing])
+def test_wires_are_seated_whether_or_not_deliveries_are_recorded(ledger: type[Ledger]) -> None:
+    async def run() -> None:
+        with TemporaryDirectory() as keys:
+            async with asyncio.timeout(30), world(Path(keys), make_ledger=ledger) as here:
+                await here.run([*BEGIN, *settled])
+                await wait_until_async(lambda: here.seated == len(BEGIN))
+                # One that is slow leaves its seat, and comes back to it
+                await here.run([("slow", 2), ("publish", ("/a", LARGE))])
+                await here.run([("publish", ("/a", 10))])
+                await wait_until_async(lambda: here.seated == len(BEGIN))
+
+    run_loop(run())
+
+
+def test_a_slow_wire_loses_nothing_where_nothing_is_recorded() -> None:
+    assert play(SLOW_ONE, make_ledger=RecordsNothing) == play(SLOW_ONE, make_ledger=RecordsNothing, make_hub=FeedByFeed)
 
 
 @pytest.mark.parametrize("wire", [OwesTooMuch, OwesTooLittle])

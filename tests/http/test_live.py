@@ -118,6 +118,31 @@ async def test_what_is_sent_in_one_turn_is_written_at_once() -> None:
     assert written[:2] == [chunk(b"a") + chunk(b"b") + chunk(b"c"), chunk(b"d")]
 
 
+@pytest.mark.only_plain("TLS has no socket of its own")
+@pytest.mark.parametrize("watch", [True, False])
+@on_uvloop
+async def test_an_outlet_with_nothing_queued_can_be_written_to_at_once_until_it_is_closed(watch: bool) -> None:
+    wires: list[Wire] = []
+    async with site([live_route(wires, watch=watch)]) as place:
+        peer = await place.connect()
+        peer.send(request("GET", "/live"))
+        await peer.head()
+        outlet = wires[0].outlet
+        await wait_until_async(lambda: outlet.clear is not None)
+        outlet.send(chunk(b"queued"))
+        assert (outlet.clear, outlet.put_last(chunk(b"behind it"))) == (None, False)
+        assert [await peer.chunk(), await peer.chunk()] == [b"queued", b"behind it"]
+        await wait_until_async(lambda: outlet.clear is not None)
+        assert outlet.put_last(chunk(b"at once"))
+        outlet.close()
+        assert outlet.clear is None
+        assert [piece async for piece in peer.chunks()] == [b"at once"]
+        # The connection's next answers do not open it again
+        peer.send(request("GET", "/hello"))
+        assert (await peer.answer()).status == 200
+        assert outlet.clear is None
+
+
 @on_uvloop
 async def test_the_linger_collects_what_comes_within_it() -> None:
     wires: list[Wire] = []

@@ -276,12 +276,12 @@ class Pipe(Timed):
             self.flusher.bytes_out += sent
             if sent == len(data):
                 tap = self.tap
-                if tap is not None and tap.notify:
+                if tap is not None:
                     if tap.plain:
                         tap.owner.flushed()  # type: ignore[attr-defined]  # the path of a fan-out
-                    else:
+                    elif tap.notify:
                         self._emptied(tap)
-                    if tap.plain and self.out is None and self.flusher.prompt:
+                    if self.out is None and self.flusher.prompt and tap.open:
                         tap.unblock(self.sock)
                 if self.ending and self.out is None:
                     self.ended()
