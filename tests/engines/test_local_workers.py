@@ -11,17 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.core.export import ExportRange, Selection
 from penstock.core.feed import take_if_room
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, served_worker
 from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
-from penstock.engines.local.contracts import PAGE, SHORT, CallCost
+from penstock.engines.local.contracts import SHORT, CallCost
 from penstock.engines.local.frames import framed
 from penstock.engines.local.served_worker import ServedWorker
-from penstock.engines.local.worker_engine import WorkerExport
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
@@ -31,7 +29,6 @@ from penstock.settings import LogSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft, Kind
 from penstock.wire import eventhorizon
-from penstock.wire.table_columns import NAMES
 
 NO_EVENTS = ([], [], [])
 
@@ -526,38 +523,6 @@ async def test_large_answers_are_no_reason_to_cut_a_worker_that_is_busy_for_a_mo
             await asyncio.to_thread(peer.read, 100 * (ENTRY_BYTES - 1024))
             await wait_until_async(lambda: not any(link._queues.values()) and not link.waiting_bytes)
             assert not link._promised_bytes
-
-
-async def close_at_once(self: WorkerExport, wanted: ExportRange) -> AsyncIterator[bytes]:
-    """Sabotage: does not wait for the piece that is being made."""
-    await self._link.call("export_open", None, 1, wanted)
-    try:
-        while (piece := await self._link.call("export_next", bytes | None, 1)) is not None:
-            yield piece
-    finally:
-        self._link.call("export_close", None, 1)
-
-
-@pytest.mark.parametrize("sabotage", [None, close_at_once])
-async def test_an_export_whose_reader_leaves_is_closed_without_a_complaint(
-    tmp_path, sabotage, monkeypatch, caplog
-) -> None:
-    async with started(tmp_path, durable=True) as machine:
-        worker = await machine.worker("a")
-        last = (await worker.log.append(Batch(tuple(Draft("/s", b"x") for _ in range(1_000))))).last.id
-        if sabotage:
-            monkeypatch.setattr(WorkerExport, "stream", sabotage)
-        stream = worker.export.stream(ExportRange(0, last, NAMES, Selection()))
-        link = machine.log.link_of("a")
-        reading = asyncio.create_task(anext(stream))
-        await wait_until_async(lambda: bool(link._running[PAGE]))
-        reading.cancel()
-        await asyncio.wait([reading])
-        await stream.aclose()
-        await wait_until_async(lambda: not link._exports)
-        await worker.registry.get("x")
-
-        assert ("call.failed" in caplog.text) == bool(sabotage)
 
 
 async def test_what_is_no_frame_ends_its_own_link_alone(tmp_path: Path) -> None:

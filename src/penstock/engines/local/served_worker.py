@@ -134,6 +134,7 @@ class ServedWorker(FramedSocket):
         self._mailboxes: dict[tuple[str, str], MailboxChange] = {}
         self._prefixes: tuple[str, ...] | None = None
         self._exports: dict[int, AsyncGenerator[bytes, None]] = {}
+        self._closing: asyncio.Task[None] | None = None
         self._letters_sent: dict[int, Promise[bool]] = {}
         self._letter = 0
 
@@ -164,10 +165,13 @@ class ServedWorker(FramedSocket):
         for promise in self._letters_sent.values():
             promise.value = False
             promise.settle()
-        for kind, running in self._running.items():
+        under_way = [task for running in self._running.values() for task in running.values()]
+        for kind in self._running:
             self._queues[kind].clear()
-            for task in running.values():
-                task.cancel()
+        for task in under_way:
+            task.cancel()
+        if self._exports:
+            self._closing = self._loop.create_task(self._close_exports(under_way))
         self._forget()
         log.info("worker.gone", extra={"worker": self.node, "pid": self._process})
 
@@ -445,6 +449,12 @@ class ServedWorker(FramedSocket):
     async def export_close(self, number: int) -> None:
         if (stream := self._exports.pop(number, None)) is not None:
             await stream.aclose()
+
+    async def _close_exports(self, calls: Sequence[asyncio.Task[None]]) -> None:
+        """The worker is gone: end its exports, which pin the log's file. None is closed while it makes a piece."""
+        await asyncio.gather(*calls, return_exceptions=True)
+        for number in list(self._exports):
+            await self.export_close(number)
 
 
 CHANGING_MAILBOXES: Final = frozenset(
