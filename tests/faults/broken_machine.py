@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from penstock.cli.worker_supervisor import Child
 from penstock.core.promise import Promise
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.node.worker_main import main
-from penstock.values import Appended, Batch, Entry, Place, PlainEvent
+from penstock.values import Appended, Batch, Entry, Page, Place, PlainEvent
 
 WATCHED = "/killed/"  # the streams that the test reads
 
@@ -43,6 +44,12 @@ def only_others(change: Callable[[WorkerLog, str], None]) -> Callable[[WorkerLog
     return lambda log, pattern: None if pattern.startswith(WATCHED) else change(log, pattern)
 
 
+def repeating(self: WorkerLog, patterns: Sequence[str], after: int, **options: Any) -> Awaitable[Page]:
+    """A worker that reads on with the entry that its reader has, and not behind it."""
+    watched = any(pattern.startswith(WATCHED) for pattern in patterns)
+    return _read_after(self, patterns, max(0, after - 1) if watched else after, **options)
+
+
 def hasty(self: SqliteLog, appends: Sequence[PlainEvent | Batch]) -> Promise[list[Entry | Appended | Exception]]:
     """A log that answers its workers, and stores when the next batch of the same stream comes."""
     streams = [append[0] if isinstance(append, tuple) else append.drafts[0].stream for append in appends]
@@ -60,6 +67,7 @@ def hasty(self: SqliteLog, appends: Sequence[PlainEvent | Batch]) -> Promise[lis
 _tasks: list[asyncio.Future[None]] = []
 _held: dict[str, PlainEvent | Batch] = {}
 _append_many = SqliteLog.append_many
+_read_after = WorkerLog.read_after
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
@@ -71,6 +79,8 @@ if __name__ == "__main__":
         WorkerLog.since = trusting  # type: ignore[method-assign]
         WorkerLog.want = only_others(WorkerLog.want)  # type: ignore[method-assign]
         WorkerLog.unwant = only_others(WorkerLog.unwant)  # type: ignore[method-assign]
+    elif os.environ["SABOTAGE"] == "repeating":
+        WorkerLog.read_after = repeating  # type: ignore[method-assign]
     else:
         SqliteLog.append_many = hasty  # type: ignore[method-assign]
     sys.exit(main())
