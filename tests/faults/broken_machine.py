@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from penstock.cli.worker_supervisor import Child
+from penstock.cli.worker_supervisor import Child, WorkerSupervisor
 from penstock.core.promise import Promise
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog
@@ -64,6 +65,12 @@ def hasty(self: SqliteLog, appends: Sequence[PlainEvent | Batch]) -> Promise[lis
     return promise
 
 
+async def cutting(self: WorkerSupervisor) -> None:
+    """A first process that kills its workers when it is to end."""
+    for worker in self._workers.values():
+        worker.send(signal.SIGKILL)
+
+
 _tasks: list[asyncio.Future[None]] = []
 _held: dict[str, PlainEvent | Batch] = {}
 _append_many = SqliteLog.append_many
@@ -73,6 +80,8 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         from penstock.cli.app import run
 
+        if os.environ["SABOTAGE"] == "cutting":
+            WorkerSupervisor._drain = cutting  # type: ignore[method-assign]
         Child.module = "tests.faults.broken_machine"
         sys.exit(run(sys.argv[1:]))
     if os.environ["SABOTAGE"] == "trusting":
@@ -81,6 +90,6 @@ if __name__ == "__main__":
         WorkerLog.unwant = only_others(WorkerLog.unwant)  # type: ignore[method-assign]
     elif os.environ["SABOTAGE"] == "repeating":
         WorkerLog.read_after = repeating  # type: ignore[method-assign]
-    else:
+    elif os.environ["SABOTAGE"] == "hasty":
         SqliteLog.append_many = hasty  # type: ignore[method-assign]
     sys.exit(main())
