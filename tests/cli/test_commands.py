@@ -278,12 +278,20 @@ def _publish(command: list[str]) -> bool:
     return '"index":' in done.stdout
 
 
-def test_up_does_not_leave_a_server_behind_when_it_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-pipeline"]
+def test_up_starts_workers_again_and_leaves_nothing_behind_when_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "up", "--listen", "127.0.0.1:0", "--no-pipeline", "--workers", "2"]
     with started(command, dict(os.environ), tmp_path) as (process, output):
         wait_until(lambda: is_shown(output.read_text()) or process.poll() is not None)
         found = re.search(r"ready on (\S+)", output.read_text())
         assert found
+        _, publish = commands(output.read_text())
+        assert _publish(publish)
+        # The log process dies, and all begin again at the same address
+        log = tmp_path / "command.log"
+        [keeper] = re.findall(r"log_process.started pid=(\d+)", log.read_text())
+        os.kill(int(keeper), signal.SIGKILL)
+        wait_until(lambda: len(re.findall(r"worker.started", log.read_text())) == 4)
+        wait_until(lambda: _publish(publish))
         process.kill()
 
         wait_until(lambda: not answers(found[1]))

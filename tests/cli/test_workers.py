@@ -98,19 +98,30 @@ def check_drain(server: RunningServer) -> None:
     assert count == len(ids)
 
 
-class CuttingServer(RunningServer):
-    """Its first process kills its workers when it is to end."""
+class BrokenServer(RunningServer):
+    """A machine with a sabotage."""
 
     module = "tests.faults.broken_machine"
 
 
 def test_the_same_check_finds_workers_that_are_not_given_time_to_end(tmp_path: Path) -> None:
-    server = CuttingServer(tmp_path / "data", ("--workers", "2"), {"SABOTAGE": "cutting"})
+    server = BrokenServer(tmp_path / "data", ("--workers", "2"), {"SABOTAGE": "cutting"})
     try:
         with pytest.raises((AssertionError, OSError, http.client.HTTPException)):
             check_drain(server)
     finally:
         server.stop()
+
+
+def test_a_log_process_that_does_not_end_is_killed_and_that_is_said(tmp_path: Path) -> None:
+    arguments = ("--workers", "2", "--set", "server.drain_seconds=0.2")
+    server = BrokenServer(tmp_path / "data", arguments, {"SABOTAGE": "unending"})
+    assert publish(server, "/s").status == 201
+
+    assert server.stop() == 1
+    [killed] = re.findall(r"log_process.started pid=(\d+)", server.log_text())
+    assert re.findall(r"log_process.killed pid=(\d+) had_seconds=0.7", server.log_text()) == [killed]
+    assert "worker.killed" not in server.log_text()
 
 
 def test_whichever_worker_is_asked_speaks_of_the_whole_machine(tmp_path: Path) -> None:

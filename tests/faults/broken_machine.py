@@ -12,8 +12,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from penstock.cli.worker_supervisor import Child, WorkerSupervisor
+from penstock.cli import worker_supervisor
+from penstock.cli.worker_supervisor import SPARE_SECONDS, Child, WorkerSupervisor
 from penstock.core.promise import Promise
+from penstock.engines.local import LogServer
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.sqlite.log import SqliteLog
 from penstock.node.worker_main import main
@@ -65,6 +67,11 @@ def hasty(self: SqliteLog, appends: Sequence[PlainEvent | Batch]) -> Promise[lis
     return promise
 
 
+async def unending(self: LogServer, *error: object) -> None:
+    """A log process that does not come to its end."""
+    await asyncio.Event().wait()
+
+
 async def cutting(self: WorkerSupervisor) -> None:
     """A first process that kills its workers when it is to end."""
     for worker in self._workers.values():
@@ -82,6 +89,7 @@ if __name__ == "__main__":
 
         if os.environ["SABOTAGE"] == "cutting":
             WorkerSupervisor._drain = cutting  # type: ignore[method-assign]
+        worker_supervisor.SPARE_SECONDS = 0.5 if os.environ["SABOTAGE"] == "unending" else SPARE_SECONDS  # type: ignore[misc]
         Child.module = "tests.faults.broken_machine"
         sys.exit(run(sys.argv[1:]))
     if os.environ["SABOTAGE"] == "trusting":
@@ -90,6 +98,8 @@ if __name__ == "__main__":
         WorkerLog.unwant = only_others(WorkerLog.unwant)  # type: ignore[method-assign]
     elif os.environ["SABOTAGE"] == "repeating":
         WorkerLog.read_after = repeating  # type: ignore[method-assign]
+    elif os.environ["SABOTAGE"] == "unending":
+        LogServer.__aexit__ = unending  # type: ignore[method-assign]
     elif os.environ["SABOTAGE"] == "hasty":
         SqliteLog.append_many = hasty  # type: ignore[method-assign]
     sys.exit(main())

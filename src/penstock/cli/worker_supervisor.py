@@ -35,7 +35,7 @@ RETRY: Final = RetryPolicy(first=0.1, longest=10.0)
 STEADY_SECONDS: Final = 30.0
 """A process that ran for so long ended for a new reason: the next one is started at once."""
 SPARE_SECONDS: Final = 5.0
-"""What a worker is given to end, beyond `server.drain_seconds`; then it is killed."""
+"""What each process is given to end, beyond `server.drain_seconds`; then it is killed."""
 BUSY_SECONDS: Final = 2.0
 """How long the address may be in use by processes that are ending."""
 _KILLED = -int(signal.SIGKILL)
@@ -88,13 +88,14 @@ class Child:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
-    async def end(self, within: float) -> int:
-        """Ask it to end, and see to it that it does."""
+    async def end(self, within: float, killed: str) -> int:
+        """Ask it to end, and see to it that it does; *killed* is in our log if it had to be."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(within):
                 return await self.process.wait()
         except TimeoutError:
+            log.error(killed, extra={"pid": self.process.pid, "had_seconds": within})
             self.send(signal.SIGKILL)
             return await self.process.wait()
 
@@ -107,6 +108,7 @@ class WorkerSupervisor:
         self._log_role = Role(settings, str(data), str(path))
         self._settings, self._data, self._path, self._listen = settings, data, path, listen
         self._count = parse_workers(settings.server.workers)
+        self._within = settings.server.drain_seconds + SPARE_SECONDS
         self._workers: dict[int, Child] = {}
         self._stop = asyncio.Event()
         self._was_ready = False
@@ -127,7 +129,7 @@ class WorkerSupervisor:
                 if not self._was_ready:
                     return code
             if self._stop.is_set():
-                return 0
+                return int(code == _KILLED)  # then the log was not closed: the next start has more to do
             failures = failures + 1 if time.monotonic() - began < STEADY_SECONDS else 1
             pause = RETRY.delay(failures, 1)
             log.error("log_process.ended", extra={"code": code, "again_in": pause})
@@ -158,7 +160,7 @@ class WorkerSupervisor:
                 lines.cancel()
             if self._stop.is_set():
                 await self._drain()
-            return await keeper.end(SPARE_SECONDS)
+            return await keeper.end(self._within, "log_process.killed")
         finally:
             stopping.cancel()
             for task in keeping:
@@ -197,8 +199,7 @@ class WorkerSupervisor:
 
     async def _drain(self) -> None:
         log.info("server.stopping")
-        within = self._settings.server.drain_seconds + SPARE_SECONDS
-        await asyncio.gather(*(worker.end(within) for worker in self._workers.values()))
+        await asyncio.gather(*(worker.end(self._within, "worker.killed") for worker in self._workers.values()))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
