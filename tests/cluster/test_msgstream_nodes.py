@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from websockets.exceptions import ConnectionClosedOK
 
-from penstock.testing import NatsCluster, RunningServer, start_nodes, wait_until
+from penstock.testing import RunningServer, start_nodes, wait_until
 from tests.api.client import ask, publish
 from tests.cluster.homes import new_prefix
 from tests.doors.msgstream_client import LongPoll, actor_of, emit, emit_raw, login, open_socket, packs, receive
@@ -44,9 +44,9 @@ def test_the_newest_connection_wins_wherever_it_is(nodes: list[RunningServer]) -
             assert receive(second) == {"2": [["all"]]}
 
 
-def test_a_session_outlives_its_node(nats_alone: NatsCluster, tmp_path: Path) -> None:
+def test_a_session_outlives_its_node(engine: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        one, two = start_nodes(stack, tmp_path, nats_alone.url, 2, log_prefix=new_prefix(), log_replicas=1)
+        one, two = start_nodes(stack, tmp_path, engine, 2, log_prefix=new_prefix(), log_replicas=1)
         key = login(one, "survivor")
         with open_socket(one, key) as socket:
             emit(two, key, ["before"])
