@@ -1,6 +1,9 @@
-"""Frames between the log process and its workers: how they are cut does not matter, and errors arrive as they were."""
+"""Frames between the log process and its workers: one for each turn, cut in any way, and errors arrive as they were."""
 
 from __future__ import annotations
+
+import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,7 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.core.export import NotFollowed
 from penstock.engines.local.contracts import METHODS
-from penstock.engines.local.frames import FrameCutter, error_of, failure, framed
+from penstock.engines.local.framed_socket import FramedSocket
+from penstock.engines.local.frames import FrameCutter, LogFrame, WorkerFrame, error_of, failure, framed
+from penstock.engines.local.served_worker import ServedWorker
+from penstock.engines.local.worker_calls import LogCalls
 from penstock.errors import (
     EngineGone,
     InputInvalid,
@@ -20,6 +26,9 @@ from penstock.errors import (
     Trimmed,
     VersionMismatch,
 )
+from penstock.testing import wait_until_async
+from penstock.values import Batch, Draft
+from tests.engines.test_local_workers import Reader, one, started
 
 ERRORS = [
     InputInvalid("cursor", "is inside a line", code="cursor_invalid"), NotFound("stream", "/s", code="stream_missing"),
@@ -59,3 +68,57 @@ def test_a_call_that_no_contract_has_is_refused_before_it_is_sent() -> None:
     for given_wrongly, named in (((), {}), (("/s",), {}), (("/s", 3), {"unknown": 1}), (("/s", 3, 1, 1, True, 1), {})):
         with pytest.raises(TypeError):
             method.arguments(given_wrongly, dict(named))
+
+
+# ── one frame for each turn of a loop ─────────────────────────────────────────────────────────
+
+
+class Counted:
+    """How many appends, entries and answers were in each frame that had some."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.appends: list[int] = []
+        self.entries: list[int] = []
+        self.answers: list[int] = []
+        take_of_worker, take_of_log = ServedWorker.take, LogCalls.take
+
+        def by_the_log(link: ServedWorker, frame: memoryview) -> None:
+            said = msgspec.msgpack.decode(frame, type=WorkerFrame)
+            self.appends += [count] if (count := len(said.events[0]) + len(said.appends)) else []
+            take_of_worker(link, frame)
+
+        def by_a_worker(link: LogCalls, frame: memoryview) -> None:
+            said = msgspec.msgpack.decode(frame, type=LogFrame)
+            self.entries += [len(said.entries)] if said.entries else []
+            self.answers += [len(said.appended)] if said.appended else []
+            take_of_log(link, frame)
+
+        monkeypatch.setattr(ServedWorker, "take", by_the_log)
+        monkeypatch.setattr(LogCalls, "take", by_a_worker)
+
+
+@pytest.mark.parametrize(("durable", "hasty"), [(False, None), (True, None), (False, LogCalls), (False, ServedWorker)])
+async def test_what_is_said_in_one_turn_goes_in_one_frame(
+    tmp_path: Path, durable: bool, hasty: type[FramedSocket] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path, durable=durable) as machine:
+        a, b = await machine.worker("a"), await machine.worker("b")
+        reader = Reader()
+        feed = (await machine.hub(b)).start(reader, ("/s",))
+        await a.log.append(one("/s", b"first"))
+        await wait_until_async(lambda: len(reader.got) == 1 and not feed.behind)
+        if hasty:
+            # The sabotage: one end tells everything at once
+            monkeypatch.setattr(hasty, "book", FramedSocket.flush)
+        # When a hundred callers append in one turn of the loop, half of them more than a plain event
+        counted = Counted(monkeypatch)
+        plain = [one("/s", b"%d" % number) for number in range(50)]
+        typed = [Batch((Draft("/s", b"%d" % number, "Typed"),)) for number in range(50)]
+        await asyncio.gather(*map(a.log.append, (*plain, *typed)))
+        await wait_until_async(lambda: len(reader.got) == 101)
+
+        # Then the log process hears it in one frame, and each worker what comes of it
+        assert counted.appends == ([1] * 100 if hasty is LogCalls else [100])
+        if hasty is not LogCalls:
+            expected = [1] * 100 if hasty else [100]
+            assert (counted.entries, counted.answers) == (expected, expected)
