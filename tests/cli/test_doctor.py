@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import doctor
+from penstock.api.auth import open_keys
+from penstock.cli import doctor, doctor_checks
 from penstock.cli.app import run
 from penstock.settings import Settings
 from penstock.settings_reading import load
@@ -56,6 +57,29 @@ def test_more_workers_than_cores_are_found(tmp_path: Path) -> None:
     assert status_of("workers", tmp_path, load(given=[f"server.workers={cores + 1}"])) == {"warn"}
     assert status_of("workers", tmp_path, load(given=["server.workers=auto"])) == {"ok"}
     assert status_of("workers", tmp_path) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "connected", "answering", "cut", "status"),
+    [(2, 2, 2, 0, "ok"), (1, 3, 3, 0, "ok"), (2, 2, 1, 0, "warn"), (3, 2, 2, 0, "warn"), (2, 2, 2, 1, "warn")],
+)
+def test_workers_that_are_missing_or_were_cut_are_found(
+    wanted: int, connected: int, answering: int, cut: int, status: str
+) -> None:
+    counts = {"workers": answering, "workers_connected": connected, "workers_cut_total": cut}
+
+    assert doctor_checks.judge_workers(wanted, counts).status == status
+
+
+def test_a_machine_that_does_not_answer_is_found(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        settings = load(given=[f"server.listen=127.0.0.1:{silent.getsockname()[1]}"])
+        assert status_of("machine", tmp_path, settings) == set()
+        open_keys(tmp_path)
+        (tmp_path / "log.sock").touch()
+
+        assert status_of("machine", tmp_path, settings) == {"warn"}
 
 
 def test_files_from_the_future_are_found(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.doctor_checks import check_machine
+from penstock.settings_reading import load
 from penstock.testing import RunningServer, start_server, wait_until
 from tests.api.client import Tail, ask, publish
 from tests.doors.sps_client import Wire
@@ -154,6 +156,24 @@ def test_whichever_worker_is_asked_speaks_of_the_whole_machine(tmp_path: Path) -
         # A backup is the log process's
         copied = ask(server, "POST", "/v1/backup", b'{"directory":"%b"}' % str(tmp_path / "copy").encode())
         assert (copied.status, (tmp_path / "copy" / "penstock.db").exists()) == (201, True)
+        check_doctor(server)
+
+
+def check_doctor(server: RunningServer) -> None:
+    """The doctor asks the running machine: one that has stopped is found, which settings cannot tell."""
+    settings = load(given=[f"server.listen=127.0.0.1:{server.port}"])
+
+    def status() -> str:
+        [found] = check_machine(server.data, settings)
+        return found.status
+
+    wait_until(lambda: status() == "ok")
+    stopped = int(re.findall(r"worker.started worker=2 pid=(\d+)", server.log_text())[-1])
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        assert status() == "warn"  # whichever takes the connection
+    finally:
+        os.kill(stopped, signal.SIGCONT)
 
 
 def test_as_many_workers_as_there_are_cores(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""What the doctor looks at on every machine: data directory, disk, open files, port, secrets, clock, Java."""
+"""What the doctor looks at on every machine: data directory, disk, open files, workers, port, secrets, clock, Java."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import socket
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.api.auth import KEYS_FILE, open_keys
 from penstock.cli import java
 from penstock.cli.serve import OTHER_FILES
+from penstock.client.http import ApiError, HttpClient, ServerUnreachable
 from penstock.settings import Settings
 from penstock.units import parse_address, parse_workers
 
@@ -27,7 +30,10 @@ OPEN_FILES = 4_096
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC).timestamp()
 """A clock before this was never set: tokens would not be valid yet."""
 
-PRIVATE_FILES = ("admin.token", "keys.json")
+PRIVATE_FILES = ("admin.token", KEYS_FILE)
+
+ASK_SECONDS = 5.0
+"""How long a running server may take to answer; it waits a second itself for workers that are silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,41 @@ def check_workers(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
         yield DoctorFinding("workers", "ok", f"{workers} workers and a log process on {cores} cores")
 
 
+def check_machine(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
+    """All workers answer, if several run on this directory now."""
+    host, port = parse_address(settings.server.listen)
+    if not (data / "log.sock").exists() or not port or not os.access(data / KEYS_FILE, os.R_OK):
+        return
+    url = f"{'https' if settings.server.tls_certificate else 'http'}://{reachable(host)}:{port}"
+    token = open_keys(data).issue("doctor", ttl=60)  # without a right: whoever has the port may be another server
+    try:
+        with HttpClient(url, token, timeout=ASK_SECONDS) as client:
+            page = client.send("GET", "/metrics").decode()
+    except ServerUnreachable as error:
+        remedy = "Nothing to do if it was killed; else give its settings, or look for worker.cut in its log."
+        yield DoctorFinding("machine", "warn", f"no worker answers at {url}: {error.why}", remedy)
+    except ApiError as error:
+        remedy = "Give the settings of the server on this directory; after keys --rotate, send it SIGHUP."
+        yield DoctorFinding("machine", "warn", f"{url} answers {error.status}", remedy)
+    else:
+        counts = {name: int(float(value)) for name, value in re.findall(r"^penstock_(workers\w*) (\S+)$", page, re.M)}
+        yield judge_workers(parse_workers(settings.server.workers), counts)
+
+
+def judge_workers(wanted: int, counts: dict[str, int]) -> DoctorFinding:
+    """What *counts* of a running server say; *wanted* is 1 where the doctor was not told of workers."""
+    if "workers" not in counts:
+        return DoctorFinding("machine", "warn", "a server without workers answers", "Give the settings of the server.")
+    answering, cut = counts["workers"], counts["workers_cut_total"]
+    expected = max(wanted, counts["workers_connected"])
+    message = f"{answering} of {expected} workers answer, {cut} were ended because they were silent or too slow"
+    if answering < expected:
+        return DoctorFinding("machine", "warn", message, "Look for worker.ended and worker.cut in the log.")
+    if cut:
+        return DoctorFinding("machine", "warn", message, "Look for worker.cut in the log: it says why.")
+    return DoctorFinding("machine", "ok", message)
+
+
 def check_port(data: Path, settings: Settings) -> Iterator[DoctorFinding]:
     """The port is free, or a server of ours has it."""
     host, port = parse_address(settings.server.listen)
@@ -145,11 +186,18 @@ MACHINE_CHECKS: tuple[Check, ...] = (
     check_disk,
     check_open_files,
     check_workers,
+    check_machine,
     check_port,
     check_keys,
     check_clock,
     check_java,
 )
+
+
+def reachable(host: str) -> str:
+    """An address that reaches a listener on *host* from here."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+    return f"[{host}]" if ":" in host else host
 
 
 def _nearest(path: Path) -> Path:

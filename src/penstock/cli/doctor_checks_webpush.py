@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.cli.doctor_checks import Check, DoctorFinding
+from penstock.cli.doctor_checks import Check, DoctorFinding, reachable
 from penstock.client.http import ApiError, HttpClient, ServerUnreachable
 from penstock.settings import Settings
 from penstock.units import parse_address
@@ -65,7 +65,7 @@ def _probe(origin: str, settings: Settings) -> DoctorFinding:
         remedy = "Check DNS, the proxy and its certificate: senders must reach this address."
         return DoctorFinding("push origin", "warn", f"{origin} does not answer as this service ({why})", remedy)
     host, port = parse_address(settings.server.listen)
-    here, _ = _public_key(f"http://{_reachable(host)}:{port}") if port else ("", "")
+    here, _ = _public_key(f"http://{reachable(host)}:{port}") if port else ("", "")
     if here and here != there:
         message = f"another service than this one answers at {origin}: every aud would mismatch"
         return DoctorFinding("push origin", "fail", message, "Correct webpush.origin, or the proxy's upstream.")
@@ -187,12 +187,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def _reachable(host: str) -> str:
-    """An address that reaches a listener on *host* from here."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
-    return f"[{host}]" if ":" in host else host
 
 
 def _if_open(check: Check) -> Check:

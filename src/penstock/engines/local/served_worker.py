@@ -403,6 +403,7 @@ class ServedWorker(FramedSocket):
         return [
             ("counter", "appended", "Entries that came into the log.", server.appended, {}),
             ("gauge", "log_queue", "Batches that wait for the writer.", self._engine.queued, {}),
+            ("gauge", "workers_connected", "Workers that the log process knows.", len(server.links), {}),
             ("counter", "workers_cut", "Workers that were ended: silent, or too slow.", server.cut, {}),
             *process_samples("log"),
         ]
