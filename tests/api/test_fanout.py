@@ -29,7 +29,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.fanout import ABSENT
 from penstock.core.feed import Feed, WireSink
 from penstock.core.hub import Hub
-from penstock.core.ledger import Ledger, Recipients
+from penstock.core.ledger import Ledger
 from penstock.core.matching import matches
 from penstock.core.why import Why
 from penstock.doors.sps import Sps
@@ -43,6 +43,7 @@ from penstock.settings import HubSettings, LedgerSettings, ServerSettings, Setti
 from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft, Entry
 from tests.api.wire_forms import FORMS, Got, WireForm
+from tests.forgetful_ledger import ForgetsOne
 
 STREAMS = ("/a", "/b", "/c/d")
 WISHES = ("/a", "/a,/b", ">", "/c/*", "/a,/*")
@@ -319,13 +320,6 @@ class DeviceOwesTooLittle(DeviceWire):
 
     def owe(self, entries: Sequence[Entry], data: bytes, sent: int) -> None:
         super().owe(entries, data, len(data) - 1)
-
-
-class ForgetsOne(Ledger):
-    """The sabotage: the last of a group is missing from what the ledger says of it."""
-
-    def sent_to_all(self, who: Recipients, stream: str, first: int, last: int) -> None:
-        super().sent_to_all(Recipients(who[:-1]), stream, first, last)
 
 
 class ForgetsPositions(Hub):

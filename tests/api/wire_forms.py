@@ -22,7 +22,7 @@ class WireForm(NamedTuple):
     headers: str = ""
     query: tuple[tuple[str, str], ...] = ()
 
-    def request(self, name: str, wanted: str, after: int | None) -> bytes:
+    def request(self, name: str, wanted: str, after: int | None = None, token: str = "admin") -> bytes:
         """What opens a wire for the reader of that name; a device of sps is named by a number."""
         if self.door == "sps":
             asked = [("uid", name), ("tid", wanted), *self.query, *([] if after is None else [("o", after)])]
@@ -30,8 +30,8 @@ class WireForm(NamedTuple):
         else:
             asked = [("streams", wanted), ("consumer", name), *([] if after is None else [("after", after)])]
             target = f"/v1/tail?{urlencode(asked)}"
-        head = f"GET {target} HTTP/{self.version}\r\nHost: test\r\nAuthorization: Bearer admin\r\n{self.headers}\r\n"
-        return head.encode()
+        fields = f"Host: test\r\nAuthorization: Bearer {token}\r\n{self.headers}"
+        return f"GET {target} HTTP/{self.version}\r\n{fields}\r\n".encode()
 
 
 def lines(data: bytes) -> Got:

@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.ledger import Header, Recipient, _Columns, _encode, _Row
+from penstock.core.clock import ManualClock
+from penstock.core.ledger import Header, Ledger, Recipient, Recipients, _Columns, _encode, _Row
+from penstock.engines.memory import MemoryEngine
 from penstock.iceberg.files import arrow_schema
 from penstock.pipeline import ledger_rows
 from penstock.pipeline.jobs import ledger, rollup
 from penstock.wire.ledger import CheckedBatch, LedgerBatch, check_batch
 from penstock.wire.table_columns import TABLES
+from tests.forgetful_ledger import ForgetsOne
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -116,6 +119,25 @@ def test_folding_in_steps_gives_what_folding_at_once_gives() -> None:
     in_steps = ledger.fold_deliveries(pa.concat_tables(steps))
 
     assert sorted(map(repr, in_steps.to_pylist())) == sorted(map(repr, fold(decoded(one, two)).to_pylist()))
+
+
+@pytest.mark.parametrize("kind", [Ledger, ForgetsOne])
+async def test_a_group_becomes_a_delivery_for_each_of_its_members(kind: type[Ledger]) -> None:
+    group = Recipients([Recipient("v1", f"reader-{number:03}") for number in range(600)])
+    async with MemoryEngine() as engine:
+        recording = kind(engine.log, ManualClock(), node="n1")
+        await recording.open(engine.registry)
+        recording.sent_to_all(group, "/a", 5, 5)
+        recording.sent_to_all(Recipients(group[1:]), "/a", 6, 6)  # the first is slow
+        recording.sent_to_all(group, "/a", 7, 9)
+        await recording.flush()
+        bodies = [entry.body for entry in (await engine.log.read_after(("/_ledger",), 0)).entries if entry.body]
+
+    found = rows_of(fold(decoded(*bodies)), "first", "last", "recipient", "state")
+    all_of_them = [
+        (first, last, one.name, "sent") for first, last in ((5, 5), (6, 6), (7, 9)) for one in group[first == 6 :]
+    ]
+    assert (found == all_of_them) == (kind is Ledger)
 
 
 def test_sums_count_the_entries_of_an_interval_and_the_latency_of_its_last() -> None:
