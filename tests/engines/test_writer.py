@@ -78,6 +78,20 @@ async def test_publishes_wait_for_each_other_where_that_is_asked_for(tmp_path):
         assert [future.result().last.index for future in (first, second)] == [1, 2]
 
 
+async def test_as_many_as_a_group_holds_wait_for_nobody_however_they_came(tmp_path):
+    limits = Limits(gather_ms=60_000, group_jobs=10)
+    async with open_sqlite(tmp_path, node="n", options=SqliteOptions(limits=limits)) as engine:
+        writer = engine.log._writer
+        for count in (9, 10):
+            many = engine.log.append_many([("/s", b"x")] * 9)
+            assert len(writer._gathered) == 1
+            rest = [engine.log.append(one()) for _ in range(count - 8)]
+            # Handed over with the tenth; what comes after it waits for others again
+            assert len(writer._gathered) == count - 9
+            writer._hand_over()
+            await asyncio.gather(many, *rest)
+
+
 async def test_groups_are_cut_at_their_limit(tmp_path):
     async with open_sqlite(tmp_path, node="n", options=SqliteOptions(limits=Limits(group_jobs=3))) as engine:
         groups: list[int] = []

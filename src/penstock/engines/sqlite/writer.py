@@ -38,7 +38,7 @@ from penstock.values import Appended, Batch, Draft, Entry, PlainEvent
 
 DEFAULTS: Final = LogSettings()
 HAND_OVER_JOBS: Final = 128
-"""Jobs of one turn of the loop after which the writer begins with them, beside the rest of the turn."""
+"""Jobs of one turn of the loop, each of many counted, after which the writer begins, beside the rest of the turn."""
 
 T = TypeVar("T")
 
@@ -91,6 +91,7 @@ class SqliteWriter:
         self._faults, self._limits, self._damage, self._checkpointer = faults, limits, damage, checkpointer
         self._loop = asyncio.get_running_loop()
         self._gathered: list[WriterJob] = []  # in this turn of the loop, for the writer at its end
+        self._gathered_count = 0
         self._queue: SimpleQueue[list[WriterJob] | None] = SimpleQueue()
         self._waiting: deque[WriterJob] = deque()  # taken from the queue, and more than one group holds
         self._queued = self._queued_bytes = 0
@@ -164,9 +165,10 @@ class SqliteWriter:
             if not self._gathered:
                 self._loop.call_later(self._gather_seconds, self._hand_over)
             self._gathered.append(job)
+            self._gathered_count += job.count
             # A call other than an append (a confirmation, a lease) is waited for, so the writer begins at once.
             waited_for = job.batch is None and job.many is None
-            if len(self._gathered) >= self._enough or (waited_for and self._gather_seconds):
+            if self._gathered_count >= self._enough or (waited_for and self._gather_seconds):
                 self._hand_over()
         return job
 
@@ -177,7 +179,7 @@ class SqliteWriter:
         loop in the middle of its work, for a group of one.
         """
         if self._gathered:
-            jobs, self._gathered = self._gathered, []
+            jobs, self._gathered, self._gathered_count = self._gathered, [], 0
             self._queue.put(jobs)
 
     def _answer(self, jobs: Sequence[WriterJob], entries: Sequence[Entry]) -> None:
