@@ -17,7 +17,7 @@ from penstock.http.responses import LIVE, Response
 from penstock.http.routing import Route
 from penstock.http.websocket import WebSocket
 from penstock.testing import wait_until_async
-from penstock.wire.websocket import text_frame
+from penstock.wire.websocket_frames import text_frame
 from tests.http.wires import Peer, Site, on_uvloop, request, site
 
 HANDSHAKE = (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
 from penstock.errors import InputInvalid
-from penstock.wire import websocket
+from penstock.wire import websocket_frames as websocket
 
 
 @given(st.one_of(st.binary(max_size=200), st.integers(0, 70_000).map(bytes)))

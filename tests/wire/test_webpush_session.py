@@ -42,7 +42,7 @@ from penstock.wire.webpush_actions import (
 )
 from penstock.wire.webpush_session import PUSH_FINISH_SECONDS, PushSession
 from penstock.wire.webpush_session_delivery import ENDING, LEFT, OPEN, READ, SILENT, UNREAD
-from penstock.wire.websocket import text_frame
+from penstock.wire.websocket_frames import text_frame
 
 UAID = "a" * 32
 CHANNELS = [f"d9b74644-4f97-46aa-b8fa-{number:012x}" for number in range(2)]

@@ -25,7 +25,7 @@ from typing import Final, Self
 from urllib.parse import urlencode
 
 from penstock.client.http import ApiError, ServerUnreachable, parse_refusal
-from penstock.client.trickle_connections import Peer, StreamedAnswer, Upload
+from penstock.client.trickle_http import Peer, StreamedAnswer, Upload
 from penstock.wire import trickle
 from penstock.wire.retrying import RetryPolicy
 

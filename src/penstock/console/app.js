@@ -7,7 +7,7 @@ import { link, run, seconds } from "./stats.js";
 const VIEWS = [
   { id: "now", title: "Now", module: "./now.js" },
   { id: "streams", title: "Streams", module: "./streams.js" },
-  { id: "way", title: "Way", module: "./way.js" },
+  { id: "way", title: "Way", module: "./message_way.js" },
   { id: "recipients", title: "Recipients", module: "./recipients.js" },
   { id: "trouble", title: "Trouble", module: "./trouble.js" },
   { id: "pipeline", title: "Pipeline", module: "./pipeline.js" },

@@ -12,7 +12,7 @@ from penstock.http.routing import Match, Route
 from penstock.http.shared import Shared
 from penstock.limits import URL_BYTES
 from penstock.wire import http_responses
-from penstock.wire.websocket import handshake_answer, offered_subprotocols
+from penstock.wire.websocket_frames import handshake_answer, offered_subprotocols
 
 log = logging.getLogger("penstock.http")
 _CLOSE, _KEEP = b"Connection: close\r\n", b"Connection: keep-alive\r\n"

@@ -3,7 +3,7 @@
 Frames are read by websockets' `ServerProtocol`. It weighs some 4 KB, and between two messages it knows
 nothing that a fresh one would not know; so an idle WebSocket has none. The one that the listener keeps is
 lent to whoever receives bytes, and stays with a connection only while a frame or a message is incomplete,
-or the closing handshake is under way. Outgoing frames are encoded once for all receivers (`wire/websocket.py`).
+or the closing handshake is under way. Outgoing frames are encoded once for all receivers (`wire/websocket_frames.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 
 from penstock.http.output import EXPIRED, Pipe, Tap
 from penstock.limits import FRAGMENTS
-from penstock.wire.websocket import PING_FRAME
+from penstock.wire.websocket_frames import PING_FRAME
 
 log = logging.getLogger("penstock.http")
 _quiet = logging.getLogger("penstock.http.frames")
@@ -90,7 +90,7 @@ class WebSocket(Tap):
         self._code = int(CloseCode.ABNORMAL_CLOSURE)
 
     send_frame = Tap.put
-    """Queue a frame that is encoded already (`wire.websocket.text_frame`), shared with other receivers."""
+    """Queue a frame that is encoded already (`wire.websocket_frames.text_frame`), shared with other receivers."""
 
     def ping(self) -> None:
         """Ask for a sign of life; the owner hears `ponged`."""

@@ -45,7 +45,7 @@ from penstock.wire.webpush_actions import (
     SubscribeBroadcasts,
 )
 from penstock.wire.webpush_session_delivery import ENDING, LEFT, OPEN, SILENT, UNREAD, DeliveringSession
-from penstock.wire.websocket import text_frame
+from penstock.wire.websocket_frames import text_frame
 
 PUSH_FINISH_SECONDS: Final = 2
 """For what a user agent said just before its connection ended, and for what waits when the server stops. Over it: the

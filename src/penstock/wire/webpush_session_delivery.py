@@ -46,7 +46,7 @@ from penstock.wire.webpush_actions import (
     Signal,
     Unacked,
 )
-from penstock.wire.websocket import text_frame
+from penstock.wire.websocket_frames import text_frame
 
 _ACK_REASONS = {101: "decryption_failed", 102: "not_delivered"}
 

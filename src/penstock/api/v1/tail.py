@@ -17,7 +17,7 @@ from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Response
 from penstock.limits import RECIPIENT_BYTES
 from penstock.wire.http_chunks import chunk
-from penstock.wire.websocket import text_frame
+from penstock.wire.websocket_frames import text_frame
 
 _HEADERS = (("Content-Type", "application/x-ndjson"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 _GAP = an_object(gap=an_object(**{"from": INTEGER, "to": INTEGER}))

@@ -18,7 +18,7 @@ from penstock.http.websocket import WebSocket
 from penstock.limits import CONFIRM_BYTES, CONFIRMS
 from penstock.wire import msgstream
 from penstock.wire.msgstream_actions import Numbered
-from penstock.wire.websocket import text_frame
+from penstock.wire.websocket_frames import text_frame
 
 HEADERS: Final = (("Pragma", "no-cache"), ("Cache-Control", "no-store"))
 EMPTY: Final = Response(204, headers=HEADERS)

@@ -33,7 +33,7 @@ from penstock.wire.vapid import parse_origin
 from penstock.wire.webpush import SUBPROTOCOL
 from penstock.wire.webpush_actions import PushSessionRules
 from penstock.wire.webpush_tokens import KEYS_RECORD, EndpointTokens
-from penstock.wire.websocket import offered_subprotocols
+from penstock.wire.websocket_frames import offered_subprotocols
 
 DOOR = "webpush"
 _SWEEP_SECONDS = 60.0
