@@ -24,8 +24,8 @@ from bench.rig.report import Figure, Report, arguments, median, reporting, say, 
 from bench.rig.requests import event
 from penstock.core.log import prepare
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
-from penstock.engines.jetstream.cells import drop_stream
 from penstock.engines.jetstream.connection import ELECTING_SECONDS
+from penstock.engines.jetstream.newest_messages import drop_stream
 from penstock.http.event_loop import run_loop
 from penstock.settings import LogSettings
 from penstock.testing.nats import NatsCluster, start_nats

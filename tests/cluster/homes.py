@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from penstock.core.clock import Clock, ManualClock
 from penstock.engines.jetstream.bus import NatsBus
-from penstock.engines.jetstream.cells import Home
 from penstock.engines.jetstream.connection import NatsConnection
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
+from penstock.engines.jetstream.newest_messages import Home
 from penstock.engines.jetstream.registry import JetStreamRegistry
 from penstock.testing import NatsCluster
 

@@ -98,7 +98,7 @@ async def test_an_engine_waits_for_servers_that_are_still_electing(
             return await api(connection, subject, question, within=within)
 
         monkeypatch.setattr(NatsConnection, "api", noted)
-        monkeypatch.setattr("penstock.engines.jetstream.cells._TRY_SECONDS", 0.2)
+        monkeypatch.setattr("penstock.engines.jetstream.newest_messages._TRY_SECONDS", 0.2)
         # Given servers without a majority, of which nobody answers for the log
         leader = nats.leader_of("penstock_log")
         left, other = (server for server in nats.servers if server is not leader)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engines.jetstream.cells import ask
 from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, NatsConnection, header, status
 from penstock.engines.jetstream.frames import NatsMessage
+from penstock.engines.jetstream.newest_messages import ask
 from penstock.testing.nats import NatsCluster
 
 EXPECT = b"Nats-Expected-Last-Subject-Sequence: %d\r\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core.clock import ManualClock
 from penstock.engines.jetstream import JetStreamEngine, open_jetstream
-from penstock.engines.jetstream.cells import drop_stream
+from penstock.engines.jetstream.newest_messages import drop_stream
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import OperatorError, PenstockError, Trimmed
 from penstock.settings import LogSettings

@@ -1,7 +1,7 @@
 // The shell: which views there are, which one the address names, and whether we may come in.
 
 import { h, notice, problem, state, timeOfDay, token } from "./kit.js";
-import { link, run, seconds } from "./stats.js";
+import { link, run, seconds } from "./server_link.js";
 
 /** Every view: `#/<id>` shows what `module` exports as `mount(root, {path, query, signal})`. */
 const VIEWS = [

@@ -1,7 +1,7 @@
 // Charts of the last fifteen minutes. A new one is one more call of `chart` in a view.
 
 import { h, timeOfDay } from "./kit.js";
-import { follow, seconds } from "./stats.js";
+import { follow, seconds } from "./server_link.js";
 import uPlot from "./vendor/uPlot.js";
 
 const MOST = 15 * 60;

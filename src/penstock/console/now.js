@@ -3,7 +3,7 @@
 import { chart } from "./charts.js";
 import { DOORS, isOpen } from "./doors.js";
 import { api, count, duration, h, notice, rate, short, svg, timeOfDay } from "./kit.js";
-import { follow, mean, newest, seconds, sum } from "./stats.js";
+import { follow, mean, newest, seconds, sum } from "./server_link.js";
 import { sampleTraffic } from "./sample_traffic.js";
 
 export async function mount(root, { signal }) {

@@ -33,7 +33,7 @@ from penstock.engines.jetstream.batch_planning import AppendGroup, HeadMissing, 
 from penstock.engines.jetstream.connection import JetStreamRefused, read_ack
 from penstock.engines.jetstream.entry_messages import row
 from penstock.engines.jetstream.idempotency_keys import KnownAnswers, NotKnown
-from penstock.engines.jetstream.store import Store
+from penstock.engines.jetstream.log_stream import Store
 from penstock.engines.jetstream.stream_heads import KnownHeads, load
 from penstock.engines.repeats import addresses
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError, TooLarge

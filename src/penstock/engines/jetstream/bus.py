@@ -7,9 +7,9 @@ that it has it. A node that is stopped in the middle counts as not listening aft
 from __future__ import annotations
 
 from penstock.core.bus import Receivers
-from penstock.engines.jetstream.cells import Home
 from penstock.engines.jetstream.connection import header
 from penstock.engines.jetstream.frames import NatsMessage
+from penstock.engines.jetstream.newest_messages import Home
 from penstock.engines.jetstream.subject_tokens import text_of, token
 from penstock.errors import EngineGone
 

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.core.change_watch import MailboxChange, RecordChange
-from penstock.engines.jetstream.cells import Cells, CellsMissing, Home, api
 from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, status
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
+from penstock.engines.jetstream.newest_messages import Cells, CellsMissing, Home, api
 from penstock.engines.jetstream.subject_tokens import key_of, path, text_of
 from penstock.errors import EngineGone
 

@@ -9,14 +9,14 @@ from typing import Self
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
 from penstock.engines.jetstream.bus import NatsBus
-from penstock.engines.jetstream.cells import Home
 from penstock.engines.jetstream.changes import JetStreamChanges
 from penstock.engines.jetstream.connection import NatsConnection
 from penstock.engines.jetstream.export import JetStreamExport
 from penstock.engines.jetstream.log import JetStreamLog
+from penstock.engines.jetstream.log_stream import Store, make_stream
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
+from penstock.engines.jetstream.newest_messages import Home
 from penstock.engines.jetstream.registry import JetStreamRegistry
-from penstock.engines.jetstream.store import Store, make_stream
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.errors import ConfigInvalid, InputInvalid
 from penstock.settings import LogSettings

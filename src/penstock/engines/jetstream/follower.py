@@ -18,7 +18,7 @@ from penstock.core.background import Background, Loop
 from penstock.engines.jetstream import frames
 from penstock.engines.jetstream.connection import ELECTING_SECONDS, JetStreamRefused, NatsConnection, header, status
 from penstock.engines.jetstream.entry_messages import LogRow, Side, row, side
-from penstock.engines.jetstream.store import Store
+from penstock.engines.jetstream.log_stream import Store
 from penstock.errors import EngineGone
 
 log = logging.getLogger("penstock.jetstream")

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from penstock.engines.jetstream.entry_messages import row
-from penstock.engines.jetstream.store import Store, Stored
+from penstock.engines.jetstream.log_stream import Store, Stored
 from penstock.engines.repeats import (
     Address,
     Owner,

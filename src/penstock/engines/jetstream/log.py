@@ -18,13 +18,13 @@ from penstock.core.stamp import check_batch
 from penstock.core.wanted_streams import WantedStreams
 from penstock.engines.jetstream import tombstones
 from penstock.engines.jetstream.appending import Appender
-from penstock.engines.jetstream.cells import PATIENCE_SECONDS
 from penstock.engines.jetstream.connection import REQUEST_SECONDS
 from penstock.engines.jetstream.entry_messages import HEAD, LogRow, Side, row
 from penstock.engines.jetstream.follower import Follower, Message
+from penstock.engines.jetstream.log_stream import Store
+from penstock.engines.jetstream.newest_messages import PATIENCE_SECONDS
 from penstock.engines.jetstream.reading import JetStreamReader, View
 from penstock.engines.jetstream.retention import JetStreamRetention
-from penstock.engines.jetstream.store import Store
 from penstock.engines.jetstream.stream_heads import KnownHead, KnownHeads, SortedNames, load
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.errors import CallerError, EngineGone, NotFound, Trimmed

@@ -27,7 +27,7 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.months import check_month
 from penstock.engines.checks import check_position, check_recipient, check_room, weight
-from penstock.engines.jetstream.cells import (
+from penstock.engines.jetstream.newest_messages import (
     EXPIRES,
     PATIENCE_SECONDS,
     Cell,

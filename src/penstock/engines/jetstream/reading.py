@@ -14,7 +14,7 @@ from penstock.core.clock import Clock
 from penstock.core.matching import matches
 from penstock.core.names import is_exact
 from penstock.engines.jetstream.entry_messages import HEAD, LogRow, row
-from penstock.engines.jetstream.store import PAGE_MESSAGES, Store
+from penstock.engines.jetstream.log_stream import PAGE_MESSAGES, Store
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.engines.pages import fitting, page_of_stream, shown
 from penstock.errors import InputInvalid, NotFound, Trimmed

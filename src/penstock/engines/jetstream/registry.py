@@ -18,7 +18,16 @@ from contextlib import suppress
 from penstock.core.clock import Clock
 from penstock.core.registry import NEW
 from penstock.engines.checks import check_record
-from penstock.engines.jetstream.cells import EXPIRES, PATIENCE_SECONDS, Cell, Cells, Home, Stale, Unsure, Write
+from penstock.engines.jetstream.newest_messages import (
+    EXPIRES,
+    PATIENCE_SECONDS,
+    Cell,
+    Cells,
+    Home,
+    Stale,
+    Unsure,
+    Write,
+)
 from penstock.engines.jetstream.subject_tokens import key_of, path
 from penstock.errors import EngineGone, VersionMismatch
 from penstock.limits import PAGE_ENTRIES

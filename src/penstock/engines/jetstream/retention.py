@@ -23,7 +23,7 @@ from penstock.engines.jetstream.append_order import GROUP_MESSAGES
 from penstock.engines.jetstream.connection import JetStreamRefused
 from penstock.engines.jetstream.entry_messages import LogRow, head_facts, payload, row, side_payload
 from penstock.engines.jetstream.frames import NatsMessage
-from penstock.engines.jetstream.store import Store
+from penstock.engines.jetstream.log_stream import Store
 from penstock.engines.jetstream.stream_heads import KnownHead, KnownHeads, load
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.values import Kind

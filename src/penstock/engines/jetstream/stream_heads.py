@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.core.matching import matches
 from penstock.engines.jetstream.entry_messages import row
-from penstock.engines.jetstream.store import Store
+from penstock.engines.jetstream.log_stream import Store
 from penstock.values import Head
 
 KNOWN_STREAMS: Final = 200_000

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.engines.jetstream.entry_messages import Facts, LogRow
-from penstock.engines.jetstream.store import Store
+from penstock.engines.jetstream.log_stream import Store
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):

@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from penstock.core.background import Background, Loop
 from penstock.core.bus import Receivers
 from penstock.core.change_watch import MailboxChange, RecordChange
-from penstock.core.export import Block, ExportRange
 from penstock.core.mailbox import Mailbox
 from penstock.core.metering import Sample
 from penstock.core.registry import Registry
 from penstock.engines.local.framed_socket import BEAT_SECONDS, SocketPath
 from penstock.engines.local.frames import LogFrame, Welcome
 from penstock.engines.local.worker_calls import GONE, LogCalls, Remote, connect
+from penstock.engines.local.worker_export import WorkerExport
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.errors import PenstockError
 from penstock.settings import LogSettings
@@ -179,36 +178,6 @@ class WorkerChanges:
             "look", tuple[list[RecordChange], list[MailboxChange]], prefixes
         )
         return found
-
-
-class WorkerExport:
-    """`core.export.Export` of a worker: the pieces come one by one, each when it is asked for."""
-
-    def __init__(self, link: LogCalls) -> None:
-        self._link, self._numbers = link, count(1)
-
-    async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
-        found: list[Block] = await self._link.call("blocks", list[Block], after, upto, step)
-        return found
-
-    async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
-        number, call = next(self._numbers), self._link.call
-        asked = call("export_open", None, number, wanted)
-        try:
-            await asked
-            asked = call("export_next", bytes | None, number)
-            while (piece := await asked) is not None:
-                yield piece
-                asked = call("export_next", bytes | None, number)
-        finally:  # after the piece that is being made: what is at work cannot be closed
-            asked.add_done_callback(lambda _: self._close_export(number))
-
-    def _close_export(self, number: int) -> None:
-        if self._link.is_open:
-            self._link.call("export_close", None, number)
-
-    async def close(self) -> None:
-        return None
 
 
 def open_worker_engine(

@@ -9,10 +9,10 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.registry import NEW
-from penstock.engines.jetstream.cells import Cells
 from penstock.engines.jetstream.connection import NatsConnection, PubAck
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
+from penstock.engines.jetstream.newest_messages import Cells
 from penstock.engines.jetstream.subject_tokens import key_of, path
 from penstock.errors import ConfigInvalid, EngineGone, TooLarge, VersionMismatch
 from penstock.testing import NatsCluster, wait_until_async

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.engines.jetstream.cells import AWAY, CellsMissing, api, ask
 from penstock.engines.jetstream.connection import (
     ELECTING_SECONDS,
     REQUEST_SECONDS,
@@ -26,6 +25,7 @@ from penstock.engines.jetstream.connection import (
 )
 from penstock.engines.jetstream.entry_messages import LogRow, row
 from penstock.engines.jetstream.frames import NatsMessage
+from penstock.engines.jetstream.newest_messages import AWAY, CellsMissing, api, ask
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.errors import ConfigInvalid, EngineGone
 
