@@ -11,7 +11,7 @@ import pytest
 from penstock.core.export import ExportRange, Selection
 from penstock.engines.local.contracts import PAGE
 from penstock.engines.local.served_worker import ServedWorker
-from penstock.engines.local.worker_engine import WorkerExport
+from penstock.engines.local.worker_export import WorkerExport
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft
 from penstock.wire.table_columns import NAMES
