@@ -34,7 +34,7 @@ NAME_BYTES: Final = 512
 """Bytes of a stream name: it is part of every cursor and of JetStream subjects. Over it: 400."""
 
 NAME_LEVELS: Final = 16
-"""Levels of a stream name: matching costs one step per level. Over it: 400."""
+"""Levels of a stream name: a look-up goes level by level. Over it: 400."""
 
 LEVEL_BYTES: Final = 128
 """Bytes of one level of a name. Over it: 400."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +18,16 @@ from tests.api.client import Reply, ask
 from tests.faults.sending import Line
 
 FINE = {501, 503, 505}  # of the answers from 500 on: unknown method, busy, unknown version
+
+
+@contextmanager
+def standing_still(server: RunningServer) -> Iterator[None]:
+    """Have the server find all that is sent in the block at once, in one turn of its loop."""
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
 
 
 class Hostile:

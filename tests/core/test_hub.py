@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core import hub as hub_module
+from penstock.core import recent_entries
 from penstock.core.fanout import MANY, Round
 from penstock.core.feed import Feed, take_if_room
-from penstock.core.hub import Hub
+from penstock.core.hub import Find, Hub
 from penstock.core.ledger import Recipient
 from penstock.core.log import Log
 from penstock.core.matching import matches
@@ -21,8 +23,9 @@ from penstock.settings import HubSettings
 from penstock.testing.waiting import TooLate, wait_until_async
 from penstock.values import Batch, Draft, Entry, Kind
 
-STREAMS = ("/a", "/b", "/c/d")
-PATTERNS = [("/a",), ("/a", "/b"), (">",), ("/c/*",)]
+DEEP = "/c/d/e/f/g/h/i/j"
+STREAMS = ("/a", "/b", "/c/d", DEEP)
+PATTERNS = [("/a",), ("/a", "/b"), (">",), ("/c/*",), ("/a", "/c/*/e/f/g/h/i/*")]
 
 
 class Reader:
@@ -219,6 +222,27 @@ async def test_changing_the_patterns_takes_effect_at_once() -> None:
         assert [entry.stream for entry in reader.got] == ["/b", "/c/d"]
 
 
+@pytest.mark.parametrize("full", [False, True])
+async def test_a_feed_may_change_to_patterns_that_are_looked_for_in_turn_and_back(full: bool) -> None:
+    async with MemoryEngine() as engine, Hub(engine.log) as hub:
+        reader, quick, slow = Reader(), ("/c/d/>",), ("/c/*/e/f/g/h/*/j",)
+        feed = hub.start(reader, quick)
+        await publish(engine, "/a", DEEP)
+        for patterns in (slow, slow, quick, slow):
+            reader.full = full
+            await publish(engine, DEEP, "/a")
+            feed.change(patterns)
+            await publish(engine, "/b", DEEP)
+            reader.full = False
+            feed.resume()
+            await settle(feed)
+
+        assert reader.ids == await expected(engine, (DEEP,), 0)
+        assert hub.readers(DEEP) == [feed]
+        feed.stop()
+        assert hub.readers(DEEP) == []
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.lists(st.sampled_from(STREAMS), min_size=1, max_size=4)),
@@ -233,11 +257,14 @@ steps = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(steps, st.integers(1, 6), st.integers(1, 12), st.integers(1, 3))
+@given(steps, st.integers(1, 6), st.integers(1, 12), st.integers(1, 3), st.integers(1, 8))
 def test_no_interleaving_makes_a_gap_or_a_duplicate(
-    script: list[tuple[str, object]], tail: int, recent: int, at_once: int
+    script: list[tuple[str, object]], tail: int, recent: int, at_once: int, looked_at: int
 ) -> None:
-    asyncio.run(_play(script, tail, recent, Hub, at_once))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub_module, "LOOKED_AT", looked_at)
+        patch.setattr(recent_entries, "LOOKED_AT", looked_at)
+        asyncio.run(_play(script, tail, recent, Hub, at_once))
 
 
 async def _play(
@@ -295,6 +322,21 @@ def test_the_property_finds_a_hub_with_a_gap_in_its_seam() -> None:
         asyncio.run(_play(script, 2, 2, GappyHub))
 
 
+class StillHub(Hub):
+    """The sabotage: it does not look again for those who are offered nothing."""
+
+    def _listen(self, feed: Feed, patterns: tuple[str, ...]) -> None:
+        super()._listen(feed, patterns)
+        self._in_turn.look_again = lambda: None  # type: ignore[method-assign]
+
+
+def test_the_property_finds_a_hub_that_does_not_look_again() -> None:
+    script = [("start", (PATTERNS[-1], 0)), ("publish", [DEEP])]
+    asyncio.run(_play(script, 2, 2, Hub))
+    with pytest.raises(AssertionError):
+        asyncio.run(_play(script, 2, 2, StillHub))
+
+
 class HastyHub(Hub):
     """The sabotage: what comes next takes the place of what not everyone has had yet."""
 
@@ -311,9 +353,9 @@ def test_the_property_finds_a_hub_that_does_not_finish_its_rounds() -> None:
 class OvertakingHub(Hub):
     """The sabotage: what few want overtakes what is on its way to many."""
 
-    def _offer_besides(self, wanted: Sequence[Entry], turn: Round) -> None:
+    def _offer_besides(self, wanted: Sequence[Entry], turn: Round, find: Find) -> None:
         for entry in wanted:
-            self._offer(entry, list(self._interest.find(entry.stream)))
+            self._offer(entry, list(find(entry.stream)))
         self._flush_woken()
 
 

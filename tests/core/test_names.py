@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.core.matching import Interest, covers, matches
+from penstock.core.matching import Interest, covers, is_quick, matches, quick_cover
 from penstock.core.names import (
     SYSTEM_STREAMS,
     announces_children,
@@ -22,6 +23,7 @@ from penstock.core.names import (
     parent,
 )
 from penstock.errors import NameInvalid
+from penstock.limits import NAME_LEVELS
 
 levels = st.sampled_from(["a", "b", "_sub", "users"])
 names = st.lists(levels, min_size=1, max_size=4).map(lambda parts: "/" + "/".join(parts))
@@ -103,6 +105,60 @@ def test_what_was_removed_is_not_found(asked: list[str], name: str, data: st.Dat
     interest.remove(asked[gone], gone)
 
     assert set(interest.find(name)) == {m for m, p in enumerate(asked) if m != gone and matches(p, name)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cover"),
+    [
+        ("/a/b/c/d/e/f/*", ""),
+        ("/*/*/*/*/*/*/g/h", ""),
+        ("/*/>", ""),
+        ("/*/b/c/d/e/f/*", "/*/b/c/d/e/f/>"),
+        ("/a/b/c/d/e/f/*/h/*/>", "/a/b/c/d/e/f/>"),
+        ("/_a/b/c/d/e/f/*/h/*", "/_a/b/c/d/e/f/>"),
+        ("/a/b/c/d/e/f/g/_h/*/*", "/a/b/c/d/e/f/g/_h/>"),
+        ("/a/b/c/d/e/f/*/*/_h", "/a/b/c/d/e/f/*/*/_h"),
+    ],
+)
+def test_patterns_that_take_long_have_a_cover_that_does_not(pattern: str, cover: str) -> None:
+    assert is_quick(pattern) is (cover == "")
+    assert quick_cover(pattern) == (cover or pattern)
+
+
+deep = st.lists(st.sampled_from(["a", "b", "_c"]), min_size=6, max_size=9).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(deep, st.sets(st.integers(0, 9)), st.booleans())
+def test_a_cover_matches_all_that_the_pattern_matches(name: str, stars: set[int], rest: bool) -> None:
+    levels = ["*" if place in stars and level != "_c" else level for place, level in enumerate(name[1:].split("/"))]
+    pattern = "/" + "/".join([*levels[:-1], ">"] if rest and levels[-1] != "_c" else levels)
+
+    assert matches(pattern, name)
+    assert matches(quick_cover(pattern), name)
+
+
+def test_any_number_of_quick_patterns_is_looked_for_in_few_places() -> None:
+    looks = 0
+
+    class Counted(dict):  # type: ignore[type-arg]
+        def get(self, key: str, default: object = None) -> object:
+            nonlocal looks
+            looks += 1
+            return super().get(key, default)
+
+    interest: Interest[int] = Interest()
+    for levels in product("a*", repeat=NAME_LEVELS - 1):
+        pattern = "/" + "/".join(levels) + "/z"
+        if is_quick(pattern):
+            interest.add(pattern, 1)
+    waiting = [interest._patterns]
+    while waiting:
+        level = waiting.pop()
+        waiting += level.below.values()
+        level.below = Counted(level.below)
+
+    assert list(interest.find("/a" * NAME_LEVELS)) == []
+    assert 700 < looks / 2 <= 822
 
 
 @given(patterns | names, patterns | names, names)

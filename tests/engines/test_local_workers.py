@@ -132,6 +132,38 @@ async def test_what_nobody_wants_any_more_is_not_sent_any_more(tmp_path: Path) -
         assert told == [b"1", b"2"]
 
 
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long to look up is looked up as it is."""
+    monkeypatch.setattr(served_worker, "quick_cover", lambda pattern: pattern)
+
+
+@pytest.mark.parametrize("sabotage", [None, narrow])
+async def test_a_pattern_that_takes_long_to_look_up_is_looked_up_as_a_wider_one(
+    tmp_path, sabotage, monkeypatch
+) -> None:
+    if sabotage:
+        sabotage(monkeypatch)
+    async with started(tmp_path) as machine:
+        a, b = await machine.worker("a"), await machine.worker("b")
+        hub, readers, told = await machine.hub(b), [Reader(), Reader()], []
+        b.log.followers.add(lambda entries: told.extend(data_of(entries)))
+        feeds = [hub.start(readers[0], ("/1/2/*/4/5/6/*",)), hub.start(readers[1], ("/1/2/*/4/5/6/x/*",))]
+        await a.log.append(one("/1/2/3/4/5/6/y/z", b"of neither"))
+        await a.log.append(one("/1/2/3/4/5/6/7", b"1"))
+        await wait_until_async(lambda: readers[0].got == [b"1"])
+        assert told == ([b"1"] if sabotage else [b"of neither", b"1"])
+        feeds[0].stop()
+        await a.log.append(one("/1/2/3/4/5/6/x/8", b"2"))
+        await wait_until_async(lambda: readers[1].got == [b"2"])
+        feeds[1].stop()
+        await b.registry.get("x")  # an answer comes after all that was said before
+        await a.log.append(one("/1/2/3/4/5/6/7", b"3"))
+        await wait_until_async(lambda: b.log.followed == a.log.followed)
+
+        assert told[-1] == b"2"
+        assert readers[0].got == [b"1"]
+
+
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Believes to be sent what it wants as soon as it has asked."""
     monkeypatch.setattr(WorkerLog, "since", lambda self, pattern: 0)

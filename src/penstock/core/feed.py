@@ -42,6 +42,8 @@ class Selected(NamedTuple):
     entries: list[Entry]
     size: int  # bytes of their bodies
     complete: bool
+    upto: int  # if these are not all: up to this id they are
+    looked_at: int = 0  # entries, to find these by patterns
 
 
 class Sink(Protocol):
@@ -368,6 +370,23 @@ class Feed:
             self._waiting, self.behind = None, True
             self._hub.enqueue(self)
 
+    # ── as one of `core/feeds_in_turn.py` ─────────────────────────────────────────────────────
+
+    def serve_in_turn(self) -> None:
+        """Be offered nothing from now on. What waits for a slow reader is read again, by the patterns of that time."""
+        self.leave_seat()
+        if self._waiting is not None:
+            self._fall_behind()
+        elif not self.behind:
+            self._offered = self._hub.position
+        self.seat = -1
+
+    def look_again(self) -> None:
+        """There may be something new for it."""
+        if not self.behind:
+            self.position, self.behind = self._offered, True
+            self._hub.enqueue(self)
+
     # ── called by the hub while the feed is behind ────────────────────────────────────────────
 
     @property
@@ -395,7 +414,7 @@ class Feed:
         """
         wanted = [entry for entry in recent.entries if self.wants(entry)]
         if not recent.complete:
-            self.take_page(wanted, recent.entries[-1].id)
+            self.take_page(wanted, recent.upto)
             return
         self.behind = False
         self._offered = position

@@ -3,7 +3,8 @@
 The hub keeps the most recent entries in memory, bounded by count and by bytes. A reader that was away for a
 moment, or thousands of them at once, catch up from there, without a read of the disk. A feed that is further
 behind waits in one line; a few tasks take feeds from that line and read a page for each. So a slow reader
-costs one place in that line, and has no queue of its own.
+costs one place in that line, and has no queue of its own. So does one whose patterns take long to look up: it comes
+into that line whenever there is something new (`feeds_in_turn.py`).
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from penstock.core.fanout import ABSENT, MANY, Round, RoundPart, Seats
 from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
+from penstock.core.feeds_in_turn import FeedsInTurn
 from penstock.core.log import Log
-from penstock.core.matching import Interest
+from penstock.core.matching import Interest, is_quick
 from penstock.core.names import is_exact
-from penstock.core.recent_entries import RecentEntries
+from penstock.core.recent_entries import LOOKED_AT, RecentEntries
 from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import PenstockError, Trimmed
 from penstock.settings import HubSettings
@@ -46,6 +48,8 @@ DEFAULTS = HubSettings()
 F = TypeVar("F", bound=Feed)
 Allow = Callable[[Entry], bool]
 """Whether a reader may be given an entry."""
+Find = Callable[[str], Collection[Feed]]
+"""Who is offered what comes into a stream."""
 
 
 class Hub:
@@ -59,6 +63,8 @@ class Hub:
         self._log, self._alone = source, alone
         self._wanted = WantedStreams(moved=self._moved) if selective else None
         self._interest: Interest[Feed] = Interest()
+        self._in_turn = FeedsInTurn()
+        self._looked_at = 0  # entries, in this turn of the loop, to find what patterns cover
         self._feeds: dict[Feed, None] = {}
         self._limits = settings.recent, settings.recent_bytes
         self._recent = RecentEntries(*self._limits, source.followed)
@@ -109,7 +115,7 @@ class Hub:
 
     def readers(self, stream: str) -> list[Feed]:
         """The feeds that want what comes into *stream*, each once."""
-        return list(dict.fromkeys(self._interest.find(stream)))
+        return list(dict.fromkeys([*self._interest.find(stream), *self._in_turn.find(stream)]))
 
     @property
     def waiting_line(self) -> int:
@@ -156,12 +162,12 @@ class Hub:
         if isinstance(feed.allow, _Unseen):
             self._unseen[feed] = feed.allow
         self._feeds[feed] = None
-        for pattern in feed.patterns:
-            self._add_interest(pattern, feed)
+        self._listen(feed, feed.patterns)
         if self._wanted is not None:
             self._wanted.add(*set(feed.patterns))
         try:
-            self._join(feed)
+            if self._looked_at < LOOKED_AT or all(map(is_exact, feed.patterns)):
+                self._join(feed)
         except Exception as error:  # noqa: BLE001
             self._end(feed, error)
         if feed.can_step:
@@ -176,15 +182,36 @@ class Hub:
         self._finish_round()
         self._flush_woken()
         self._forget_ahead(feed)
-        for pattern in set(feed.patterns) - set(patterns):
-            self._remove_interest(pattern, feed)
-        for pattern in patterns:
-            self._add_interest(pattern, feed)
+        if feed in self._in_turn or not all(map(is_quick, patterns)):
+            self._listen_no_more(feed)
+        else:
+            for pattern in set(feed.patterns) - set(patterns):
+                self._remove_interest(pattern, feed)
+        self._listen(feed, patterns)
         if self._wanted is not None:
             self._wanted.add(*set(patterns))
             self._wanted.remove(*set(feed.patterns))
             if self._wanted.since(patterns) > self.position:
                 feed.wait_for_page()
+
+    def _listen(self, feed: Feed, patterns: tuple[str, ...]) -> None:
+        """Have a feed offered what these cover, or look for it in turn."""
+        if all(map(is_quick, patterns)):
+            for pattern in patterns:
+                self._add_interest(pattern, feed)
+        else:
+            seat = feed.seat
+            feed.serve_in_turn()
+            if seat >= 0:
+                self._seats.give_up(seat)
+            self._in_turn.add(feed, patterns)
+
+    def _listen_no_more(self, feed: Feed) -> None:
+        if feed in self._in_turn:
+            self._in_turn.remove(feed)
+        else:
+            for pattern in feed.patterns:
+                self._remove_interest(pattern, feed)
 
     def _add_interest(self, pattern: str, feed: Feed) -> None:
         self._interest.add(pattern, feed)
@@ -207,8 +234,7 @@ class Hub:
         if unseen := self._unseen.pop(feed, None):
             unseen.forget()
         self._feeds.pop(feed, None)
-        for pattern in feed.patterns:
-            self._remove_interest(pattern, feed)
+        self._listen_no_more(feed)
         if self._wanted is not None:
             self._wanted.remove(*set(feed.patterns))
         if feed.seat >= 0:
@@ -243,15 +269,16 @@ class Hub:
 
     def _follow(self, entries: Sequence[Entry]) -> None:
         """Offer what was just appended; then give each woken feed all of it at once."""
-        find = self._interest.find
+        find: Find = self._interest.find if len(entries) == 1 else FoundReaders(self._interest.find).__getitem__
         self._recent.extend(entries)
         self.forgotten = self._recent.after
+        self._in_turn.look_again()
         wanted = entries if len(entries) == 1 else [entry for entry in entries if find(entry.stream)]
         if self._round is None:
-            self._offer_newest(wanted, entries[-1].id)
+            self._offer_newest(wanted, entries[-1].id, find)
         elif sum([len(find(entry.stream)) for entry in wanted]) < self._seats.many:
             self.position = entries[-1].id
-            self._offer_besides(wanted, self._round)
+            self._offer_besides(wanted, self._round, find)
         else:  # more than can be written comes: it is gathered for each wire, and written when its turn comes
             self._finish_round()
             self.position = entries[-1].id
@@ -260,10 +287,10 @@ class Hub:
             self._flush_woken()
             self.offered = self.position
 
-    def _offer_newest(self, wanted: Sequence[Entry], position: int) -> None:
+    def _offer_newest(self, wanted: Sequence[Entry], position: int, find: Find) -> None:
         """Offer entries, and begin a round with those that go to many at once."""
         self.position = position
-        parts = self._parts(wanted)
+        parts = self._parts(wanted, find)
         if parts:
             self._round = Round(parts, self._seats)
             self.offered = self._round.first - 1
@@ -272,14 +299,13 @@ class Hub:
             self._flush_woken()
             self.offered = position
 
-    def _parts(self, wanted: Sequence[Entry]) -> list[RoundPart]:
+    def _parts(self, wanted: Sequence[Entry], find: Find) -> list[RoundPart]:
         """The parts of a new round: which block gets which entries. What cannot wait for a round is offered here."""
-        find = self._interest.find
         made = next((place for place, entry in enumerate(wanted) if entry.index is not None), len(wanted))
         together: dict[str, list[Entry]] = {}
         for entry in wanted[made:]:
             together.setdefault(entry.stream, []).append(entry)
-        several = self._in_several(together) if 1 < len(together) <= TOGETHER else None
+        several = self._in_several(together, find) if 1 < len(together) <= TOGETHER else None
         if len(together) > 1 and several is None:
             made = len(wanted) - 1
             together = {wanted[-1].stream: [wanted[-1]]}
@@ -294,9 +320,9 @@ class Hub:
             for block in self._seats.blocks(stream, find)
         ]
 
-    def _in_several(self, streams: Iterable[str]) -> set[Feed] | None:
+    def _in_several(self, streams: Iterable[str], find: Find) -> set[Feed] | None:
         """Feeds that want more than one of *streams*. None if no stream has many readers besides these feeds."""
-        readers = [set(self._interest.find(stream)) for stream in streams]
+        readers = [set(find(stream)) for stream in streams]
         seen: set[Feed] = set()
         several: set[Feed] = set()
         for some in readers:
@@ -304,10 +330,10 @@ class Hub:
             seen |= some
         return several if any(len(some - several) >= self._seats.many for some in readers) else None
 
-    def _offer_besides(self, wanted: Sequence[Entry], turn: Round) -> None:
+    def _offer_besides(self, wanted: Sequence[Entry], turn: Round, find: Find) -> None:
         """Offer entries with few readers while a round runs. A feed that waits for the round gets that first."""
         for entry in wanted:
-            for feed in list(self._interest.find(entry.stream)):
+            for feed in list(find(entry.stream)):
                 for earlier in turn.awaited(feed):
                     self._offer(earlier, (feed,))
                 self._offer(entry, (feed,))
@@ -380,9 +406,16 @@ class Hub:
             return None
         if self._wanted is not None and self._wanted.since(feed.patterns) > feed.position:
             return None
-        selected = self._recent.select(feed.patterns, feed.position, self._tail)
+        selected = self._recent.select(feed.patterns, feed.position, self._tail, self._in_turn.wanted_by(feed))
+        if selected.looked_at and not self._looked_at:
+            asyncio.get_running_loop().call_soon(self._look_anew)
+        self._looked_at += selected.looked_at
         feed.join(selected, self.position)
         return selected.size
+
+    def _look_anew(self) -> None:
+        """A new turn of the loop has begun."""
+        self._looked_at = 0
 
     async def _recall(self) -> None:
         """Read the newest entries from before the start into memory: after a restart thousands want the same ones."""
@@ -428,6 +461,8 @@ class Hub:
                 self._work.clear()
                 await self._work.wait()
             feed = self._line.popleft()
+            while self._looked_at >= LOOKED_AT:  # noqa: ASYNC110 - others have their turn, which is all that it waits for
+                await asyncio.sleep(0)
             try:
                 if (size := self._join(feed)) is not None:
                     joined += max(1, JOINS * size // SLICE_BYTES)
@@ -513,6 +548,20 @@ class _Unseen:
 
     def __call__(self, entry: Entry) -> bool:
         return entry.id > self._upto and (self._allow is None or self._allow(entry))
+
+
+class FoundReaders(dict[str, Collection[Feed]]):
+    """Who is offered what comes into the streams of one group of entries, each looked up once."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Find) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, stream: str) -> Collection[Feed]:
+        found = self[stream] = self._find(stream)
+        return found
 
 
 class _Ahead(NamedTuple):

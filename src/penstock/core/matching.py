@@ -2,17 +2,23 @@
 
 `matches` is the rule for a pattern and a name, `covers` for a right and the pattern that is asked for. `Interest` has
 the rule of `matches` for many patterns at once: most of them name one stream, and cost one look-up. Others are walked
-level by level; the cost depends on the depth of the name, not on the number of patterns.
+level by level. A name is looked for below its own level and below `*`, so at each level the places may be twice as
+many: 32,768 of them below fifteen, if there are as many patterns. Of *quick* patterns alone (`is_quick`) it is looked
+for in at most 822 places, however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Final, Generic, TypeVar
 
 from penstock.core.names import ROOMS, ROOT, is_exact
 
 Member = TypeVar("Member")
+
+WILD_LEVELS: Final = 6
+"""Levels from the first on in which a quick pattern may have any number of `*`. To look for a name of sixteen levels
+then takes some 40 µs at most, besides what it finds."""
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -57,6 +63,24 @@ def covers_of(grants: Sequence[str], pattern: str) -> bool:
     if pattern == ROOMS and ROOMS not in grants and not any(covers(grant, ROOMS + "/*") for grant in grants):
         return False
     return any(covers(grant, pattern) for grant in grants)
+
+
+def is_quick(pattern: str) -> bool:
+    """Whether it has one `*` at most, or all in the first levels: any number of such patterns is looked up quickly."""
+    return pattern.count("*") < 2 or "*" not in pattern.split("/")[WILD_LEVELS + 1 :]
+
+
+def quick_cover(pattern: str) -> str:
+    """A quick pattern that covers at least as much: *pattern* itself, or all that is below its first levels.
+
+    `>` covers no level that begins with `_`, so what names such a level is cut behind it, and is quick if it has no `*`
+    between the first levels and that one.
+    """
+    if is_quick(pattern):
+        return pattern
+    levels = pattern[1:].split("/")
+    cut = max(WILD_LEVELS, 1 + _last_hidden(levels))
+    return "/" + "/".join([*levels[:cut], ">"] if cut < len(levels) else levels)
 
 
 class _Level(Generic[Member]):
@@ -116,22 +140,31 @@ class Interest(Generic[Member]):
 
     def find(self, name: str) -> Collection[Member]:
         """Members that want stream *name*. One that asked in several ways may come several times."""
-        exact = self._exact.get(name, ())
-        if self._patterns.empty():
+        exact, level = self._exact.get(name, ()), self._patterns
+        if not (level.below or level.rest):
             return exact
-        return [*exact, *self._walk(self._patterns, _levels(name), 0)]
+        found, places, names = [*exact], [level], name[1:].split("/")
+        hidden = _last_hidden(names) if "/_" in name else -1
+        for depth, level_name in enumerate(names):
+            below = []
+            for level in places:
+                if level.rest and depth > hidden:
+                    found += level.rest
+                if (one := level.below.get(level_name)) is not None:
+                    below.append(one)
+                if (one := level.below.get("*")) is not None and level_name[:1] != "_":
+                    below.append(one)
+            if not below:
+                return found
+            places = below
+        for level in places:
+            found += level.here
+        return found
 
-    def _walk(self, level: _Level[Member], names: list[str], depth: int) -> Iterator[Member]:
-        if depth == len(names):
-            yield from level.here
-            return
-        name = names[depth]
-        if level.rest and not any(n[:1] == "_" for n in names[depth:]):
-            yield from level.rest
-        if below := level.below.get(name):
-            yield from self._walk(below, names, depth + 1)
-        if name[:1] != "_" and (below := level.below.get("*")):
-            yield from self._walk(below, names, depth + 1)
+
+def _last_hidden(levels: list[str]) -> int:
+    """The place of the last level that begins with `_`; -1 if none does."""
+    return next((place for place in range(len(levels) - 1, -1, -1) if levels[place][:1] == "_"), -1)
 
 
 def _levels(pattern: str) -> list[str]:

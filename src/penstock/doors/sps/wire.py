@@ -132,7 +132,7 @@ class DeviceWire(Timed):
         Raises `WireBehind`, and changes nothing, if too many former topics would have to be remembered.
         """
         wanted = topics
-        if self.feed.behind:
+        if self.feed.behind or self.feed.lag:  # what waits may have to be found again (`Feed.serve_in_turn`)
             changes = self._changes_now()
             wanted = tuple(dict.fromkeys([*topics, *(old for _, before in changes for old in before)]))
             if len(changes) > TOPIC_CHANGES or len(wanted) > FORMER_TOPICS:

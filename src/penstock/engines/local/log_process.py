@@ -11,7 +11,7 @@ to the other workers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -127,21 +127,23 @@ class LogServer:
     def _follow(self, entries: Sequence[Entry]) -> None:
         """Give each entry once to every worker that has somebody for it."""
         newest = {entry.stream: entry.id for entry in entries}
+        wanting = {stream: self.interest.find(stream) for stream in newest}
         everything = [link for link in self.links if link.everything]
-        if everything or any(map(self.interest.find, newest)) or None in [entry.index for entry in entries]:
-            self._give(entries, everything)
+        if everything or any(wanting.values()) or None in [entry.index for entry in entries]:
+            self._give(entries, wanting, everything)
         self.followed = entries[-1].id
         self.newest.add(newest, self.followed)
         self.appended += len(entries)
         if self._later is None and self.links:
             self._later = asyncio.get_running_loop().call_later(POSITION_SECONDS, self._tell_position)
 
-    def _give(self, entries: Sequence[Entry], everything: list[ServedWorker]) -> None:
-        find = self.interest.find
+    def _give(
+        self, entries: Sequence[Entry], found: dict[str, Collection[ServedWorker]], everything: list[ServedWorker]
+    ) -> None:
         for entry in entries:
-            wanting = find(entry.stream)
-            if entry.index is None and entry.kind is _META:
-                wanting = [*wanting, *self._want_type(entry)]
+            wanting = found[entry.stream]
+            if entry.index is None and entry.kind is _META and (more := self._want_type(entry)):
+                wanting = found[entry.stream] = [*wanting, *more]
             if everything:
                 wanting = [*wanting, *everything]
             if wanting:

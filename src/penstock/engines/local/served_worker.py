@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.core.change_watch import MailboxChange, RecordChange
 from penstock.core.export import ExportRange
-from penstock.core.matching import Interest
+from penstock.core.matching import Interest, quick_cover
 from penstock.core.metering import Sample, process_samples
 from penstock.core.names import is_exact
 from penstock.core.promise import Pending, Promise
@@ -125,6 +125,7 @@ class ServedWorker(FramedSocket):
         self.heard = self._loop.time()
         self._process = 0
         self._patterns: dict[str, None] = {}
+        self._covers: Counter[str] = Counter()  # patterns that stand for some of these, and for how many
         self._forget()
         # By what a call waits for, then by its number.
         self._queues: dict[str, OrderedDict[int, QueuedCall]] = {kind: OrderedDict() for kind in AT_ONCE}
@@ -160,7 +161,7 @@ class ServedWorker(FramedSocket):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._server.gone(self)
-        for pattern in self._patterns:
+        for pattern in (*self._patterns, *self._covers):
             self._server.interest.remove(pattern, self)
         for promise in self._letters_sent.values():
             promise.value = False
@@ -246,9 +247,23 @@ class ServedWorker(FramedSocket):
             self._give_up(number)
 
     def want(self, pattern: str) -> None:
-        """Send it what *pattern* covers from now on."""
+        """Send it what *pattern* covers from now on, or more: one that takes long to look up is looked up as another.
+
+        All workers wait for the log process, and the worker itself finds out which of it its readers want.
+        """
+        cover = quick_cover(pattern)
+        if cover != pattern and pattern not in self._patterns:
+            self._covers[cover] += 1
         self._patterns[pattern] = None
-        self._server.interest.add(pattern, self)
+        self._server.interest.add(cover, self)
+
+    def _want_no_more(self, pattern: str) -> None:
+        cover = quick_cover(pattern)
+        if self._patterns.pop(pattern, 0) is None and cover != pattern:
+            self._covers[cover] -= 1
+        if cover not in self._patterns and not self._covers[cover]:
+            self._covers.pop(cover, None)
+            self._server.interest.remove(cover, self)
 
     def _want(self, number: int, pattern: str) -> None:
         server = self._server
@@ -258,8 +273,7 @@ class ServedWorker(FramedSocket):
             self._covered.append((number, since))
             self.book()
         else:
-            self._patterns.pop(pattern, None)
-            server.interest.remove(pattern, self)
+            self._want_no_more(pattern)
 
     def deliver(self, number: int, topic: str, message: bytes) -> None:
         """Give it a message of another worker."""
