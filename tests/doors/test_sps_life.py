@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,12 @@ import pytest
 
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
+from penstock.doors.sps import frames, online_and_rooms
+from penstock.doors.sps.frames import LastWritten
+from penstock.doors.sps.online_and_rooms import WireCommands
 from penstock.doors.sps.presence_stream import Presence
 from penstock.doors.sps.subscribe_pace import AT_ONCE, Admission
+from penstock.doors.sps.wire import DeviceWire
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import Busy, InputInvalid
 from penstock.http.requests import Request
@@ -76,6 +81,71 @@ async def test_what_a_room_got_before_it_was_joined_is_silence(tmp_path: Path, m
 
         here.time.advance(11)
         assert await next_line(late) == "idle"
+
+
+def test_patterns_are_noted_as_long_as_a_wire_has_them_and_no_more_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "WRITTEN", 2)
+    written = LastWritten()
+    first = written.watch(("/users/7", "/rooms/*", "/*/b"))
+    second = written.watch(("/rooms/*", "/shop/>"))
+    assert (first, second) == (("/rooms/*", "/*/b"), ("/rooms/*",))
+    written.note("/rooms/a", 1.0)
+    written.note("/shop/b", 2.0)
+    assert [written.of((one,)) for one in ("/rooms/*", "/*/b", "/shop/b", "/shop/>")] == [1.0, 2.0, 2.0, 0.0]
+    written.unwatch(first)
+    assert [written.of((one,)) for one in ("/rooms/*", "/*/b")] == [1.0, 0.0]
+    third = written.watch(("/shop/>",))
+    written.note("/shop/c", 3.0)
+    assert written.of(("/rooms/*", "/shop/>")) == 3.0
+    written.unwatch((*second, *third))
+    assert written.of(("/rooms/*", "/shop/>", "/rooms/a")) == 0.0
+
+
+@pytest.mark.parametrize("left", ["change", "end"])
+async def test_a_wire_leaves_no_pattern_behind(tmp_path: Path, left: str) -> None:
+    async with place(tmp_path) as here:
+        reader, writer = await here.subscribe("uid=7&tid=/rooms/*")
+        assert await event_of(reader) == "open"
+        kept = here.door.wires.all[0].frames.last_written
+        assert kept.watch(("/rooms/*",)) == ("/rooms/*",)
+        kept.unwatch(("/rooms/*",))
+        await here.notify("room?tid=earth")
+        assert kept.of(("/rooms/*",)) > 0
+        if left == "change":
+            assert await here.ask("PUT", "/rooms?uid=7&tid=earth") == 200
+        else:
+            writer.transport.abort()
+            await wait_until_async(lambda: not here.online("7"))
+
+        assert kept.of(("/rooms/*",)) == 0
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 40])
+async def test_many_devices_of_a_user_are_shown_a_few_at_a_time(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online_and_rooms, "SHOWN_AT_ONCE", at_once)
+    turn, shown, show = 0, Counter[int](), WireCommands._shown
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(next_turn)
+
+    def noted(self: WireCommands, wire: DeviceWire) -> dict[str, object]:
+        shown[turn] += 1
+        return show(self, wire)
+
+    monkeypatch.setattr(WireCommands, "_shown", noted)
+    async with place(tmp_path) as here:
+        for hid in range(1, 5):
+            await here.subscribe(f"uid=7&hid={hid}")
+        next_turn()
+        assert await here.ask("GET", "/online?uid=7") == 200
+
+    assert list(shown.values()) == ([1, 1, 1, 1] if at_once == 1 else [4])
 
 
 async def test_a_client_chooses_its_interval_within_bounds_or_none(tmp_path: Path) -> None:

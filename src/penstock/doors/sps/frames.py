@@ -6,13 +6,14 @@ for the same recent events thousands of times: they are still here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.core.ledger import Ledger, Recipients
-from penstock.core.matching import matches
+from penstock.core.matching import Interest, is_quick
 from penstock.core.names import ROOMS, is_exact
 from penstock.doors.sps.requests import Topics, first_room
 from penstock.values import Entry
@@ -21,7 +22,8 @@ from penstock.wire.sps import Form, topic_of
 Key = int | tuple[int, str | None]
 
 WRITTEN: Final = 1024
-"""Streams of which is known when an event went to many wires at once. Over it: a wire may break a silence too early."""
+"""Streams, and patterns, of which is known when an event went to many wires at once. Over it: a wire may break a
+silence too early."""
 
 
 class Audience(msgspec.Struct):
@@ -110,6 +112,53 @@ class Together(msgspec.Struct):
     runs: list[Run]
 
 
+class LastWritten:
+    """When an event last went to many wires at once, by its stream and by the patterns that wires have.
+
+    Patterns are noted when a wire begins to read by them: to look through all streams would take each wire a
+    millisecond for each pattern.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[str, float] = {}  # the latest last
+        self._patterns: dict[str, float] = {}
+        self._watched: Counter[str] = Counter()  # how many wires have a pattern
+        self._interest: Interest[str] = Interest()
+
+    def watch(self, patterns: Topics) -> Topics:
+        """Note from now on when something is written by these; those of them that `unwatch` is to be called with."""
+        watched = tuple(
+            one for one in patterns
+            if not is_exact(one) and is_quick(one) and (one in self._watched or len(self._watched) < WRITTEN)
+        )  # fmt: skip
+        for one in watched:
+            self._watched[one] += 1
+            self._interest.add(one, one)
+        return watched
+
+    def unwatch(self, watched: Topics) -> None:
+        """A wire reads by these no longer."""
+        for one in watched:
+            self._watched[one] -= 1
+            if not self._watched[one]:
+                del self._watched[one]
+                self._patterns.pop(one, None)
+                self._interest.remove(one, one)
+
+    def note(self, stream: str, at: float) -> None:
+        """An event of *stream* was written to many."""
+        self._streams.pop(stream, None)
+        self._streams[stream] = at
+        if len(self._streams) > WRITTEN:
+            del self._streams[next(iter(self._streams))]
+        for pattern in self._interest.find(stream):
+            self._patterns[pattern] = at
+
+    def of(self, patterns: Topics) -> float:
+        """When something was last written to all who want any of these; 0.0 if that was never, or is not known."""
+        return max(self._streams.get(one) or self._patterns.get(one, 0.0) for one in patterns)
+
+
 class EventFrames:
     """One form in one framing."""
 
@@ -131,7 +180,7 @@ class EventFrames:
         self.newest, self.framed, self.runs = 0, b"", runs_of(())  # the last event that came alone
         self._asked: Sequence[Entry] = ()
         self._together: Together | None = None
-        self._written: dict[str, float] = {}  # when an event of a stream went to many at once, the latest last
+        self.last_written = LastWritten()
         self.anti_idle = frame(form.anti_idle)
         self.at = time()  # about when the last bytes were asked for: one look at the time for a whole fan-out
 
@@ -165,17 +214,7 @@ class EventFrames:
         """All of these recipients were written just that."""
         stream = entries[0].stream
         self._ledger.sent_to_all(recipients, stream, entries[0].id, entries[-1].id)
-        self._written.pop(stream, None)
-        self._written[stream] = self.at
-        if len(self._written) > WRITTEN:
-            del self._written[next(iter(self._written))]
-
-    def last_sent(self, patterns: Topics) -> float:
-        """When something was last written to all who want any of these streams; 0.0 if that was never, or long ago."""
-        written = self._written
-        wild = [pattern for pattern in patterns if not is_exact(pattern)]
-        found = [at for stream, at in written.items() if any(matches(one, stream) for one in wild)] if wild else []
-        return max([written.get(pattern, 0.0) for pattern in patterns] + found)
+        self.last_written.note(stream, self.at)
 
     def together(self, entries: Sequence[Entry], topics: Topics) -> Together:
         """What a wire that reads *topics* writes of entries, each in a frame of its own."""

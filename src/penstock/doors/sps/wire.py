@@ -65,7 +65,7 @@ class DeviceWire(Timed):
     """One device that listens. `lost` and `end` are its two ends; each happens once."""
 
     __slots__ = (
-        "_changes", "_home", "_narrow", "_plain", "_topics_since", "_untold", "alive", "anti_idle", "began",
+        "_changes", "_home", "_narrow", "_plain", "_topics_since", "_untold", "_watched", "alive", "anti_idle", "began",
         "confirmed", "feed", "frames", "hid", "opened", "own", "patience", "tap", "topics", "who", "written",
     )  # fmt: skip
 
@@ -86,6 +86,7 @@ class DeviceWire(Timed):
         self._changes: list[Change] | None = None  # topics up to an id, while it is behind
         self._plain = True  # neither of the two
         self._untold: list[Run] | None = None  # sent, and the ledger has not heard of it
+        self._watched: Topics = ()  # its patterns, as `LastWritten` has them
 
     @property
     def uid(self) -> str:
@@ -144,6 +145,7 @@ class DeviceWire(Timed):
         if not self._plain:
             self.feed.leave_seat()
         self.feed.change(patterns_for(self.own, wanted))
+        self.watch_patterns()
 
     def _changes_now(self) -> list[Change]:
         """What it still has to read under former topics, if it has others from now on."""
@@ -265,8 +267,14 @@ class DeviceWire(Timed):
     @property
     def last_write(self) -> float:
         """When something was written, to it alone or to all who have the same topic."""
-        together = self.frames.last_sent(self.feed.patterns)
+        together = self.frames.last_written.of(self.feed.patterns)
         return max(self.written, together) if together > self._topics_since else self.written
+
+    def watch_patterns(self) -> None:
+        """Have noted when something is written to all who have one of its patterns."""
+        written = self.frames.last_written
+        before, self._watched = self._watched, written.watch(self.feed.patterns)
+        written.unwatch(before)
 
     def arm(self) -> None:
         """Book the next deadline: the patience's end, or the next sign of life."""
@@ -305,5 +313,7 @@ class DeviceWire(Timed):
 
     def _leave(self) -> None:
         self.feed.stop()
+        self.frames.last_written.unwatch(self._watched)
+        self._watched = ()
         self._home.wheel.forget(self)
         self._home.ended(self)

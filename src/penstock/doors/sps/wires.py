@@ -195,6 +195,7 @@ class Wires:
         if after is not None and after > newest:
             wire.say(words(form.reset(after, newest)))
         wire.feed = wire.tap.reader = self.hub.start_wire(wire, patterns_for(wire.own, wire.topics), after=wire.began)
+        wire.watch_patterns()
         wire.written = wire.opened  # a replay of one event may have been encoded long before
         wire.arm()
 
