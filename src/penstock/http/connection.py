@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import cast
+from typing import Final, cast
 
 from penstock.errors import PeerError, TooLarge
 from penstock.http import answers
@@ -34,6 +34,10 @@ log = logging.getLogger("penstock.http")
 
 _PROXY, _IDLE, _HEAD, _BUSY = Phase.PROXY, Phase.IDLE, Phase.HEAD, Phase.BUSY
 _LIVE, _SOCKET, _DISCARD, _CLOSED = Phase.LIVE, Phase.SOCKET, Phase.DISCARD, Phase.CLOSED
+
+
+REQUESTS_PER_TURN: Final = 16
+"""Requests of one connection, sent ahead and answered at once, after which others have their turn."""
 
 
 class Connection(TimedConnection, asyncio.BaseProtocol):
@@ -143,6 +147,8 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
         A peer that left looks just the same, and a long poll would wait for nobody.
         """
         self._eof = True
+        if self._taking and (self.phase is _IDLE or self.phase is _HEAD):
+            return True  # what it has sent ahead is gone on with in the next turn
         if self._request is not None:
             return self._intake is None and self._request.bounded
         if self.out is not None or self.stuck:
@@ -169,11 +175,13 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
 
     def _advance(self) -> None:
         """Go on with what waits in the buffer, as far as the phase allows."""
+        requests = 0
         while self._buffer:
             phase = self.phase
             if phase is _IDLE or phase is _HEAD:
-                if self.ending or self._must_write_first() or not self._take_head():
+                if self.ending or self._must_let_others(requests) or self._must_write_first() or not self._take_head():
                     break
+                requests += 1
             elif phase is _SOCKET:
                 if not self._take_frames_in_turn():
                     break
@@ -195,6 +203,12 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
         request = self._request = Request(self, head, self._peer, shared.scheme)
         request.captures, request.body = head.captures, body
         self._call(route, request)
+
+    def _must_let_others(self, requests: int) -> bool:
+        """So many were answered in this turn that the next one waits for the next turn."""
+        if requests >= REQUESTS_PER_TURN and not self._taking:
+            self._go_on_soon()
+        return self._taking
 
     def _must_write_first(self) -> bool:
         """Too much output waits to begin another request: a client may ask faster than it reads."""
