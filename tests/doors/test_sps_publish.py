@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.doors.sps.wire import DeviceWire
+from penstock.doors.sps.wires import Wires
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import ask
 from tests.doors.sps_client import Wire, new_user, notify, token
@@ -185,3 +187,29 @@ async def test_all_are_counted_also_when_they_are_served_in_several_turns(tmp_pa
         for reader in readers:
             assert b'"open"' in await reader.readline()
             assert b'"tid":"earth"' in await reader.readline()
+
+
+class WaitingWire(DeviceWire):
+    """The sabotage: a wire that is served in its turn counts as one that is slow."""
+
+    __slots__ = ()
+
+    def has(self, id: int) -> bool:
+        return self.began < id and (id <= self.feed.position or not self.feed.lag)
+
+
+@pytest.mark.parametrize("kind", [DeviceWire, WaitingWire])
+async def test_a_device_with_patterns_that_take_long_to_look_up_is_no_slow_one(
+    tmp_path: Path, kind: type[DeviceWire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wires, "kind", kind)
+    async with place(tmp_path) as here:
+        reader, _ = await here.subscribe("uid=7&tid=/shop/*/c/d/e/f/*")
+        assert b'"open"' in await reader.readline()
+        (wire,) = here.door.wires.all
+        counted: list[bool] = []
+        here.engine.log.follow(lambda entries: counted.append(wire.has(entries[-1].id)))  # right after the hub
+        await here.publish("7", b"x")
+
+        assert b'"data":"x"' in await reader.readline()
+        assert counted == [kind is DeviceWire]

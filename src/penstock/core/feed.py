@@ -35,6 +35,9 @@ SLICE_BYTES: Final = 256 * 1024
 """Bytes of entries that one feed is given at once from memory (one entry always fits): they are encoded in one go, and
 wait in its buffer."""
 
+IN_TURN: Final = -2
+"""In place of a seat: the feed is offered nothing (`core/feeds_in_turn.py`)."""
+
 
 class Selected(NamedTuple):
     """What the hub has in memory for a feed: the next entries, and whether these are all."""
@@ -379,7 +382,12 @@ class Feed:
             self._fall_behind()
         elif not self.behind:
             self._offered = self._hub.position
-        self.seat = -1
+        self.seat = IN_TURN
+
+    @property
+    def in_turn(self) -> bool:
+        """It is offered nothing: whenever something comes it is behind for a moment, which says nothing about it."""
+        return self.seat == IN_TURN
 
     def look_again(self) -> None:
         """There may be something new for it."""

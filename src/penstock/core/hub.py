@@ -209,6 +209,7 @@ class Hub:
     def _listen_no_more(self, feed: Feed) -> None:
         if feed in self._in_turn:
             self._in_turn.remove(feed)
+            feed.seat = -1
         else:
             for pattern in feed.patterns:
                 self._remove_interest(pattern, feed)

@@ -95,7 +95,8 @@ class DeviceWire(Timed):
 
     def has(self, id: int) -> bool:
         """Whether an entry for this device, just appended, is on its way to it; not when it waits for a slow one."""
-        return self.began < id and (id <= self.feed.position or not self.feed.lag)
+        feed = self.feed
+        return self.began < id and (id <= feed.position or not feed.lag or (feed.in_turn and not self.full))
 
     # ── what it wants ─────────────────────────────────────────────────────────────────────────
 
