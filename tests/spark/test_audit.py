@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,14 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.iceberg.files import PlannedFile
 from penstock.pipeline import audit_queries, audit_verdicts
 from penstock.pipeline.client import PipelineClient
+from penstock.pipeline.file_lists import list_files
+from penstock.pipeline.file_sums import SUMS, SumsOfFile
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
-from penstock.pipeline.lake import LEDGER
+from penstock.pipeline.lake import LEDGER, LakeHole
 from penstock.testing import RunningServer, wait_until
 from penstock.wire.lake_files import LakeFile
 from tests.api.client import Tail
@@ -231,6 +234,48 @@ def test_files_must_follow_each_other(there: list[LakeFile], said: list[str]) ->
     assert [f"{one.verdict}: {one.words}" for one in audit_verdicts.check_files(there, 20)] == said
 
 
+def test_a_file_that_is_gone_is_named(audited: Audited) -> None:
+    place, cut, _ = audited
+    path = path_of(place.files("events")[-1])
+    path.rename(path.with_suffix(".kept"))
+    try:
+        with pytest.raises(LakeHole, match=f"{path.name} is gone"):
+            audit.examine(place, cut)
+    finally:
+        restore(place)
+
+
+def test_holes_between_files_are_named_up_to_a_limit() -> None:
+    there = files(*((10 * number, 10 * number + 5) for number in range(500)))
+
+    found = list(audit_verdicts.check_files(there, 5_000))
+
+    assert len(found) == audit_verdicts.NAMED + 1
+    assert found[-1].words == f"and {500 - audit_verdicts.NAMED} more"
+
+
+@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: a path for each"])
+def test_the_driver_hands_out_files_without_an_object_for_each(audited: Audited, sabotaged: bool) -> None:
+    place, _, _ = audited
+    count, store = 20_000, place.lake.store
+    locations = (
+        store.location(LakeFile(lo, lo + 9, "2026-11-15", "events", f"{lo:016x}").path) for lo in range(0, 9 * count, 9)
+    )
+
+    tracemalloc.start()
+    listed = list_files(store, "events", locations)
+    if sabotaged:
+        rows = place.spark.sparkContext.parallelize([(store.location(one.path),) for one in listed], 100)
+        frame = place.spark.createDataFrame(rows, "file STRING")
+    else:
+        frame = place.in_groups(listed, SumsOfFile(store), SUMS)
+    found = tracemalloc.get_traced_memory()[1] / count
+    tracemalloc.stop()
+
+    assert (found < 100) is not sabotaged, f"{found} bytes of Python's for each file"
+    assert frame.columns[0] == "file"
+
+
 def restore(place: Workplace) -> None:
     for kept in Path(place.lake.place).glob("*/data/*/*.kept"):
         kept.rename(kept.with_suffix(".parquet"))
@@ -299,6 +344,37 @@ def test_every_item_is_pending_or_closed(spark: SparkSession) -> None:
     open_items = sorted((row.recipient, row.number) for row in found)
     assert open_items[:2] == [("alice", 3), ("alice", 5)]
     assert {who for who, _ in open_items[2:]} == {"eve"}, "dora has five entries closed for five items, eve only four"
+
+
+def test_events_are_read_once_for_all_epochs_that_were_not_closed(spark: SparkSession) -> None:
+    second = 1_000_000
+    start = int(T0.timestamp()) * second
+    columns = "node STRING, epoch BIGINT, ended BIGINT, closed BOOLEAN, lost BIGINT, next_began BIGINT"
+    told = [
+        ("n1", 1, start, False, 0, start + 10 * second),
+        ("n1", 2, start + 20 * second, True, 0, start + 30 * second),
+        ("n1", 3, start + 40 * second, False, 5, start + 50 * second),
+        ("n2", 1, start + 5 * second, False, 0, start + 45 * second),  # at the same time as those of n1
+        ("n2", 2, start + 90 * second, False, 0, start + 99 * second),  # and one in which nothing came
+        ("n2", 3, start + 100 * second, False, 0, None),
+    ]
+    rows = [("/a", number, T0 + timedelta(seconds=number)) for number in range(60)]
+    rows += [("/_ledger", number, T0 + timedelta(seconds=number)) for number in range(60)]
+    events = spark.createDataFrame(rows, "stream STRING, index BIGINT, time TIMESTAMP")
+    asked: list[tuple[str, ...]] = []
+
+    def read(*columns: str) -> DataFrame:
+        asked.append(columns)
+        return events.select(*columns)
+
+    found = list(audit_verdicts.check_epochs(spark, spark.createDataFrame(told, columns).collect(), read))
+
+    counts = [int(one.words.rpartition("the ")[2].split()[0]) for one in found if "entries of then" in one.words]
+    assert counts == [11, 11, 41, 0]
+    assert [one.words for one in found if "dropped" in one.words] == [
+        "node n1, epoch 3: 5 records were dropped while the log took nothing"
+    ]
+    assert len(asked) == 1
 
 
 def test_numbers_of_batches_that_nobody_has_are_named(spark: SparkSession) -> None:

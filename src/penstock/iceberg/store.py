@@ -110,6 +110,11 @@ class FileStore:
         Path(self.place(fresh)).rename(self.place(path))
         self.sync([path])
 
+    def find(self, path: str) -> StoredFile | None:
+        """The file at *path*, as it is listed; None if there is none."""
+        info = self.files.get_file_info(self.place(path))
+        return StoredFile(path, info.size, info.mtime_ns / 1e9) if info.type == fs.FileType.File else None
+
     def missing(self, paths: Sequence[str]) -> list[str]:
         """Those of *paths* that are no files."""
         found = self.files.get_file_info([self.place(path) for path in paths]) if paths else []
@@ -124,9 +129,15 @@ class FileStore:
                 count += 1
         return count
 
-    def list(self, folder: str) -> Iterator[StoredFile]:
-        """All files below a folder, in no order."""
-        chosen = fs.FileSelector(self.place(folder), allow_not_found=True, recursive=True)
+    def folders(self, folder: str) -> Iterator[str]:
+        """The names of the folders in a folder, in no order."""
+        for info in self.files.get_file_info(fs.FileSelector(self.place(folder), allow_not_found=True)):
+            if info.type == fs.FileType.Directory:
+                yield info.base_name
+
+    def list(self, folder: str, *, deep: bool = True) -> Iterator[StoredFile]:
+        """All files below a folder, or in it, in no order."""
+        chosen = fs.FileSelector(self.place(folder), allow_not_found=True, recursive=deep)
         for info in self.files.get_file_info(chosen):
             if info.type == fs.FileType.File:
                 yield StoredFile(info.path.removeprefix(f"{self.root}/"), info.size, info.mtime_ns / 1e9)

@@ -171,6 +171,12 @@ class Table:
         """The files that have the table's rows."""
         return [one for manifest in self.manifests for one in self._planned_in(manifest)]
 
+    def locations(self) -> Iterator[str]:
+        """Where these files are. One manifest is read at a time, and none is kept."""
+        for manifest in self.manifests:
+            known = self._entries.get(manifest.manifest_path) or manifest.fetch_manifest_entry(self._files)
+            yield from (entry.data_file.file_path for entry in known)
+
     def _planned_in(self, manifest: ManifestFile) -> list[PlannedFile]:
         known = self._planned.get(manifest.manifest_path)
         if known is None:

@@ -79,10 +79,8 @@ def _pages(client: PipelineClient, path: str, name: str, **parameters: str) -> I
         after = page["after"]
 
 
-def heads_of(client: PipelineClient, streams: list[str], upto: int) -> list[list[Any]]:
+def heads_of(client: PipelineClient, streams: Iterator[str], upto: int) -> Iterator[list[Any]]:
     """Heads of streams that no pattern covers. Those that moved on since the archive are left out."""
-    found: list[list[Any]] = []
-    for begin in range(0, len(streams), 500):
-        body = json.dumps({"streams": streams[begin : begin + 500]}).encode()
-        found += client.call("POST", "/v1/audit/heads", body=body)["heads"]
-    return [head for head in found if head[4] <= upto]
+    while some := list(islice(streams, 500)):
+        found = client.call("POST", "/v1/audit/heads", body=json.dumps({"streams": some}).encode())["heads"]
+        yield from (head for head in found if head[4] <= upto)

@@ -149,6 +149,17 @@ def epochs(told: DataFrame, ledger: DataFrame) -> DataFrame:
     return found.withColumn("next_began", F.lead("began").over(of_node))
 
 
+def entries_during(events: DataFrame, intervals: DataFrame) -> DataFrame:
+    """How many entries of users each interval (node, epoch, ended, next_began) has: (node, epoch, entries).
+
+    One pass over *events* (stream, index, time), however many intervals there are. Those without an entry are left out.
+    """
+    own = events.where(F.col("index").isNotNull() & ~F.col("stream").startswith("/_"))
+    inside = F.col("at").between(F.col("ended"), F.col("next_began"))
+    found = own.select(F.unix_micros("time").alias("at")).join(F.broadcast(intervals), inside)
+    return found.groupBy("node", "epoch").agg(F.count(F.lit(1)).alias("entries"))
+
+
 # ── conservation ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.pipeline import audit_queries, audit_readers
-from penstock.pipeline.audit_cut import AuditCut, frame_of, heads_of
+from penstock.pipeline.audit_cut import AuditCut, frame_of, gather, heads_of
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import Workplace
 from penstock.pipeline.ledger_rows import STREAM
@@ -20,6 +22,10 @@ from penstock.wire.lake_files import LakeFile
 
 NAMED: Final = 100
 """Findings of one check that are named one by one. Over it: the report says how many more there are."""
+
+
+Read = Callable[..., DataFrame]
+"""Reads columns of `events`, which are named. A check that calls it reads all files once, if it has one question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,20 @@ class AuditFinding:
     words: str
 
 
-def check_files(files: list[LakeFile], upto: int, begin: int = 0) -> Iterator[AuditFinding]:
+def check_files(files: Iterable[LakeFile], upto: int, begin: int = 0) -> Iterator[AuditFinding]:
     """Whether the names cover every id from *begin* to *upto* once."""
-    position = begin
+    more: Counter[str] = Counter()
+    for number, finding in enumerate(_uncovered(files, upto, begin)):
+        if number < NAMED:
+            yield finding
+        else:
+            more[finding.verdict] += 1
+    for verdict, count in more.items():
+        yield AuditFinding(verdict, "files", f"and {count:,} more")
+
+
+def _uncovered(files: Iterable[LakeFile], upto: int, begin: int) -> Iterator[AuditFinding]:
+    position, file = begin, None
     for file in files:
         if file.lo > position:
             yield AuditFinding("missing", "files", f"no file has the ids {position + 1} to {file.lo}")
@@ -42,7 +59,7 @@ def check_files(files: list[LakeFile], upto: int, begin: int = 0) -> Iterator[Au
                 "double", "files", f"{file.path} claims the ids {file.lo + 1} to {position} of another file"
             )
         position = max(position, file.hi)
-    if files and position < upto:
+    if file and position < upto:
         yield AuditFinding("missing", "files", f"no file has the ids {position + 1} to {upto}")
 
 
@@ -53,9 +70,10 @@ def check_events(place: Workplace, summary: DataFrame, cut: AuditCut, begin: int
     for row, more in _named(audit_queries.doubles(summary)):
         yield AuditFinding("double", "events", f"{row.file} has {row.repeats} rows whose ids are there already{more}")
     listed = frame_of(place, cut.heads, audit_queries.HEADS)
-    unlisted = [row.stream for row in summary.select("stream").distinct().join(listed, "stream", "left_anti").collect()]
-    others = heads_of(place.client, unlisted, watermark(place.client, "events"))
-    heads = listed.union(place.spark.createDataFrame(others, audit_queries.HEADS))
+    unlisted = summary.select("stream").distinct().join(listed, "stream", "left_anti").toLocalIterator()
+    others = heads_of(place.client, (row.stream for row in unlisted), watermark(place.client, "events"))
+    every = pa.concat_tables([cut.heads, gather(others, audit_queries.HEADS)])
+    heads = frame_of(place, every, audit_queries.HEADS)
     for row, more in _named(audit_queries.cut_ends(summary, heads, begin)):
         yield AuditFinding("missing", "heads", _cut_end(row) + more)
 
@@ -77,27 +95,37 @@ def check_batches(told: DataFrame, records: DataFrame, unreadable: DataFrame) ->
 
 def last_crash(epochs: list[Row]) -> int | None:
     """When a node last came back after it had ended without closing its epoch, in microseconds since 1970."""
-    return max((row.next_began for row in epochs if not row.closed and row.next_began is not None), default=None)
+    return max((row.next_began for row in epochs if _is_crashed(row)), default=None)
 
 
-def check_epoch(row: Row, events: DataFrame) -> Iterator[AuditFinding]:
-    """What a node did not close, or dropped: the records of then may be lost."""
-    if row.lost:
-        words = f"node {row.node}, epoch {row.epoch}: {row.lost} records were dropped while the log took nothing"
-        yield AuditFinding("unknown(crash)", "ledger", words)
-    if row.closed or row.next_began is None:
-        return
-    during = events.where(F.unix_micros("time").between(row.ended, row.next_began))
-    entries = during.where(F.col("index").isNotNull() & ~F.col("stream").startswith("/_")).count()
-    words = (
-        f"node {row.node} did not close epoch {row.epoch}: what it sent between {_utc(row.ended)} and "
-        f"{_utc(row.next_began)} may be unrecorded: for each reader at most the {entries:,} entries of then"
-    )
-    yield AuditFinding("unknown(crash)", "ledger", words)
+def check_epochs(spark: SparkSession, epochs: list[Row], events: Read) -> Iterator[AuditFinding]:
+    """What a node did not close, or dropped: the records of then may be lost. One pass over *events* for all."""
+    crashed = [(row.node, row.epoch, row.ended, row.next_began) for row in epochs if _is_crashed(row)]
+    during: dict[tuple[str, int], int] = {}
+    if crashed:
+        intervals = spark.createDataFrame(crashed, "node STRING, epoch BIGINT, ended BIGINT, next_began BIGINT")
+        found = audit_queries.entries_during(events("stream", "index", "time"), intervals)
+        during = {(row.node, row.epoch): row.entries for row in found.collect()}
+    for row in epochs:
+        if row.lost:
+            words = f"node {row.node}, epoch {row.epoch}: {row.lost} records were dropped while the log took nothing"
+            yield AuditFinding("unknown(crash)", "ledger", words)
+        if _is_crashed(row):
+            words = (
+                f"node {row.node} did not close epoch {row.epoch}: what it sent between {_utc(row.ended)} and "
+                f"{_utc(row.next_began)} may be unrecorded: for each reader at most the "
+                f"{during.get((row.node, row.epoch), 0):,} entries of then"
+            )
+            yield AuditFinding("unknown(crash)", "ledger", words)
+
+
+def _is_crashed(row: Row) -> bool:
+    """Whether the node has come back after an epoch that it did not close."""
+    return not row.closed and row.next_began is not None
 
 
 def check_mailboxes(
-    place: Workplace, cut: AuditCut, records: DataFrame, events: DataFrame, crash: int | None
+    place: Workplace, cut: AuditCut, records: DataFrame, events: Read, crash: int | None
 ) -> Iterator[AuditFinding]:
     """Each item that was ever put into a mailbox is pending, or closed."""
     if not cut.mailboxes.num_rows:
@@ -106,16 +134,17 @@ def check_mailboxes(
     if pending:
         yield AuditFinding("pending", "mailboxes", f"{pending:,} items of {cut.mailboxes.num_rows:,} recipients wait")
     mailboxes = frame_of(place, cut.mailboxes, audit_queries.MAILBOXES)
-    for row, more in _named(audit_queries.unclosed(mailboxes, records, events.select("id", "index"))):
+    for row, more in _named(audit_queries.unclosed(mailboxes, records, events("id", "index"))):
         # The record of an end other than an acknowledgement may be lost in a crash that came after the item.
         excused = crash is not None and (row.accepted is None or row.accepted <= crash)
         words = f"item {row.number} of {row.recipient}, {row.month}, is neither pending nor closed{more}"
         yield AuditFinding("unknown(crash)" if excused else "missing", "mailboxes", words)
 
 
-def check_pushers(cut: AuditCut, events: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
+def check_pushers(cut: AuditCut, events: Read, records: DataFrame) -> Iterator[AuditFinding]:
     """What waits for apps. It never makes an audit fail."""
-    for row in audit_queries.positions(records, events).where("pending > 0").orderBy("recipient", "stream").take(NAMED):
+    waiting = audit_queries.positions(records, events("id", "stream", "index")).where("pending > 0")
+    for row in waiting.orderBy("recipient", "stream").take(NAMED):
         words = f"{row.recipient} has {row.stream} up to id {row.position}; {row.pending:,} entries wait"
         yield AuditFinding("pending", "pushers", words)
     for pusher in cut.pushers:
@@ -127,10 +156,10 @@ def check_typed(place: Workplace, begin: int) -> Iterator[AuditFinding]:
     """Each entry of the streams of a typed table is a row of it, or in `unreadable`, once."""
     for table in place.client.typed_tables():
         done = watermark(place.client, table.key)  # first: what is committed meanwhile does no harm then
-        told = place.read("unreadable", place.files("unreadable")).where(F.col("typed_table") == table.name)
-        rows = place.read(table.key, place.files(table.key), "id")
+        told = place.read_listed(place.listed("unreadable")).where(F.col("typed_table") == table.name)
+        rows = place.read_listed(place.listed(table.key), "id")
         found = rows.union(told.select(F.col("entry").alias("id")))
-        events = place.read("events", place.events_in(begin, done), "id", "stream", "kind")
+        events = place.read_listed(place.listed("events").between(begin, done), "id", "stream", "kind")
         wanted = audit_queries.of_typed_table(events.where((F.col("id") > begin) & (F.col("id") <= done)), table)
         for row, more in _named(wanted.join(found, "id", "left_anti").orderBy("id")):
             yield AuditFinding("missing", "typed", f"entry {row.id} of table {table.name}{more}")
@@ -141,10 +170,11 @@ def check_typed(place: Workplace, begin: int) -> Iterator[AuditFinding]:
             yield AuditFinding("unknown(unreadable)", "typed", words)
 
 
-def check_readers(events: DataFrame, present: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
+def check_readers(events: Read, present: DataFrame, records: DataFrame) -> Iterator[AuditFinding]:
     """Entries that apps and devices skipped (`audit_readers.py`)."""
     given = audit_readers.taken(audit_queries.without_repeats(records))
-    runs = audit_readers.without_absence(audit_readers.skipped(given, events), audit_readers.presence(present))
+    entries = events("id", "stream", "index", "kind", "expires_at", "attributes")
+    runs = audit_readers.without_absence(audit_readers.skipped(given, entries), audit_readers.presence(present))
     for row, more in _named(runs.orderBy("door", "recipient", "stream", "first")):
         words = (
             f"{row.recipient} went on in {row.stream} without a record of {row.entries:,} entries, "

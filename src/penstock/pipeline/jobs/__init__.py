@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar, cast
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -18,8 +19,10 @@ from penstock.iceberg.files import PlannedFile, WrittenFile
 from penstock.pipeline import lend_keys
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Faults, Intent, Turn, record_names
+from penstock.pipeline.file_lists import FileList, OfEachFile, RowsOfFile, list_files
 from penstock.pipeline.lake import Lake, columns_in, covering, record_of
 from penstock.pipeline.writing import ReadFiles
+from penstock.wire.lake_files import LakeFile
 from penstock.wire.table_columns import TABLES, Column, ddl
 
 T = TypeVar("T")
@@ -58,6 +61,11 @@ class Workplace:
     def files(self, table: str) -> list[PlannedFile]:
         """The files of *table* as it is now, in order of the ids that they cover."""
         return self.lake.files(table, self.client.get(f"lake/{record_of(table)}").value)
+
+    def listed(self, table: str) -> FileList:
+        """The same files for a job that looks at all of them: in some 40 bytes each."""
+        found = self.lake.table(table, self.client.get(f"lake/{record_of(table)}").value)
+        return list_files(self.lake.store, table, found.locations())
 
     def columns(self, table: str) -> tuple[Column, ...]:
         """The columns of *table*."""
@@ -110,12 +118,35 @@ class Workplace:
             frame = self.spark.read.schema(own).parquet(*map(store.place, paths))
             frame = frame.where(F.col("stream").isin(*streams)) if streams else frame
             return frame.withColumn(name_as, F.col("_metadata.file_name")) if name_as else frame
-        usual = 4 * self.spark.sparkContext.defaultParallelism
-        tasks = min(len(paths), max(usual, -(-len(paths) // TASK_FILES)))
-        rows = self.spark.sparkContext.parallelize([(store.location(path),) for path in paths], tasks)
+        locations = [(store.location(path),) for path in paths]
+        rows = self.spark.sparkContext.parallelize(locations, self._tasks_for(len(paths)))
         wanted = tuple(name for name in names if name != name_as)
         reading = ReadFiles(store, wanted, name_as, tuple(streams), columns)
         return self.spark.createDataFrame(rows, "location STRING").mapInArrow(reading, schema)
+
+    def read_listed(self, files: FileList, *columns: str, streams: Sequence[str] = ()) -> DataFrame:
+        """The rows of these files: these *columns*, or all; of *streams* only, if some are given.
+
+        Tasks read them by pyarrow from every store, all *columns* that are named here: say what is needed.
+        """
+        known = self.columns(files.table)
+        wanted = [column for column in known if column.name in columns or not columns]
+        names, typed = tuple(column.name for column in wanted), () if files.table in TABLES else known
+        return self.in_groups(files, RowsOfFile(self.lake.store, names, tuple(streams), typed), ddl(wanted))
+
+    def in_groups(
+        self, files: FileList, work: Callable[[LakeFile], Iterator[pa.RecordBatch]], schema: str
+    ) -> DataFrame:
+        """What *work* makes of each file, in tasks of up to `TASK_FILES` neighbours."""
+        if not len(files):
+            return self.spark.createDataFrame([], schema)
+        groups = [(group,) for group in files.groups(self._tasks_for(len(files)))]
+        rows = self.spark.sparkContext.parallelize(groups, len(groups))
+        return self.spark.createDataFrame(rows, "files STRING").mapInArrow(OfEachFile(files.table, work), schema)
+
+    def _tasks_for(self, files: int) -> int:
+        usual = 4 * self.spark.sparkContext.defaultParallelism
+        return min(files, max(usual, -(-files // TASK_FILES)))
 
     @contextmanager
     def shuffling(self, rows: int) -> Iterator[None]:

@@ -17,32 +17,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.iceberg.files import PlannedFile
-from penstock.iceberg.store import StoredFile
 from penstock.pipeline import audit_queries, audit_readers, audit_verdicts
 from penstock.pipeline.audit_cut import AuditCut, take_cut
 from penstock.pipeline.audit_verdicts import AuditFinding
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.file_sums import SUMS, SumUpFile
-from penstock.pipeline.jobs import JobOutcome, Workplace, archive, ledger
+from penstock.pipeline.file_lists import FileList
+from penstock.pipeline.file_sums import FOLDER, SUMS, RemoveSums, SumsOfFile
+from penstock.pipeline.jobs import TASK_FILES, JobOutcome, Workplace, archive, ledger
+from penstock.pipeline.lake import LakeHole
 from penstock.pipeline.ledger_rows import STREAM
-from penstock.wire.table_columns import NAMES
+from penstock.wire.table_columns import LEDGER
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
 
-SUMMARIES: Final = "_audit"
-"""The folder of the lake in which sums over files are kept, so that an audit reads each file once."""
-
 FAILING: Final = ("missing", "double")
 
-_PASSED_OVER: Final = ("chunk", "offset", "size", "type", "body", "schema_version")
-_LOOKED_AT: Final = tuple(name for name in NAMES if name not in _PASSED_OVER)
-"""The columns of `events` that checks look at. Bodies are read of one stream only."""
+_LOOKED_AT: Final = tuple(column.name for column in LEDGER if column.name not in ("reason", "key", "expires_at"))
+"""The columns of `ledger` that checks look at. Each check says itself which ones of `events` it does."""
 
 
 @dataclass(slots=True)
@@ -84,30 +81,28 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
 def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditReport:
     """Compare the lake as it is with a cut."""
     report = AuditReport(cut.upto)
-    files = place.files("events")
+    files = place.listed("events")
     begin = place.begins_after()
     if begin:
         words = f"what was trimmed up to id {begin} before the first archive is not part of this audit"
         report.findings.append(AuditFinding("unknown(trimmed)", "files", words))
-    report.findings += audit_verdicts.check_files(
-        [one.file for one in files], max(cut.upto, watermark(place.client, "events")), begin
-    )
-    if not files:
+    report.findings += audit_verdicts.check_files(files, max(cut.upto, watermark(place.client, "events")), begin)
+    if not len(files):
         report.findings += [] if not cut.upto else [AuditFinding("missing", "files", "there are no files at all")]
         return report
-    summary = _summaries(place, files, full=full).cache()
-    events = place.read("events", files, *_LOOKED_AT)
-    present = place.read("events", files, "stream", "kind", "body", streams=(audit_readers.PRESENCE,))
-    batches = place.read("events", files, *_LOOKED_AT, streams=(STREAM,))
-    records = place.read("ledger", place.files("ledger"))
+    summary = _summaries(place, files, full=full)
+    events = partial(place.read_listed, files)
+    present = events("stream", "kind", "body", streams=(audit_readers.PRESENCE,))
+    batches = events("id", "stream", "index", "time", "attributes", streams=(STREAM,))
+    records = place.read_listed(place.listed("ledger"), *_LOOKED_AT)
     report.counts = _counts(summary, files)
     told = audit_queries.batches_in_events(batches).cache()
     epochs = audit_queries.epochs(told, records).orderBy("node", "epoch").collect()
     report.findings += audit_verdicts.check_events(place, summary, cut, begin)
-    bad = place.read("unreadable", place.files("unreadable")).cache()
+    bad = place.read_listed(place.listed("unreadable")).cache()
     report.findings += audit_verdicts.check_batches(told, records, bad.select("entry"))
     report.findings += audit_verdicts.check_unreadable(bad)
-    report.findings += (finding for row in epochs for finding in audit_verdicts.check_epoch(row, events))
+    report.findings += audit_verdicts.check_epochs(place.spark, epochs, events)
     report.findings += audit_verdicts.check_mailboxes(place, cut, records, events, audit_verdicts.last_crash(epochs))
     report.findings += audit_verdicts.check_pushers(cut, events, records)
     report.findings += audit_verdicts.check_readers(events, present, records)
@@ -121,26 +116,27 @@ def examine(place: Workplace, cut: AuditCut, *, full: bool = False) -> AuditRepo
 # ── the lake ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _summaries(place: Workplace, files: list[PlannedFile], *, full: bool) -> DataFrame:
-    """Sums over every file, each made by a task. Those of earlier audits are used, unless *full*."""
-    place.lake.check(files)
+def _summaries(place: Workplace, files: FileList, *, full: bool) -> DataFrame:
+    """Sums over every file, each made or found by a task. Those of earlier audits are used, unless *full*."""
+    _remove_sums(place)
+    summary = place.in_groups(files, SumsOfFile(place.lake.store, full), SUMS).cache()
+    gone = summary.where("stream IS NULL").first()
+    if gone is not None:
+        summary.unpersist()
+        raise LakeHole(f"{place.lake.store.location(gone.file)} is gone")
+    return summary
+
+
+def _remove_sums(place: Workplace) -> None:
+    """Remove the sums of files that are gone, and those of earlier versions, which were not in folders of days."""
     store = place.lake.store
-    stored = {store.location(one.path): one for one in store.list("events/data")}
-    sums = {one.file.name: _summary(stored[one.location]) for one in files}
-    kept = {one.path for one in store.list(SUMMARIES)}
-    fresh = [one for one in files if full or sums[one.file.name] not in kept]
-    place.in_tasks(SumUpFile.run, [SumUpFile(store, one.location, sums[one.file.name]) for one in fresh])
-    store.delete(kept - set(sums.values()))
-    return place.read_stored(list(sums.values()), SUMS)
+    store.delete(one.path for one in store.list(FOLDER, deep=False))
+    days = sorted(store.folders(FOLDER))
+    tasks = [RemoveSums(store, days[begin : begin + TASK_FILES]) for begin in range(0, len(days), TASK_FILES)]
+    place.in_tasks(RemoveSums.run, tasks)
 
 
-def _summary(one: StoredFile) -> str:
-    """Where a file's sums are. The name changes when somebody has put other bytes under the file's name."""
-    name = one.path.rpartition("/")[2]
-    return f"{SUMMARIES}/{name}-{int(one.modified * 1000):x}-{one.size:x}.parquet"
-
-
-def _counts(summary: DataFrame, files: list[PlannedFile]) -> dict[str, int]:
+def _counts(summary: DataFrame, files: FileList) -> dict[str, int]:
     sums = summary.agg(F.sum("rows"), F.sum("indexes"), F.countDistinct("stream")).first()
     rows, data, streams = sums if sums else (0, 0, 0)
     return {"files": len(files), "rows": rows, "events": data, "streams": streams}
