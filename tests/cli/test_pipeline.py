@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from penstock import debian
 from penstock.cli import java
-from penstock.cli.pipeline import SparkMissing, SparkPlace, job_options, require_spark, spark_settings, with_whole_paths
+from penstock.cli.pipeline import (
+    SparkMissing,
+    SparkPlace,
+    job_options,
+    place_of_session,
+    require_spark,
+    spark_settings,
+    with_whole_paths,
+)
 from penstock.errors import InputInvalid
 
 
@@ -166,3 +175,35 @@ def test_a_job_with_settings_of_its_own_is_not_handed_to_a_driver_that_has_other
     assert not SparkPlace("", {"spark.a": "b"}).may_be_handed_over
     assert not SparkPlace("local[1]", {}).may_be_handed_over
     assert not SparkPlace("", {}, own=True).may_be_handed_over
+
+
+MASTER, FILES = "spark.master", "spark.submit.pyFiles"
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "master"),
+    [
+        (SparkPlace("", {}), {}, "local[2]"),
+        (SparkPlace("", {}), {MASTER: "spark://defaults:1"}, "spark://defaults:1"),
+        (SparkPlace("spark://option:2", {}), {MASTER: "spark://defaults:1"}, "spark://option:2"),
+        (SparkPlace("spark://option:2", {MASTER: "spark://conf:3"}), {MASTER: "spark://defaults:1"}, "spark://conf:3"),
+        (SparkPlace("local[1]", {}), {MASTER: "spark://defaults:1"}, "local[1]"),
+    ],
+)
+def test_a_job_runs_where_conf_master_or_spark_s_own_settings_say_in_this_order(
+    place: SparkPlace, given: dict[str, str], master: str
+) -> None:
+    with place_of_session(place, given) as (found, settings):
+        assert found == master
+        assert (FILES in settings) is not master.startswith("local")
+
+
+def test_workers_elsewhere_get_our_code_beside_what_they_are_given() -> None:
+    given = {MASTER: "spark://defaults:1", FILES: "/defaults.zip"}
+    of_job = SparkPlace("", {FILES: "/a.py,/b.py"})
+    for place, theirs in ((SparkPlace("", {}), "/defaults.zip"), (of_job, "/a.py,/b.py")):
+        with place_of_session(place, given) as (_, settings):
+            before, _, ours = settings[FILES].rpartition(",")
+            assert before == theirs
+            assert "penstock/pipeline/old_lake.py" in zipfile.ZipFile(ours).namelist()
+        assert not Path(ours).exists()

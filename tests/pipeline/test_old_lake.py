@@ -74,6 +74,21 @@ def test_events_are_taken_over_as_they_are_and_the_old_lake_stays(
         bind(client, open_lake(new))
 
 
+@pytest.mark.parametrize("way", ["spark-defaults.conf", "--conf"])
+def test_it_takes_the_master_that_spark_is_given(
+    client: PipelineClient, old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    master, new = "spark://nobody.invalid:7077", tmp_path / "new"
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.master {master if way != '--conf' else 'local[1]'}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    more = ["--conf", f"spark.master={master}"] if way == "--conf" else []
+
+    told = run_pipeline(client, "migrate", str(old), str(new), *more)
+
+    assert (told.returncode, new.exists()) == (2, False)
+    assert "no way to nobody.invalid" in told.stderr
+
+
 def test_a_copy_with_other_bytes_is_not_committed(
     client: PipelineClient, old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,8 +31,12 @@ from tests.pipeline.by_hand import Crash, CrashAt, declare_orders, orders_in
 from tests.pipeline.earlier import hashes, old_rows, unpack
 from tests.pipeline.test_catalog import READERS, read_by_all
 from tests.pipeline.test_killed_jobs import left_over
-from tests.spark.filling import archived
+from tests.spark.filling import QUICK_JAVA, archived
 from tests.spark.killed_child import run_killed
+from tests.spark.test_standalone import cluster
+from tests.spark.test_submit import ELSEWHERE, make_python
+
+__all__ = ["cluster"]
 
 WHAT = ("door", "recipient", "stream", "first", "last", "key", "month", "number")
 Rows = list[dict[str, Any]]
@@ -176,3 +183,28 @@ def test_a_takeover_whose_process_is_killed_with_its_jvm_is_brought_to_its_end(
     compact.run(place, {})
     assert left_over(client, new) == set()
     assert differences(client, old, new) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("served", ["folder"], indirect=True)
+def test_a_cluster_whose_workers_have_nothing_of_ours_takes_it_over(
+    served: tuple[RunningServer, Path, str], tmp_path: Path, cluster: tuple[str, list[subprocess.Popen[bytes]]]
+) -> None:
+    server, old, new = served
+    client, events = PipelineClient(server.url, server.admin_token), tmp_path / "spark-events"
+    events.mkdir()
+    python = make_python(tmp_path / "worker", ELSEWHERE)
+    # Given a cluster that only Spark's own settings name
+    defaults = f"spark.master {cluster[0]}\nspark.eventLog.enabled true\nspark.eventLog.compress false\n"
+    (tmp_path / "spark-defaults.conf").write_text(defaults)
+    environment = {**os.environ, **QUICK_JAVA, "SPARK_CONF_DIR": str(tmp_path), "PYSPARK_PYTHON": str(python)}
+    command = [sys.executable, "-m", "penstock", "pipeline", "migrate", str(old), new, "--url", server.url]
+    command += ["--token", server.admin_token, "--conf", f"spark.eventLog.dir={events}"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=200)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert differences(client, old, new) == []
+    told = "".join(path.read_text() for path in events.rglob("*") if path.is_file())
+    assert f'"spark.master":"{cluster[0]}"' in told
+    assert '"Event":"SparkListenerTaskEnd"' in told

@@ -21,6 +21,7 @@ from tests.spark.filling import QUICK_JAVA, differences, publish
 from tests.spark.sockets import beyond_loopback, family
 
 START_SECONDS = 240
+NOWHERE = "spark://nobody.invalid:7077"
 
 
 @contextmanager
@@ -50,9 +51,15 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_up_archives_by_itself_restarts_its_driver_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_up_archives_by_itself_restarts_its_driver_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Spark's own settings name a cluster that is not there: the driver of `up` runs on this machine all the same
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.master {NOWHERE}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     with up(tmp_path) as (process, client):
         first = wait_until(lambda: driver(client), within=START_SECONDS)
+        assert first["master"] == "local[2]"
         publish(client, "/orders", [b"one", b"two"])
         newest = client.newest()
         wait_until(lambda: caught_up(client, newest), within=START_SECONDS)
@@ -66,9 +73,13 @@ def test_up_archives_by_itself_restarts_its_driver_and_leaves_nothing_behind(tmp
         assert all(figure.value > 0 for figure in report.figures)
 
         # A job is handed to the driver that is there: nothing is started for it
-        said = command("pipeline", "compact", "--all", "--url", client.url, "--token", client.token)
-        assert said.startswith("compact: ")
+        compact = ("pipeline", "compact", "--all", "--url", client.url, "--token", client.token)
+        assert command(*compact).startswith("compact: ")
         assert driver(client)["pid"] == first["pid"]
+
+        # One with a setting of its own is not: it gets a session, where Spark's own settings say
+        told = run(*compact, "--conf", "spark.driver.memory=900m")
+        assert (told.returncode, "no way to nobody.invalid" in told.stderr) == (2, True)
 
         # A driver that is killed is replaced
         os.killpg(first["pid"], signal.SIGKILL)
@@ -88,9 +99,14 @@ def caught_up(client: PipelineClient, newest: int) -> bool:
 
 
 def command(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "penstock", *arguments], capture_output=True, text=True, check=False)
+    done = run(*arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_without_java_the_server_runs_and_one_line_says_how_to_add_it(
@@ -128,6 +144,7 @@ def test_package_makes_the_code_for_workers(tmp_path: Path) -> None:
         (("archiv", "--lake", "/tmp/x"), "Did you mean archive?"),  # noqa: S108
         (("archive", "--lake", "ftp://place/x", "--own", "--once"), "cannot be opened"),
         (("compact", "--everything", "--lake", "/tmp/x"), "is no option of the job compact"),  # noqa: S108
+        (("archive", "--lake", "/tmp/x", "--conf", "memory=1g"), "'memory' is not spark.NAME=VALUE"),  # noqa: S108
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: tuple[str, ...], said: str, shared_server: Any) -> None:

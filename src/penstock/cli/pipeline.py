@@ -20,6 +20,7 @@ from penstock.errors import InputInvalid, OperatorError
 if TYPE_CHECKING:
     from penstock.pipeline.client import PipelineClient
     from penstock.pipeline.jobs import JobOutcome, Workplace
+    from penstock.pipeline.lake import Lake
 
 LOOPING: Final = ("archive", "ledger", "typed", "rollup")
 """Jobs that go on until they are ended, unless --once is given."""
@@ -198,28 +199,20 @@ def _run(
 
     if place.may_be_handed_over and handed_jobs.warm_driver(client, lake):
         return handed_jobs.hand_over(client, job, options)
-    from penstock.pipeline.jobs import JobOutcome, Workplace
+    from penstock.pipeline.jobs import JobOutcome
     from penstock.pipeline.lake import open_lake
     from penstock.pipeline.lake_identity import bind
     from penstock.pipeline.loop import PERIOD_SECONDS, Heartbeat, JobLoop
-    from penstock.pipeline.session import LOCAL, given_settings, open_session
 
     opened = open_lake(lake)
     bind(client, opened)
-    given = {**given_settings(), **place.settings}
-    master = place.master or given.get("spark.master", LOCAL)
-    with _package_for(master, given) as files:
-        spark = open_session(master, name=f"penstock-{job}", settings={**place.settings, **files})
-        try:
-            work = Workplace(spark, client, opened)
-            if once or job not in LOOPING:
-                return _to_its_end(work, job, options)
-            loop = JobLoop(work, {job: PERIOD_SECONDS})
-            with Heartbeat(client, loop.state):
-                loop.run(lambda: False)
-            return JobOutcome("ended")
-        finally:
-            spark.stop()
+    with _workplace(place, job, client, opened) as work:
+        if once or job not in LOOPING:
+            return _to_its_end(work, job, options)
+        loop = JobLoop(work, {job: PERIOD_SECONDS})
+        with Heartbeat(client, loop.state):
+            loop.run(lambda: False)
+        return JobOutcome("ended")
 
 
 def _adopt_moved(client: PipelineClient, lake: str, options: dict[str, str]) -> JobOutcome:
@@ -236,9 +229,8 @@ def _adopt_moved(client: PipelineClient, lake: str, options: dict[str, str]) -> 
 def _migrate(client: PipelineClient, arguments: list[str], place: SparkPlace) -> JobOutcome:
     """Never by a running driver: that one refuses the old lake."""
     from penstock.pipeline import old_lake
-    from penstock.pipeline.jobs import JobOutcome, Workplace
+    from penstock.pipeline.jobs import JobOutcome
     from penstock.pipeline.lake import open_lake
-    from penstock.pipeline.session import LOCAL, open_session
 
     options = job_options([one for one in arguments if one.startswith("--")])
     places = [one for one in arguments if not one.startswith("--")]
@@ -249,11 +241,8 @@ def _migrate(client: PipelineClient, arguments: list[str], place: SparkPlace) ->
         found = old_lake.plan(client, old, new)
         lines = [f"{table}: {len(files):,} files" for table, files in found.items()]
         return JobOutcome("\n".join([f"migrate: to {new.place} would be taken over", *lines]), {"dry_run": True})
-    spark = open_session(place.master or LOCAL, name="penstock-migrate", settings=place.settings)
-    try:
-        return old_lake.migrate(Workplace(spark, client, new), old)
-    finally:
-        spark.stop()
+    with _workplace(place, "migrate", client, new) as work:
+        return old_lake.migrate(work, old)
 
 
 def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> JobOutcome:
@@ -263,6 +252,31 @@ def _to_its_end(place: Workplace, job: str, options: dict[str, str]) -> JobOutco
     while (outcome := perform(place, job, options)).more:
         print(outcome.words, file=sys.stderr)
     return outcome
+
+
+@contextmanager
+def _workplace(place: SparkPlace, job: str, client: PipelineClient, lake: Lake) -> Iterator[Workplace]:
+    """A session of its own for one job, until the block ends."""
+    from penstock.pipeline.jobs import Workplace
+    from penstock.pipeline.session import given_settings, open_session
+
+    with place_of_session(place, given_settings()) as (master, settings):
+        spark = open_session(master, name=f"penstock-{job}", settings=settings)
+        try:
+            yield Workplace(spark, client, lake)
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def place_of_session(place: SparkPlace, given: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The master of a job and its settings, with our code for workers elsewhere; *given* is what Spark was given."""
+    from penstock.pipeline.session import LOCAL
+
+    named = (place.settings.get("spark.master"), place.master, given.get("spark.master"), LOCAL)
+    master = next(one for one in named if one)
+    with _package_for(master, {**given, **place.settings}) as files:
+        yield master, {**place.settings, **files}
 
 
 @contextmanager
