@@ -5,20 +5,24 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.errors import InputInvalid
-from penstock.iceberg.files import WrittenWrong
+from penstock.iceberg.files import WrittenWrong, arrow_schema, write_file
 from penstock.iceberg.sql import ask as ask_sql
 from penstock.pipeline import old_lake
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import AFTER_COMMIT, watermark
-from penstock.pipeline.lake import open_lake
+from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import LakeMismatch, bind
-from penstock.pipeline.old_lake import AdoptFile, migrate, plan
+from penstock.pipeline.ledger_rows import BATCH, Batch, find_repeats, heads_to_rows
+from penstock.pipeline.old_lake import AdoptFile, FindHeads, migrate, plan
 from penstock.testing import start_server
-from tests.pipeline.by_hand import Crash, CrashAt, archived, make_here, run_pipeline
+from penstock.wire.lake_files import LakeFile
+from tests.pipeline.by_hand import Crash, CrashAt, Here, archived, make_here, run_pipeline
 from tests.pipeline.earlier import hashes, old_rows, unpack
 
 
@@ -144,3 +148,40 @@ def test_what_cannot_be_taken_over_is_refused_and_nothing_changes(
         plan(client, old, open_lake(tmp_path / "new"))
 
     assert client.list("lake/") == records
+
+
+def test_the_heads_of_a_ledger_whose_record_has_none_are_found_in_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, tasks = open_lake(tmp_path), list[tuple[Any, int]]()
+    batches: list[list[Batch]] = [
+        [(1, "a", 1, 0), (2, "b", 1, 0), (3, "a", 1, 1)],
+        [(4, "a", 1, 1), (5, "b", 1, 1)],  # a repeat of one in the file before
+        [(6, "b", 1, 0), (7, "a", 2, 0)],  # and one of an older sequence
+        [(8, "a", 2, 1), (9, "c", 1, 5), (10, "a", 2, 1)],
+        [(11, "b", 1, 2)],
+    ]
+    written = [write_ledger(lake, some) for some in batches]
+    monkeypatch.setattr(old_lake, "AT_ONCE", 2)
+
+    def noted(place: Here, function: Any, items: Any) -> list[Any]:
+        tasks.append((function, len(items)))
+        return [function(one) for one in items]
+
+    monkeypatch.setattr(Here, "in_tasks", noted)
+    found = old_lake._heads(make_here(PipelineClient("http://127.0.0.1:1", ""), lake), written)
+
+    one_pass = find_repeats([one for some in batches for one in some], {})[1]
+    assert heads_to_rows(found) == heads_to_rows(one_pass)
+    assert heads_to_rows(found) == [["a", 1, 1, 3], ["a", 2, 1, 8], ["c", 1, 5, 9], ["b", 1, 2, 11]]
+    assert tasks == [(FindHeads.run, 2), (FindHeads.run, 2), (FindHeads.run, 1)]
+
+
+def write_ledger(lake: Lake, batches: list[Batch]) -> str:
+    """A file of `ledger` with these batches, each with a record; where it is."""
+    names = ("entry", "node", "epoch", "sequence", "state")
+    rows = [dict(zip(names, (*one, state), strict=True)) for one in batches for state in (BATCH, "sent")]
+    table = pa.Table.from_pylist(rows, arrow_schema("ledger"))
+    written = write_file(lake.store, LakeFile(batches[0][0] - 1, batches[-1][0], "2026-11-15", "ledger"), [table])
+    assert written
+    return written.location

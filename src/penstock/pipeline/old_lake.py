@@ -38,7 +38,7 @@ from penstock.pipeline.commit import TableChange
 from penstock.pipeline.jobs import BEGIN, TASK_ROWS, JobOutcome, Workplace, ledger, rollup, say_progress
 from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.lake_identity import MARK, LakeMismatch, claim, is_here, settle
-from penstock.pipeline.ledger_rows import LOOKED_AT, batches_in, find_repeats, heads_to_rows
+from penstock.pipeline.ledger_rows import LOOKED_AT, Heads, batches_in, find_repeats, heads_to_rows
 from penstock.pipeline.merging import MergedTable, RowSource, StoredRows, in_buckets, merge
 from penstock.wire.lake_files import ADOPTED, LETTERS, RECORDS, LakeFile, first_hole
 
@@ -280,10 +280,30 @@ def _memory(
         return {}
     if "batches" in memory:
         return {"batches": memory["batches"]}
-    store = place.lake.store
-    rows = (piece for one in changes[0].added for piece in read_batches(store, one.location, LOOKED_AT))
-    _, heads = find_repeats((batch for piece in rows for batch in batches_in(piece)), {})
-    return {"batches": heads_to_rows(heads)}
+    return {"batches": heads_to_rows(_heads(place, [one.location for one in changes[0].added]))}
+
+
+@dataclass(frozen=True, slots=True)
+class FindHeads:
+    """What one task does: find the newest batch of each epoch in a file of `ledger`."""
+
+    store: FileStore
+    location: str
+
+    def run(self) -> Heads:
+        """Their heads."""
+        rows = read_batches(self.store, self.location, LOOKED_AT)
+        return find_repeats((batch for piece in rows for batch in batches_in(piece)), {})[1]
+
+
+def _heads(place: Workplace, locations: Sequence[str]) -> Heads:
+    """The heads after all batches in these files, which are in order."""
+    heads: Heads = {}
+    for start in range(0, len(locations), AT_ONCE):
+        tasks = [FindHeads(place.lake.store, one) for one in locations[start : start + AT_ONCE]]
+        found = [one for some in place.in_tasks(FindHeads.run, tasks) for one in some.items()]
+        heads = find_repeats(((one.entry, *key, one.sequence) for key, one in found), heads)[1]
+    return heads
 
 
 def _check_places(old: Path, new: Lake) -> None:
