@@ -18,6 +18,7 @@ class Recording:
 
     url: str
     change: Callable[[bytes], bytes] | None  # what becomes of the bytes of answers; an OSError cuts the connection
+    asking: Callable[[str], None] | None  # sees each request's first line before the server does, and may wait
     connections: int = 0
     lines: list[str] = field(default_factory=list)
 
@@ -36,10 +37,14 @@ class Recording:
 
 
 @contextmanager
-def recording(server: RunningServer, change: Callable[[bytes], bytes] | None = None) -> Iterator[Recording]:
+def recording(
+    server: RunningServer,
+    change: Callable[[bytes], bytes] | None = None,
+    asking: Callable[[str], None] | None = None,
+) -> Iterator[Recording]:
     """A server at another address that answers as *server* does, until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        kept = Recording(f"http://127.0.0.1:{listener.getsockname()[1]}", change)
+        kept = Recording(f"http://127.0.0.1:{listener.getsockname()[1]}", change, asking)
         accepting = threading.Thread(target=_accept, args=(listener, server.port, kept), daemon=True)
         accepting.start()
         yield kept
@@ -69,7 +74,10 @@ def _pass_on(here: socket.socket, port: int, kept: Recording) -> None:
 
 def _noted(data: bytes, kept: Recording) -> bytes:
     if data[:4] in (b"GET ", b"POST", b"PUT "):  # our client sends a request's head in one piece
-        kept.lines.append(data.split(b"\r\n", 1)[0].decode())
+        line = data.split(b"\r\n", 1)[0].decode()
+        kept.lines.append(line)
+        if kept.asking:
+            kept.asking(line)
     return data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from penstock.iceberg.store import open_store
 from penstock.pipeline import register
-from penstock.pipeline.client import PipelineClient, StoredRecord
+from penstock.pipeline.client import TIMEOUT_SECONDS, PipelineClient, StoredRecord
 from penstock.pipeline.publishing import EncodedRequest
 from penstock.pipeline.sink import RowsNotRepeated, WriterTaken, _Sink
 from penstock.pipeline.staged_requests import StagedFile
@@ -256,17 +257,39 @@ def test_a_batch_that_is_repeated_in_fewer_partitions_is_refused(client: Pipelin
         sink.commit([sink.run_task(0, FIRST + SECOND, partition=0)], 0)
 
 
-def test_tasks_publish_at_once_each_on_one_connection(
-    spark: SparkSession, shared_server: RunningServer, client: PipelineClient, tmp_path: Path
-) -> None:
-    rows = [(bytearray(b"%d\n%d" % (number % 4, number)),) for number in range(200)]  # a request each
-    frame = spark.createDataFrame(rows, "body BINARY").repartition(4)
-    with recording(shared_server) as server:
-        writing(frame, PipelineClient(server.url, client.token), tmp_path, writer="four", stream="/sink/four")
+class Meeting:
+    """Holds requests to publish back until two connections have one at the same time, or *within* is over."""
 
-    assert sorted(published(client, "/sink/four")) == sorted(row[0].decode() for row in rows)
-    assert len(server.asked("/v1/publish")) == 200
-    assert server.connections == 4 + 1, "a connection for each task, and one for the commit"
+    def __init__(self, within: float) -> None:
+        self._both, self._within = threading.Barrier(2), within
+        self.held: bool | None = None  # whether it came to pass
+
+    def __call__(self, line: str) -> None:
+        if "/v1/publish?" not in line or self.held is not None:
+            return
+        try:
+            self._both.wait(self._within)
+            self.held = True
+        except threading.BrokenBarrierError:
+            self.held = False
+
+
+@pytest.mark.parametrize("way", ["tasks", "commit"], ids=["honest", "sabotage: the driver publishes"])
+def test_tasks_publish_at_once_each_on_one_connection(
+    spark: SparkSession, shared_server: RunningServer, client: PipelineClient, tmp_path: Path, way: str
+) -> None:
+    rows = [(bytearray(b"%d\n%d" % (number % 4, number)),) for number in range(40)]  # a request each
+    frame = spark.createDataFrame(rows, "body BINARY").repartition(4)
+    # Less than a client waits for an answer: one that asks again would be taken for two
+    meeting, stream = Meeting(0.8 * TIMEOUT_SECONDS if way == "tasks" else 0.5), f"/sink/four-{way}"
+    with recording(shared_server, asking=meeting) as server:
+        writing(frame, PipelineClient(server.url, client.token), tmp_path, writer=way, stream=stream, publish=way)
+
+    assert sorted(published(client, stream)) == sorted(row[0].decode() for row in rows)
+    assert len(server.asked("/v1/publish")) == 40
+    assert meeting.held is (way == "tasks")
+    if way == "tasks":
+        assert server.connections == 4 + 1, "a connection for each task, and one for the commit"
 
 
 def test_a_batch_that_a_commit_began_is_brought_to_its_end_by_commit(client: PipelineClient, tmp_path: Path) -> None:
