@@ -12,8 +12,11 @@ from penstock.api.auth import open_keys
 from penstock.errors import NotFound
 from penstock.pipeline.lake_views import register_lake
 from penstock.testing import RunningServer
-from penstock.wire.table_columns import DELIVERY_OUTCOMES, TABLES
-from tests.api.lake_rig import server_with_lake
+from penstock.wire.lake_files import LakeFile
+from penstock.wire.table_columns import DELIVERY_OUTCOMES, TABLES, TEXT, Column
+from tests.api.client import publish
+from tests.api.lake_rig import archive, opened, publish_record, server_with_lake
+from tests.api.test_iceberg import DAY, rows_of
 from tests.lake_shop import ORDERS, QUESTIONS, make_lake, shown, write_log
 
 
@@ -44,3 +47,24 @@ def test_a_server_without_a_lake_says_so(spark: SparkSession, server: RunningSer
 def test_a_session_reads_the_tables_as_they_were_when_it_asked(session: SparkSession, tmp_path: Path) -> None:
     told = session.sql("SELECT count(*) AS n FROM events WHERE stream = '/orders' AND kind = 'data'")
     assert told.first()["n"] == ORDERS
+
+
+def test_a_column_that_was_added_is_null_in_older_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = spark.newSession()  # its views are its own
+    with server_with_lake(tmp_path) as server:
+        publish(server, "/orders", b"one")
+        upto = archive(server, tmp_path / "lake")
+        tenant = Column("tenant", TEXT, True, "", "", "whose")
+        monkeypatch.setitem(TABLES, "events", (*TABLES["events"], tenant))
+        written = opened(server, tmp_path / "lake")
+        added = written.write(LakeFile(upto, upto + 2, DAY, "events"), rows_of("events", upto, upto + 2))
+        written.prepare("events", [added])
+        publish_record(server, written, "events")
+
+        register_lake(own, server.url, server.admin_token)
+        told = {row.id: row.tenant for row in own.sql("SELECT id, tenant FROM events").collect()}
+
+    assert {told[id] for id in told if id <= upto} == {None}
+    assert [told[upto + 1], told[upto + 2]] == [f"t{upto + 1}", f"t{upto + 2}"]
