@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,14 +14,14 @@ import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.iceberg.files import PlannedFile
-from penstock.pipeline import audit_queries, audit_verdicts
+from penstock.iceberg.files import PlannedFile, arrow_schema, write_file
+from penstock.iceberg.tables import Table
+from penstock.pipeline import audit_queries, audit_verdicts, file_lists
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.file_lists import list_files
-from penstock.pipeline.file_sums import SUMS, SumsOfFile
+from penstock.pipeline.file_lists import FileList
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit
 from penstock.pipeline.jobs.ledger import BATCH
-from penstock.pipeline.lake import LEDGER, LakeHole
+from penstock.pipeline.lake import LEDGER, LakeHole, open_lake
 from penstock.testing import RunningServer, wait_until
 from penstock.wire.lake_files import LakeFile
 from tests.api.client import Tail
@@ -108,10 +109,18 @@ def test_a_device_that_came_back_has_said_how_far_it_had_come(audited: Audited) 
     assert sorted(set(said)) == sorted(said)
 
 
+class NotPlanning(Workplace):
+    """Refuses what has an object for each file."""
+
+    def files(self, table: str) -> list[PlannedFile]:
+        raise AssertionError(f"all files of {table} are planned")
+
+
 def test_it_says_the_same_when_it_reads_everything_again(audited: Audited) -> None:
     place, cut, outcome = audited
+    small = NotPlanning(place.spark, place.client, place.lake)
 
-    assert audit.examine(place, cut, full=True).data()["findings"] == outcome.data["findings"]
+    assert audit.examine(small, cut, full=True).data()["findings"] == outcome.data["findings"]
 
 
 def without(table: str, unwanted: Callable[[pa.Table], pa.Array]) -> Callable[[Workplace], None]:
@@ -254,26 +263,45 @@ def test_holes_between_files_are_named_up_to_a_limit() -> None:
     assert found[-1].words == f"and {500 - audit_verdicts.NAMED} more"
 
 
-@pytest.mark.parametrize("sabotaged", [False, True], ids=["honest", "sabotage: a path for each"])
-def test_the_driver_hands_out_files_without_an_object_for_each(audited: Audited, sabotaged: bool) -> None:
-    place, _, _ = audited
-    count, store = 20_000, place.lake.store
-    locations = (
-        store.location(LakeFile(lo, lo + 9, "2026-11-15", "events", f"{lo:016x}").path) for lo in range(0, 9 * count, 9)
-    )
+class Planning(Workplace):
+    """The sabotage: an object for each file, as other jobs have it."""
 
-    tracemalloc.start()
-    listed = list_files(store, "events", locations)
-    if sabotaged:
-        rows = place.spark.sparkContext.parallelize([(store.location(one.path),) for one in listed], 100)
-        frame = place.spark.createDataFrame(rows, "file STRING")
-    else:
-        frame = place.in_groups(listed, SumsOfFile(store), SUMS)
-    found = tracemalloc.get_traced_memory()[1] / count
-    tracemalloc.stop()
+    def listed(self, table: str) -> FileList:
+        assert self.files(table)
+        return super().listed(table)
 
-    assert (found < 100) is not sabotaged, f"{found} bytes of Python's for each file"
-    assert frame.columns[0] == "file"
+
+def point_at_files(place: Workplace, count: int) -> None:
+    """Let `events` have so many files by its manifests, none of which is there."""
+    row = pa.Table.from_pylist([{"id": 1, "stream": "/a", "index": 0}], arrow_schema("events"))
+    written = write_file(place.lake.store, LakeFile(0, 1, "2026-11-15", "events"), [row])
+    assert written
+    table = Table.create(place.lake.store, "events")
+    paths = [LakeFile(9 * one, 9 * one + 9, "2026-11-15", "events", f"{one:016x}").path for one in range(count)]
+    for begin in range(0, count, 200):  # too many for sixteen manifests to be merged
+        some = [replaced(written, location=place.lake.store.location(path)) for path in paths[begin : begin + 200]]
+        table = table.append(some, now_ms=0).table
+    version = place.client.get("lake/events").version
+    place.client.put("lake/events", {"done": 9 * count, "tables": {"events": table.location}}, expect=version)
+
+
+@pytest.mark.parametrize("kind", [Workplace, Planning], ids=["honest", "sabotage: planned files"])
+def test_what_an_audit_takes_for_each_file_is_little(
+    place: Workplace, kind: type[Workplace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_lists, "_AT_ONCE", 100)  # fewer files show what grows
+    cut, peaks = audit.take_cut(place.client), list[int]()
+    for count in (200, 1_000, 2_000):  # the first one makes what stays whatever comes
+        point_at_files(place, count)
+        fresh = kind(place.spark, place.client, open_lake(place.lake.place))
+        tracemalloc.start()
+        with pytest.raises(LakeHole, match="is gone"):
+            audit.examine(fresh, cut)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+    found = (peaks[2] - peaks[1]) / 1_000
+    assert (found < 100) is (kind is Workplace), f"{peaks} bytes of Python's"
 
 
 def restore(place: Workplace) -> None:
