@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,13 @@ import pyarrow as pa
 
 from penstock.iceberg.files import read_batches
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import Faults, Intent, Turn
+from penstock.pipeline.commit import Faults, Intent, Turn, record_names
 from penstock.pipeline.jobs import Workplace, archive, typed
 from penstock.pipeline.lake import Lake, open_lake, record_of
 from penstock.pipeline.lake_identity import bind
 from penstock.testing import RunningServer
+from penstock.wire.lake_files import tables_of
+from penstock.wire.table_columns import NAMES
 from tests.api.client import publish
 
 NO_SPARK = cast("Any", None)
@@ -53,16 +56,20 @@ def exported(client: PipelineClient, after: int, upto: int) -> pa.Table:
         return pa.ipc.open_stream(answer).read_all()
 
 
-def archived(client: PipelineClient, lake: Lake) -> list[tuple[Any, ...]]:
-    """Ids and bodies of the lake, in order."""
+ID_AND_BODY = ("id", "body")
+
+
+def archived(client: PipelineClient, lake: Lake, columns: Sequence[str] = ID_AND_BODY) -> list[tuple[Any, ...]]:
+    """Rows of the lake, in order: these columns of them."""
     files = make_here(client, lake).files("events")
-    rows = [batch for one in files for batch in read_batches(lake.store, one.location, ("id", "body"))]
-    return [(row["id"], row["body"]) for batch in rows for row in batch.to_pylist()]
+    rows = [batch for one in files for batch in read_batches(lake.store, one.location, tuple(columns))]
+    return [tuple(row[name] for name in columns) for batch in rows for row in batch.to_pylist()]
 
 
-def logged(client: PipelineClient) -> list[tuple[Any, ...]]:
-    """Ids and bodies of the log, in order."""
-    return [(row["id"], row["body"]) for row in exported(client, 0, client.newest()).to_pylist()]
+def logged(client: PipelineClient, columns: Sequence[str] = ID_AND_BODY) -> list[tuple[Any, ...]]:
+    """Rows of the log, in order: these columns of them."""
+    rows = exported(client, 0, client.newest()).to_pylist()
+    return [tuple(row[name] for name in columns) for row in rows]
 
 
 class Crash(BaseException):
@@ -94,9 +101,9 @@ class CrashAtPoint(Faults):
 
 
 def equals_the_log(client: PipelineClient, lake: Lake) -> bool:
-    """With a look that has nothing in memory, as another process would have it."""
+    """In every column, with a look that has nothing in memory, as another process would have it."""
     fresh = open_lake(lake.place)
-    return archived(client, fresh) == logged(client)
+    return archived(client, fresh, NAMES) == logged(client, NAMES)
 
 
 def unnamed(client: PipelineClient, lake: Lake) -> set[str]:
@@ -104,6 +111,17 @@ def unnamed(client: PipelineClient, lake: Lake) -> set[str]:
     fresh = open_lake(lake.place)
     named = fresh.table("events", client.get("lake/events").value).named()
     return {fresh.store.location(one.path) for one in fresh.store.list("events")} - named
+
+
+def left_over(client: PipelineClient, place: str) -> set[str]:
+    """Files of tables that nothing names."""
+    lake = open_lake(place)
+    found = set[str]()
+    for name in record_names(client):
+        for table in tables_of(name):
+            listed = {lake.store.location(one.path) for one in lake.store.list(table)}
+            found |= listed - lake.table(table, client.get(f"lake/{name}").value).named()
+    return found
 
 
 def with_three_files(server: RunningServer, lake: Lake) -> PipelineClient:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from penstock.client.http import ServerUnreachable
@@ -30,7 +33,7 @@ from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import LakeUnreachable, perform
 from penstock.testing import RunningServer, S3Server, start_server
 from tests.api.client import publish
-from tests.pipeline.by_hand import Crash, CrashAt, archived, equals_the_log, logged, make_here, unnamed
+from tests.pipeline.by_hand import Crash, CrashAt, archived, equals_the_log, exported, logged, make_here, unnamed
 
 IN_A_FOLDER = pytest.mark.parametrize("lake", ["folder", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
 """What does not depend on where the lake is."""
@@ -100,6 +103,27 @@ def test_sabotage_a_watermark_that_moves_before_the_pointers_loses_rows(
 
     assert watermark(client, "events") == client.newest()
     assert not equals_the_log(client, lake)
+
+
+@IN_A_FOLDER
+def test_sabotage_the_same_check_finds_one_column_that_differs(
+    client: PipelineClient, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.run(make_here(client, lake), {})
+    assert equals_the_log(client, lake)
+    monkeypatch.setattr("tests.pipeline.by_hand.exported", later_by_a_second)
+
+    assert not equals_the_log(client, lake)
+    assert archived(client, lake) == logged(client)
+
+
+def later_by_a_second(client: PipelineClient, after: int, upto: int) -> pa.Table:
+    """A log whose ids and bodies are those of the lake."""
+    rows = exported(client, after, upto)
+    later = pc.add(rows["time"], pa.scalar(timedelta(seconds=1), pa.duration("us"))).cast(
+        rows.schema.field("time").type
+    )
+    return rows.set_column(rows.schema.get_field_index("time"), "time", later)
 
 
 # ── overtaken ──────────────────────────────────────────────────────────────────────────────────
@@ -277,6 +301,11 @@ class AtEvery(Faults):
     def at(self, point: str) -> None:
         if point == self._point and self._deeds:
             self._deeds.pop(0)()
+
+    @property
+    def has_happened(self) -> bool:
+        """Whether all was done."""
+        return not self._deeds
 
 
 @pytest.mark.parametrize("point", [AFTER_FILES, BEFORE_COMMIT, AFTER_COMMIT])

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.commit import AFTER_COMMIT, Faults, TableChange, Turn, record_names
+from penstock.pipeline.commit import AFTER_COMMIT, Faults, TableChange, Turn
 from penstock.pipeline.jobs import compact, repair
 from penstock.pipeline.lake import Lake, open_lake
 from penstock.pipeline.old_lake import AdoptFile, migrate
 from penstock.testing import RunningServer, start_server
-from penstock.wire.lake_files import tables_of
 from tests.pipeline.by_hand import (
     Crash,
     CrashAt,
+    left_over,
     logged,
     make_here,
     orders_in,
@@ -62,17 +62,6 @@ def run_killed(job: Callable[..., None], *arguments: object) -> None:
     process.start()
     process.join(60)
     assert process.exitcode == -signal.SIGKILL
-
-
-def left_over(client: PipelineClient, place: str) -> set[str]:
-    """Files of tables that nothing names."""
-    lake = open_lake(place)
-    found = set[str]()
-    for name in record_names(client):
-        for table in tables_of(name):
-            listed = {lake.store.location(one.path) for one in lake.store.list(table)}
-            found |= listed - lake.table(table, client.get(f"lake/{name}").value).named()
-    return found
 
 
 # ── repair ─────────────────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ from penstock.pipeline.lake_identity import LakeMismatch, bind
 from penstock.testing import RunningServer, start_server
 from tests.api.client import publish
 from tests.api.lake_rig import trim
-from tests.pipeline.by_hand import archive_turn, archived, logged, make_here
+from tests.pipeline.by_hand import archive_turn, equals_the_log, make_here
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def goes_on(folder: Path, server: RunningServer, client: PipelineClient) -> bool
     lake = open_lake(folder / "lake")
     bind(client, lake)
     archive_turn(client, lake)
-    return archived(client, lake) == logged(client)
+    return equals_the_log(client, lake)
 
 
 def test_a_restored_server_does_not_take_the_files_of_a_lost_future_for_its_own(newer: Path) -> None:
