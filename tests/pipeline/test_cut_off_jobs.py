@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.iceberg.store import open_store
+from penstock.pipeline import commit
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import (
     AFTER_FILES,
@@ -26,12 +27,15 @@ from penstock.pipeline.commit import (
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import LakeUnreachable, perform
+from penstock.pipeline.table_lease import WaitClock
 from penstock.testing import RunningServer, S3Server, start_server
 from tests.pipeline.by_hand import Crash, CrashAt, CrashAtPoint, left_over, make_here, stored
 from tests.pipeline.lake_life import IN_ORDER, Life, OtherDriver, options_of, wrong_tables
 from tests.pipeline.test_commit import BETWEEN, IN_A_FOLDER, AtEvery, watermark_first
 
 SUMS = ("archive", "ledger", "rollup")
+RECORDS = ("events", "ledger", "rollup")
+"""Of those jobs."""
 OF_COMPACTION = 24
 """Points that `compact` comes to: two commits on each of three records."""
 
@@ -139,6 +143,29 @@ def test_a_turn_that_does_not_end_is_brought_to_its_end_and_counts_once(
     assert left_over(world.client, world.lake.place) == set()
     assert any(row["attempts"] > 1 for row in stored(world.client, world.lake, "deliveries"))
     assert stored(world.client, world.lake, "positions")
+
+
+@pytest.mark.parametrize("lake", ["folder"], indirect=True)
+def test_a_job_that_another_driver_does_while_it_is_waited_for_has_nothing_left_to_do(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.life.goes_on()
+    for job, record in zip(SUMS, RECORDS, strict=True):
+        with monkeypatch.context() as patched:
+            patched.setattr(commit, "own_name", lambda: "elsewhere/7/7")
+            held = Turn(world.client, world.lake, record)
+
+        def end_it(seconds: float, held: Turn = held, job: str = job) -> None:
+            held.end()
+            world.other.run(job)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(WaitClock, "sleep", staticmethod(end_it))
+            perform(make_here(world.client, world.lake), job, {})
+
+        kept = world.client.get(f"lake/{record}").value
+        assert (kept["done"], kept["holder"]) == (world.client.newest(), "")
+    assert world.wrong() == []
 
 
 def pointers_first(turn: Turn, pointers: Mapping[str, str], moved: Mapping[str, Any]) -> None:

@@ -192,6 +192,9 @@ class Workplace:
             if record.get("intent") is None and record.get("done", 0) >= upto:
                 return
             turn = self.turn(name)
+            if turn.intent is None and turn.done >= upto:  # another driver has done it while this one waited
+                turn.end()
+                return
             if turn.intent is None:
                 turn.intend(plan(turn.done), memory(turn.memory))
             yield turn, cast("Intent", turn.intent)
