@@ -1,15 +1,17 @@
 """`ledger`, `rollup` and `compact` may end, or be overtaken, at every point of a turn: no sum counts anything twice.
 
+The store may be away under them, and under `erase`.
+
 `rollup_hourly` adds, and `deliveries` counts attempts. A turn that is done twice makes no second row there, but a wrong
 number; so whole rows are compared with what the log says. No JVM is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,11 +19,13 @@ from penstock.iceberg.store import open_store
 from penstock.pipeline import commit
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import (
+    AFTER_COMMIT,
     AFTER_FILES,
     AFTER_INTENT,
     BEFORE_COMMIT,
     POINTS,
     Faults,
+    TableChange,
     Turn,
 )
 from penstock.pipeline.lake import Lake
@@ -29,9 +33,11 @@ from penstock.pipeline.lake_identity import bind
 from penstock.pipeline.loop import LakeUnreachable, perform
 from penstock.pipeline.table_lease import WaitClock
 from penstock.testing import RunningServer, S3Server, start_server
-from tests.pipeline.by_hand import Crash, CrashAt, CrashAtPoint, left_over, make_here, stored
+from tests.api.client import publish
+from tests.pipeline.by_hand import Crash, CrashAt, CrashAtPoint, equals_the_log, left_over, make_here, stored
 from tests.pipeline.lake_life import IN_ORDER, Life, OtherDriver, options_of, wrong_tables
 from tests.pipeline.test_commit import BETWEEN, IN_A_FOLDER, AtEvery, watermark_first
+from tests.pipeline.test_erase import World as SecretsInALake
 
 SUMS = ("archive", "ledger", "rollup")
 RECORDS = ("events", "ledger", "rollup")
@@ -102,29 +108,35 @@ class OvertakenAtPoint(Faults):
             self._goes_on()
 
 
-CHEAP_STEPS = {
-    ("ledger", False): 1, ("rollup", False): 1, ("ledger", True): 2, ("rollup", True): 2,
-    ("compact", False): 9,  # of `events` the first, of `ledger` the second, and so on
-    ("compact", True): 9,
+EVERY_POINT = range(1, len(POINTS) + 1)
+CHEAP_POINTS = {
+    ("ledger", False): EVERY_POINT, ("rollup", False): EVERY_POINT,
+    ("ledger", True): (2,), ("rollup", True): (3,),
+    ("compact", False): (2, 11, 19),  # before the commit of `events`, after those of `ledger` and of `rollup`
+    ("compact", True): (10,),
 }  # fmt: skip
-"""Every how manieth point is tried without the marker long."""
+"""Which points are tried without the marker long, by their numbers; with it, all."""
+
+ALL_POINTS = {
+    (job, overtaken): range(1, OF_COMPACTION + 1) if job == "compact" else EVERY_POINT
+    for job, overtaken in CHEAP_POINTS
+}
 
 
 @IN_A_FOLDER
 @pytest.mark.parametrize(
-    ("job", "overtaken", "step"),
-    [(*which, step) for which, step in CHEAP_STEPS.items()]
-    + [long(*which, 1) for which, step in CHEAP_STEPS.items() if step > 1],
+    ("job", "overtaken", "numbers"),
+    [(*which, numbers) for which, numbers in CHEAP_POINTS.items()]
+    + [long(*which, ALL_POINTS[which]) for which, numbers in CHEAP_POINTS.items() if numbers != ALL_POINTS[which]],
 )
 def test_a_turn_that_does_not_end_is_brought_to_its_end_and_counts_once(
-    job: str, overtaken: bool, step: int, world: World
+    job: str, overtaken: bool, numbers: Sequence[int], world: World
 ) -> None:
     def goes_on() -> None:
         world.life.goes_on()
         world.other.run(*(IN_ORDER if overtaken else SUMS))
 
-    come_to = 0
-    for number in range(1, 100, step):
+    for number in numbers:
         faults = OvertakenAtPoint(number, goes_on) if overtaken else CrashAtPoint(number)
         try:
             world.disturb(job, faults)
@@ -132,12 +144,12 @@ def test_a_turn_that_does_not_end_is_brought_to_its_end_and_counts_once(
             goes_on()
         except RecordChanged:
             assert overtaken
-        if faults.left > 0:
-            break
-        come_to += 1
+        assert faults.left <= 0, number
         assert world.wrong() == [], number
 
-    assert come_to == -(-(OF_COMPACTION if job == "compact" else len(POINTS)) // step)
+    faults = CrashAtPoint(max(ALL_POINTS[job, overtaken]) + 1)
+    world.disturb(job, faults)
+    assert faults.left == 1, "there are points that are not known here"
     world.other.run()
     assert world.wrong() == []
     assert left_over(world.client, world.lake.place) == set()
@@ -213,18 +225,66 @@ ALL = [
 def test_a_store_that_is_away_under_a_job_and_comes_back_loses_nothing_and_counts_once(
     job: str, point: str, away: str, world: World, s3: S3Server
 ) -> None:
-    world.lake.store = open_store(
-        world.lake.place, seconds=0.3
-    )  # three times, where a driver waits for three times 20 s
+    world.lake.store = open_store(world.lake.place, seconds=1)  # three times, where a driver waits for three times 20 s
     faults = AtEvery(point, getattr(s3, away))
     with suppress(LakeUnreachable):  # not raised where nothing is left to be done at the store
         world.disturb(job, faults)
     assert faults.has_happened
-    s3.resume()
-    s3.restart() if s3.process.poll() is not None else None
+    bring_back(s3)
     world.life.goes_on()
 
     world.other.run()
 
     assert world.wrong() == []
     assert left_over(world.client, world.lake.place) == set()
+
+
+def bring_back(s3: S3Server) -> None:
+    s3.resume()
+    if s3.process.poll() is not None:
+        s3.restart()
+
+
+def takes_requests_for_done_first(turn: Turn, changes: list[TableChange], memory: Any = None) -> None:
+    """The sabotage."""
+    turn._store(memory={**turn.memory, "erased": turn.done})
+    turn._commit(changes, {}, memory, release=False)
+
+
+@pytest.mark.parametrize("lake", ["s3"], indirect=True)
+@pytest.mark.parametrize(
+    ("point", "away", "sabotaged"),
+    [
+        (AFTER_COMMIT, "kill", False),
+        (AFTER_FILES, "pause", True),
+        *(
+            long(point, away, False)
+            for point in POINTS[1:]
+            for away in ("kill", "pause")
+            if (point, away) != (AFTER_COMMIT, "kill")
+        ),
+    ],
+)
+def test_a_store_that_is_away_under_an_erasing_and_comes_back_has_nothing_left_of_what_was_erased(
+    point: str, away: str, sabotaged: bool, server: RunningServer, client: PipelineClient, lake: Lake,
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    world = SecretsInALake(server, cast("Any", lake.place))
+    assert {path.split("/")[1] for path in world.grep()} == {"data", "metadata"}
+    world.ask(stream=world.stream)
+    lake.epoch, lake.store = world.lake.epoch, open_store(lake.place, seconds=1)
+    faults = AtEvery(point, getattr(s3, away))
+    with monkeypatch.context() as patched:
+        if sabotaged:
+            patched.setattr(Turn, "replace", takes_requests_for_done_first)
+        with suppress(LakeUnreachable):
+            perform(make_here(client, lake, faults), "erase", {})
+    assert faults.has_happened
+    bring_back(s3)
+    publish(server, "/open")
+
+    world.archive()
+    world.run()
+
+    assert bool(world.left() or world.grep()) is sabotaged
+    assert equals_the_log(client, lake) is not sabotaged
