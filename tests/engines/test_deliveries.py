@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -15,9 +17,11 @@ from penstock.core.ledger import Ledger, LedgerEvent, Recipient
 from penstock.core.why import Why
 from penstock.core.why_recipients import Way, WayFilter
 from penstock.engines.lake import ColdLog, Deliveries, LakeUnreadable, open_lake
+from penstock.engines.lake import reader as lakes
 from penstock.engines.memory import MemoryEngine
 from penstock.errors import NotFound
 from penstock.iceberg.files import arrow_schema
+from penstock.testing import S3Server, wait_until_async
 from penstock.values import Batch, Draft
 from penstock.wire.lake_files import LakeFile
 from tests.engines.lake_files import WrittenLake, everything
@@ -41,7 +45,7 @@ def hour_ms(hour: int) -> int:
 class World:
     """A log with an entry, a ledger, and a lake beside them."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path | str) -> None:
         self.clock = ManualClock()
         self.engine = MemoryEngine(clock=self.clock)
         self.written = WrittenLake(place)
@@ -82,8 +86,17 @@ class World:
         await self.written.publish(self.engine.registry, "ledger", done)
 
 
-async def test_what_is_folded_and_what_is_not_yet_make_one_story(tmp_path: Path) -> None:
-    world = World(tmp_path)
+@pytest.fixture(params=["folder", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a lake, of both kinds."""
+    if request.param == "folder":
+        return str(tmp_path)
+    request.getfixturevalue("s3")
+    return f"s3://lake/{uuid4().hex}"
+
+
+async def test_what_is_folded_and_what_is_not_yet_make_one_story(place: str) -> None:
+    world = World(place)
     async with world.lake:
         entry = await world.open()
         await world.fold([row(ALICE, entry, entry), row(BOB, entry, entry), row(ALICE, entry + 5, entry + 9)])
@@ -148,8 +161,8 @@ async def test_positions_are_looked_for_until_the_first_that_reaches_the_entry(t
         assert len(await world.deliveries.of_entry("/a", entry, "alice")) == 2
 
 
-async def test_entries_that_were_trimmed_are_explained_too(tmp_path: Path) -> None:
-    world = World(tmp_path)
+async def test_entries_that_were_trimmed_are_explained_too(place: str) -> None:
+    world = World(place)
     async with world.lake:
         entry = await world.open()
         done = await world.fold([row(ALICE, entry, entry, state="dropped", reason="overflow", sent_time=None)])
@@ -268,3 +281,59 @@ async def test_files_that_cannot_have_the_row_are_not_opened(tmp_path: Path) -> 
         assert (await world.why.entry(entry, "alice")).verdict == "sent"
         with pytest.raises(LakeUnreadable):
             await world.why.entry(entry, "zoe")
+
+
+# ── the store is away ─────────────────────────────────────────────────────────────────────────────
+
+UNREADABLE = "unreadable"
+
+
+async def verdict(world: World, entry: int) -> str:
+    """What `why` says, or that it cannot say anything."""
+    try:
+        return (await world.why.entry(entry, "alice")).verdict
+    except LakeUnreadable:
+        return UNREADABLE
+
+
+class TakesNothingForNone(Deliveries):
+    """The sabotage: rows that cannot be read count as rows that are not there."""
+
+    async def of_entry(self, stream: str, id: int, recipient: str | None) -> list[LedgerEvent]:
+        try:
+            return await super().of_entry(stream, id, recipient)
+        except LakeUnreadable:
+            return []
+
+
+@pytest.mark.parametrize(
+    ("away", "deliveries", "said"),
+    [
+        ("pause", Deliveries, UNREADABLE),
+        ("kill", Deliveries, UNREADABLE),
+        ("pause", TakesNothingForNone, "no_record"),
+    ],
+)
+async def test_while_the_store_is_away_why_says_so_and_tells_nothing_that_is_not_so(
+    away: str, deliveries: type[Deliveries], said: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(f"s3://lake/{uuid4().hex}")
+    world.why = Why(world.log, world.ledger, Hub(world.log), deliveries(world.lake))
+    async with world.lake:
+        entry = await world.open()
+        await world.fold([row(ALICE, entry, entry)])
+        getattr(s3, away)()
+        with monkeypatch.context() as impatient:
+            impatient.setattr(lakes, "LAKE_SECONDS", 1.0)
+            assert await verdict(world, entry) == said
+        fresh = (await world.log.append(Batch((Draft("/a", b"y"),)))).last.id  # the log needs no store
+        world.ledger.record(ALICE, "acked", "/a", entry, entry)
+        s3.resume() if away == "pause" else await asyncio.to_thread(s3.restart)
+
+        async def answered() -> bool:
+            return await verdict(world, entry) != UNREADABLE
+
+        await wait_until_async(answered, within=60)
+        answer = await world.why.entry(entry, "alice")
+        assert {event.state for event in answer.events} == {"sent", "acked"}
+        assert await verdict(world, fresh) == "no_record"
