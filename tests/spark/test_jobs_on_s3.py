@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-from pyspark.sql import SparkSession
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
 
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.iceberg.store import open_store
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.jobs import Workplace, archive, audit, compact, erase, ledger, replay, rollup
+from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit, compact, erase, ledger, replay, rollup
+from penstock.pipeline.lake import open_lake
+from penstock.pipeline.loop import LakeUnreachable, perform
 from penstock.testing import RunningServer, S3Server, wait_until
 from tests.lake_grep import files_with
 from tests.spark.conftest import make_place
@@ -18,7 +26,7 @@ SECRETS = [b"a secret"]
 
 @pytest.fixture
 def place(spark: SparkSession, server: RunningServer, s3: S3Server) -> Workplace:
-    return make_place(spark, server, "s3://lake/jobs")
+    return make_place(spark, server, f"s3://lake/{uuid4().hex}")
 
 
 def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,3 +57,64 @@ def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeyp
     publish(client, "/orders", [b"after"])
     archive.run(place, {})
     assert differences(client, place.lake.place) == []
+
+
+# ── the store is away ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class AwayUnderTasks(Workplace):
+    """The store is paused when tasks are about to read it; the driver has found all that it needs by then."""
+
+    s3: S3Server = field(kw_only=True)
+    spared: list[str] = field(kw_only=True)  # reads before that, by what they are for
+
+    def read(self, *given: Any, **more: Any) -> DataFrame:
+        frame = Workplace.read(self, *given, **more)
+        if self.spared:
+            self.spared.pop()
+        else:
+            self.s3.pause()
+        return frame
+
+    def in_tasks(self, function: Any, items: Sequence[Any]) -> list[Any]:
+        self.s3.pause()
+        return Workplace.in_tasks(self, function, items)
+
+
+class TakesNothingForNone(AwayUnderTasks):
+    """The sabotage: what cannot be read counts as what is not there."""
+
+    def read(self, *given: Any, **more: Any) -> DataFrame:
+        return AwayUnderTasks.read(self, *given, **more).where("false")
+
+
+def test_an_audit_and_a_replay_under_which_the_store_is_away_go_on_when_it_is_back(
+    place: Workplace, s3: S3Server
+) -> None:
+    client = place.client
+    for number in range(2):
+        upto = client.call("POST", "/v1/publish", {"stream": "/orders"}, b"%d" % number)["id"]
+        archive.run(place, {})  # in a file of its own
+    options = {"streams": "/orders", "to": "/copy", "after": str(upto - 1)}
+    impatient = open_lake(place.lake.place)
+    impatient.epoch, impatient.store = place.lake.epoch, open_store(place.lake.place, seconds=1)
+
+    def run_away(kind: type[AwayUnderTasks], job: str, **options: str) -> JobOutcome:
+        try:
+            spared = ["the range of a replay"] if job == "replay" else []
+            return perform(kind(place.spark, client, impatient, s3=s3, spared=spared), job, options)
+        finally:
+            s3.resume()
+
+    with pytest.raises(LakeUnreachable):
+        run_away(AwayUnderTasks, "replay", name="honest", **options)
+    assert replay.run(place, {"name": "honest", **options}).data["sent"] == 1
+    run_away(TakesNothingForNone, "replay", name="sabotage", **options)
+    assert replay.run(place, {"name": "sabotage", **options}).data["sent"] == 0
+
+    with pytest.raises(LakeUnreachable):
+        run_away(AwayUnderTasks, "audit")
+    for job in (archive, ledger, rollup):
+        job.run(place, {})
+    assert audit.run(place, {}).exit_code == 0

@@ -21,6 +21,7 @@ from penstock.errors import OperatorError, PenstockError
 from penstock.pipeline import handed_jobs, run_records
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.jobs import JobOutcome, Workplace, find
+from penstock.pipeline.lake_identity import MARK
 from penstock.pipeline.table_lease import own_name
 
 log = logging.getLogger("penstock.pipeline")
@@ -144,8 +145,19 @@ def perform(place: Workplace, name: str, options: Mapping[str, str]) -> JobOutco
     except Exception as error:
         if _is_gone(place):
             raise DriverBroken(f"Spark does not answer: {error}") from error
+        if away := _trouble_of_store(place):  # what tasks meet there, Spark tells in words of its own
+            raise LakeUnreachable(f"{place.lake.place}: {away}") from error
         raise
     return note.outcome
+
+
+def _trouble_of_store(place: Workplace) -> OSError | None:
+    """What the store says to the driver; None if it answers."""
+    try:
+        place.lake.store.missing([MARK])
+    except OSError as error:
+        return error
+    return None
 
 
 def _is_gone(place: Workplace) -> bool:
