@@ -310,7 +310,7 @@ class TakesNothingForNone(Deliveries):
     ("away", "deliveries", "said"),
     [
         ("pause", Deliveries, UNREADABLE),
-        ("kill", Deliveries, UNREADABLE),
+        pytest.param("kill", Deliveries, UNREADABLE, marks=pytest.mark.long),
         ("pause", TakesNothingForNone, "no_record"),
     ],
 )
