@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import polars
 import pyarrow as pa
 import pytest
+from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.table import StaticTable
 
 from penstock.iceberg import schemas, tables
@@ -147,6 +149,63 @@ def test_what_is_to_be_forgotten_is_named_by_nothing_any_more(store: FileStore) 
     assert Table.open(store, prepared.location).named() == stored(store)
 
 
+def _nowhere(needed: Mapping[str, ManifestFile], mine: Mapping[str, ManifestFile]) -> list[ManifestFile]:
+    return []
+
+
+@pytest.mark.parametrize("elsewhere", [None, _nowhere], ids=["honest", "sabotage: nobody looks elsewhere"])
+def test_what_goes_is_what_no_kept_snapshot_names(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[..., list[ManifestFile]] | None
+) -> None:
+    """A long history by chance: files come, are replaced and merged, manifests too; snapshots expire out of order."""
+    monkeypatch.setattr(tables, "MERGE", 3)
+    monkeypatch.setattr(tables, "MOST_MANIFESTS", 8)
+    if elsewhere:
+        monkeypatch.setattr(tables, "_elsewhere", elsewhere)
+    chance, table, now_ms = random.Random(3), Table.create(store, "events"), DAY_MS
+    data, there, lost = written(store, "events", 0, 1), set[str](), set[str]()
+    for number in range(120):
+        one, now_ms = _twin(store, data, number), now_ms + chance.choice((1_000, 5_000, GRACE_MS // 8))
+        removed = [file.location for file in table.files() if chance.random() < 0.3] if chance.random() < 0.3 else []
+        prepared = table.replace([one], removed, now_ms=now_ms) if removed else table.append([one], now_ms=now_ms)
+        there = (there | {one.location, *prepared.made}) - set(prepared.gone)
+        table, named = prepared.table, prepared.table.named()
+        lost |= named - there
+        assert there == named or elsewhere, "nothing is left behind"
+
+    assert bool(lost) is bool(elsewhere), "a kept snapshot names what has gone"
+
+
+def _everywhere(needed: Mapping[str, ManifestFile], mine: Mapping[str, ManifestFile]) -> list[ManifestFile]:
+    return list(needed.values())
+
+
+@pytest.mark.parametrize("elsewhere", [None, _everywhere], ids=["honest", "sabotage: it looks everywhere"])
+def test_what_a_commit_looks_at_does_not_grow_with_the_table(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[..., list[ManifestFile]] | None
+) -> None:
+    monkeypatch.setattr(tables, "MERGE", 4)
+    monkeypatch.setattr(tables, "MERGE_ENTRIES", 40)
+    if elsewhere:
+        monkeypatch.setattr(tables, "_elsewhere", elsewhere)
+    usual, looked, looks = Table._entries_of, list[int](), list[int]()
+
+    def entries_of(self: Table, manifest: ManifestFile) -> list[ManifestEntry]:
+        found = usual(self, manifest)
+        looked.append(len(found))
+        return found
+
+    monkeypatch.setattr(Table, "_entries_of", entries_of)
+    table, data = Table.create(store, "events"), written(store, "events", 0, 1)
+    for number in range(160):
+        table = table.append([_twin(store, data, number)], now_ms=DAY_MS + GRACE_MS * number).table
+        looks.append(sum(looked))
+        looked.clear()
+
+    early, late = max(looks[:80]), max(looks[80:])
+    assert (0 < late <= early + SNAPSHOTS) is not bool(elsewhere), (early, late)
+
+
 def test_a_file_that_is_not_in_the_table_is_not_replaced(store: FileStore) -> None:
     with pytest.raises(ValueError, match="not in the table"):
         Table.create(store, "events").replace([], [store.location("events/data/none")], now_ms=DAY_MS)
@@ -167,37 +226,71 @@ def test_a_column_that_is_declared_later_is_null_in_older_files(
 
 
 SOME = 4  # files and manifests more or less: where the sixteens of a level stand when they are counted
+CYCLE = 100  # commits, the last of which puts the small files together
+
+
+class Life:
+    """A table as `up` treats it for hours: a file every five seconds, the small ones put together now and then."""
+
+    def __init__(self, store: FileStore, rewrites: bool) -> None:
+        self.store, self.table, self._rewrites = store, Table.create(store, "events"), rewrites
+        self._made, self._fresh, self._number = written(store, "events", 0, 1), list[str](), 0
+
+    def commit(self) -> float:
+        """One more. Returns the CPU it has taken, in seconds."""
+        self._number += 1
+        one, now_ms = _twin(self.store, self._made, self._number), DAY_MS + 5_000 * self._number
+        began = time.process_time()
+        if self._number % CYCLE == 0:
+            prepared, self._fresh = self.table.replace([one], self._fresh, now_ms=now_ms), []
+        elif self._rewrites and self._fresh:
+            prepared = self.table.replace([one], [self._fresh.pop()], now_ms=now_ms)
+        else:
+            prepared = self.table.append([one], now_ms=now_ms)
+        spent = time.process_time() - began
+        self._fresh.append(one.location)
+        self.table = prepared.table
+        self.store.delete(map(self.store.relative, prepared.gone))
+        return spent
 
 
 @pytest.mark.parametrize("rewrites", [False, True], ids=["appends", "overwrites"])
 @pytest.mark.parametrize("commits", [300, pytest.param(5_000, marks=[pytest.mark.long, pytest.mark.limit(900)])])
 def test_many_commits_leave_no_more_behind_than_some(store: FileStore, rewrites: bool, commits: int) -> None:
-    """As `up` does it for hours: a file every five seconds, the small ones put together now and then."""
-    table, made = Table.create(store, "events"), written(store, "events", 0, 1)
-    fresh: list[str] = []
-    counts, spent = [], []
+    life, counts = Life(store, rewrites), []
     for number in range(1, commits + 1):
-        one = _twin(store, made, number)
-        began = time.process_time()
-        if number % 100 == 0:
-            prepared, fresh = table.replace([one], fresh, now_ms=DAY_MS + 5_000 * number), []
-        elif rewrites and fresh:
-            prepared = table.replace([one], [fresh.pop()], now_ms=DAY_MS + 5_000 * number)
-        else:
-            prepared = table.append([one], now_ms=DAY_MS + 5_000 * number)
-        spent.append(time.process_time() - began)
-        fresh.append(one.location)
-        table = prepared.table
-        store.delete(map(store.relative, prepared.gone))
+        life.commit()
         if number % 20 == 0:
             listed = len(list(store.list("events/metadata")))
-            counts.append((listed, len(table.metadata.snapshots), len(table.manifests)))
-    many, third = 2 * len(counts) // 3, commits // 3
-    print(f"CPU of a commit, late to early: {sum(spent[-third:]) / sum(spent[third:-third]):.2f}")  # noqa: T201
+            counts.append((listed, len(life.table.metadata.snapshots), len(life.table.manifests)))
 
+    many = 2 * len(counts) // 3
     early, late = ([max(one) for one in zip(*part, strict=True)] for part in (counts[:many], counts[many:]))
     assert all(after <= before + SOME for before, after in zip(early, late, strict=True)), (early, late)
-    assert len(table.files()) < 200
+    assert len(life.table.files()) < 2 * CYCLE
+
+
+@pytest.mark.long
+@pytest.mark.limit(7200)
+@pytest.mark.parametrize("rewrites", [False, True], ids=["appends", "overwrites"])
+@pytest.mark.parametrize(
+    ("commits", "forever"), [(50_000, False), (900, True)], ids=["honest", "sabotage: no snapshot ever goes"]
+)
+def test_after_many_commits_one_takes_no_more_cpu_than_after_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewrites: bool, commits: int, forever: bool
+) -> None:
+    """An old table and a young one take turns, so that a machine that becomes busy is so for both."""
+    if forever:
+        monkeypatch.setattr(tables, "kept_snapshots", list)
+    old, young = (Life(open_store(tmp_path / name), rewrites) for name in ("old", "young"))
+    for life, before in ((old, commits), (young, 3 * CYCLE)):
+        for _ in range(before):
+            life.commit()
+
+    spent = [(old.commit(), young.commit()) for _ in range(4 * CYCLE)]
+
+    slower = sum(one for one, _ in spent) / sum(one for _, one in spent)
+    assert (slower < 1.2) is not forever, slower
 
 
 def _twin(store: FileStore, made: WrittenFile, number: int) -> WrittenFile:

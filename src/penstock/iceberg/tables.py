@@ -329,17 +329,29 @@ class Table:
         """Files that this state has needed, and *after* does not."""
         old, new, needed = self._all_lists(), after._all_lists(), after._all_manifests()
         expired = [location for location in old if location not in new]
-        left = {path: one for location in expired for path, one in old[location].items() if path not in needed}
-        if left:  # entries move from manifest to manifest: what counts is whether any still has them
-            yield from self._paths(left.values()) - after._paths(needed.values())
-        yield from left
-        yield from expired
+        data, seen = set[str](), set(needed)
+        for mine in (old[location] for location in expired):
+            left = [one for path, one in mine.items() if path not in seen]
+            if left:
+                data |= self._paths(left) - after._paths(_elsewhere(needed, mine))
+            seen |= mine.keys()
+        yield from (*data, *(seen - needed.keys()), *expired)
         named = {one.metadata_file for one in after.metadata.metadata_log}
         former = [one.metadata_file for one in self.metadata.metadata_log]
         yield from (one for one in (*former, self.location) if one and one not in named)
 
     def _paths(self, manifests: Iterable[ManifestFile]) -> set[str]:
         return {entry.data_file.file_path for one in manifests for entry in self._entries_of(one)}
+
+
+def _elsewhere(needed: _Manifests, mine: _Manifests) -> list[ManifestFile]:
+    """The manifests that may have what is in a manifest of an expired list, all of whose manifests are *mine*.
+
+    Entries move from manifest to manifest, so what counts is whether any that is still *needed* has them. A list names
+    a data file once: its other manifests need no look. The rest are those written since, and what an older list that is
+    kept had in their place: as many as were changed in between, however large the table is.
+    """
+    return [one for path, one in needed.items() if path not in mine]
 
 
 def _planned(schema: Schema, file: DataFile) -> PlannedFile:
