@@ -26,7 +26,7 @@ def test_the_benchmark_prints_its_figures_with_their_floors(
 
     figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     names = ["export", "archive", "Spark's part", "time per event", "archive to S3", "sink", "sink"]
-    names += ["commit of a file", "commit of a file", "a day of up", "a day of up", "ledger and deliveries"]
+    names += ["commit of a file", "commit of a file", "up", "up", "ledger and deliveries"]
     names += ["DuckDB by REST", "why"]
     assert [figure["figure"].partition(",")[0] for figure in figures] == names
     for figure in figures:
