@@ -101,7 +101,7 @@ def _log(report: Report, folder: Path, given: Any, wanted: set[str]) -> None:
         client = PipelineClient(server.url, server.admin_token)
         fill(client, given.events)
         if "export" in wanted:
-            report.add(_export(client, server, target.pid, given.rounds))
+            report.add(_export(client, server, target.pid, given))
         if not wanted & {"archive", "s3", "sink"}:
             return
         with session() as spark:
@@ -137,15 +137,16 @@ def fill(client: PipelineClient, events: int) -> None:
 # ── export ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _export(client: PipelineClient, server: RunningServer, pid: int, rounds: int) -> Figure:
+def _export(client: PipelineClient, server: RunningServer, pid: int, given: Any) -> Figure:
     newest, costs, floors = client.newest(), [], []
     _read(client, min(newest, 1000))  # the export's process has started
-    for _ in range(rounds):
+    for _ in range(given.rounds):
         meter = CpuMeter(pid)
         rows = _read(client, newest)
         costs.append(1e6 * meter.seconds() / rows)
         floors.append(_select(server.data / "penstock.db"))
-    return Figure("export", median(costs), "µs of server CPU per event", median(floors), "rows by sqlite3", 2.0, 1.4)
+    unit, name = "µs of server CPU per event", f"export, {given.events:,} events"
+    return Figure(name, median(costs), unit, median(floors), "rows by sqlite3", 2.0, 1.4)
 
 
 def _read(client: PipelineClient, upto: int) -> int:
@@ -185,9 +186,12 @@ def _archive(report: Report, place: Workplace, server: int, folder: Path, given:
         "floor_cpu_us": median([1e6 * run.spark_cpu / run.rows for run in floors]),
     }
     written = "Spark writing the same rows from memory"
-    report.add(Figure("archive", rate, "events/s", floor, written, 350_000, 500_000, higher_is_better=True, detail=cpu))
+    of = f"{given.events:,} events"
+    report.add(
+        Figure(f"archive, {of}", rate, "events/s", floor, written, 350_000, 500_000, higher_is_better=True, detail=cpu)
+    )
     spent, least = cpu["spark_cpu_us"], cpu["floor_cpu_us"]
-    report.add(Figure("Spark's part", spent, "µs of CPU per event", least, written, 1.5, 1.2, judged="ratio"))
+    report.add(Figure(f"Spark's part, {of}", spent, "µs of CPU per event", least, written, 1.5, 1.2, judged="ratio"))
     slow = median([1e6 * run.seconds / run.rows for run in small])
     name = f"time per event, of {given.events:,}"
     report.add(Figure(name, 1e6 / rate, "µs", slow, f"of {few:,}", 1.5, 1.1, judged="ratio"))
@@ -210,8 +214,8 @@ def _archive_to_s3(report: Report, place: Workplace, server: int, folder: Path, 
         _forget(place.client)
     folder_rate, s3_rate = (median(found) for found in rates.values())
     report.add(
-        Figure("archive to S3", s3_rate, "events/s", folder_rate, "into a folder", 0.4, 0.7, judged="ratio",
-               higher_is_better=True, detail=detail)
+        Figure(f"archive to S3, {given.events:,} events", s3_rate, "events/s", folder_rate, "into a folder", 0.4, 0.7,
+               judged="ratio", higher_is_better=True, detail=detail)
     )  # fmt: skip
 
 

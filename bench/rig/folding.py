@@ -49,8 +49,8 @@ def measure_folding(folder: Path, records: int, rounds: int, session: Session) -
                     found.append(batches * RECIPIENTS / _fold(place, batches))
     one, two = (median(found) for found in rates.values())
     detail = {"spread": [round(rate) for found in rates.values() for rate in found]}
-    return Figure("ledger and deliveries, 2 tasks", two, "records/s", one, "1 task", 1.6, 1.8, judged="ratio",
-                  higher_is_better=True, detail=detail)  # fmt: skip
+    name = f"ledger and deliveries, {batches * RECIPIENTS:,} records, 2 tasks"
+    return Figure(name, two, "records/s", one, "1 task", 1.6, 1.8, judged="ratio", higher_is_better=True, detail=detail)
 
 
 def _fold(place: Workplace, upto: int) -> float:

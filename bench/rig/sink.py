@@ -45,7 +45,7 @@ def measure_sink(
             "spread": [round(rows / seconds) for seconds, _ in taken["tasks"][1:]],
         }
         report.add(
-            Figure(f"sink, {name}", tasks, "events/s", commit, "published by the driver's commit", 1.0, 1.5,
+            Figure(f"sink, {rows:,} {name}", tasks, "events/s", commit, "published by the driver's commit", 1.0, 1.5,
                    judged="ratio", higher_is_better=True, detail=detail)
         )  # fmt: skip
 

@@ -29,6 +29,9 @@ def test_the_benchmark_prints_its_figures_with_their_floors(
     names += ["commit of a file", "commit of a file", "up", "up", "ledger and deliveries"]
     names += ["DuckDB by REST", "why"]
     assert [figure["figure"].partition(",")[0] for figure in figures] == names
+    sizes = [*["20,000"] * 6, "1,000", *["20"] * 2, *["8"] * 2, *["8,000"] * 3]
+    for figure, size in zip(figures, sizes, strict=True):
+        assert f" {size} " in f"{figure['figure']} "
     for figure in figures:
         assert figure["value"] > 0
         assert figure["floor"] is None or figure["floor"] > 0
