@@ -11,7 +11,7 @@ from penstock.pipeline import handed_jobs
 from penstock.pipeline.commit import watermark
 from penstock.pipeline.driver import EVERYTHING
 from penstock.pipeline.jobs import JOBS, JobOutcome, Workplace, check_options, find
-from penstock.pipeline.loop import LONGEST_PAUSE, Heartbeat, JobLoop, Timing
+from penstock.pipeline.loop import LONGEST_PAUSE, PERIOD_SECONDS, Heartbeat, JobLoop, Timing
 from penstock.testing import wait_until
 from tests.spark.filling import differences, publish
 
@@ -98,6 +98,19 @@ def test_jobs_of_one_round_are_due_together_again(
 
     assert watermark(place.client, "events") == newest
     assert (watermark(place.client, "ledger") == newest) is not apart
+
+
+@pytest.mark.parametrize("seldom", [{}, {"rollup": 60.0}], ids=["honest", "sabotage: sums are made once a minute"])
+def test_what_up_does_brings_the_sums_up_to_date_in_each_round(place: Workplace, seldom: dict[str, float]) -> None:
+    now = [0.0]
+    loop = JobLoop(place, {**EVERYTHING, **seldom}, clock=lambda: now[0])
+    for number in range(2):
+        now[0] += PERIOD_SECONDS
+        publish(place.client, "/orders", [b"%d" % number])
+        loop.round(newest := place.client.newest())
+
+        behind = {record for record in ("events", "ledger", "rollup") if watermark(place.client, record) < newest}
+        assert behind == set(seldom)
 
 
 @pytest.mark.parametrize("without", ["", "compact"], ids=["honest", "sabotage: nobody compacts"])

@@ -136,7 +136,7 @@ async function sums(span, choices, signal) {
   if (!answer.lake) return notice("empty", "The server does not read a lake",
     "With lake.url set, what was published and delivered is drawn here, from the table rollup_hourly.");
   if (!answer.hours.length) return notice("empty", "Nothing is summed up for that span",
-    "The job rollup runs once a minute while a driver runs; an hour is drawn as soon as it has any sum.");
+    "The job rollup runs every few seconds while a driver runs; an hour is drawn as soon as it has any sum.");
   const doors = [...new Set(answer.hours.map((one) => one.door).filter(Boolean))].sort();
   const place = h("div", { class: "pair" });
   const chosen = choice("rollup-door", [["", "every door"], ...doors], "", (door) => draw(door));

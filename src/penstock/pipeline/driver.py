@@ -30,7 +30,7 @@ EVERYTHING: Final = {
     "archive": PERIOD_SECONDS,
     "ledger": PERIOD_SECONDS,
     "typed": PERIOD_SECONDS,
-    "rollup": 60.0,
+    "rollup": PERIOD_SECONDS,
     "erase": 60.0,
     "compact": 1800.0,
 }
