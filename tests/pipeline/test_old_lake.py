@@ -85,6 +85,7 @@ def test_it_takes_the_master_that_spark_is_given(
     master, new = "spark://nobody.invalid:7077", tmp_path / "new"
     (tmp_path / "spark-defaults.conf").write_text(f"spark.master {master if way != '--conf' else 'local[1]'}\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)  # who sets it says where the driver is: no way is looked for
     more = ["--conf", f"spark.master={master}"] if way == "--conf" else []
 
     told = run_pipeline(client, "migrate", str(old), str(new), *more)

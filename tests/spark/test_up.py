@@ -57,6 +57,7 @@ def test_up_archives_by_itself_restarts_its_driver_and_leaves_nothing_behind(
     # Spark's own settings name a cluster that is not there: the driver of `up` runs on this machine all the same
     (tmp_path / "spark-defaults.conf").write_text(f"spark.master {NOWHERE}\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.delenv("SPARK_LOCAL_IP", raising=False)  # a session of this process sets it: no way is looked for then
     with up(tmp_path) as (process, client):
         first = wait_until(lambda: driver(client), within=START_SECONDS)
         assert first["master"] == "local[2]"
