@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
+from cryptography.fernet import Fernet
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
@@ -34,15 +36,23 @@ from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.doors.msgstream import MessageStreamDoor, stream
 from penstock.doors.msgstream.connections import Handshake, Socket
 from penstock.doors.sps import wires as wires_module
+from penstock.doors.webpush_sender import bindings
+from penstock.doors.webpush_sender.binding import BindingRecord
+from penstock.doors.webpush_sender.bindings import Bindings
+from penstock.doors.webpush_sender.push_client import PushClient
+from penstock.doors.webpush_sender.vapid_keys import make_key, open_given
 from penstock.engines.memory import MemoryChanges, MemoryEngine
 from penstock.http.rate_limits import Caps
 from penstock.http.requests import Request
 from penstock.http.timers import Wheel
-from penstock.settings import EventHorizonSettings, MsgstreamSettings
+from penstock.settings import EventHorizonSettings, MsgstreamSettings, WebPushSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Record
+from penstock.wire.webpush_sender import PushKeys, PushSubscription
+from penstock.wire.webpush_tokens import EndpointTokens
 from tests.doors import test_sps_nodes as sps
 from tests.doors.msgstream_place import NodeBus, Place, Wires, slow_engine
+from tests.doors.push_service import Browser
 from tests.doors.webpush_place import place
 from tests.faulty_bus import Blind, Faults, FaultyBus
 from tests.nodes import Network
@@ -473,6 +483,64 @@ async def test_the_same_check_finds_pushers_whose_node_sees_nothing(
     monkeypatch.setattr(pusher_cluster, "LOOK_SECONDS", NEVER)
     with pytest.raises(FAILURES):
         await check_pushers_run_with_the_next_look(tmp_path, blind, SOON)
+
+
+# ── bindings of the Web Push sender ───────────────────────────────────────────────────────────
+
+
+def some_binding() -> bytes:
+    subscription = PushSubscription("http://127.0.0.1:9/push", PushKeys(**Browser().keys))
+    return msgspec.json.encode(BindingRecord("/s", subscription, 60, "", "", True, "app", True, (), 0, 0))
+
+
+async def check_bindings_run_with_the_next_look(keys: Path, see: See, within: float) -> None:
+    """Made at one node, each runs at the one that has the duty; removed there, it ends."""
+    network = Network()
+    async with MemoryEngine() as engine, Hub(engine.log) as hub, AsyncExitStack() as stack:
+        ledger = Ledger(engine.log, ManualClock(), node="a")
+        tokens = EndpointTokens([Fernet.generate_key().decode()], b"test")
+        nodes: list[tuple[Bindings, ChangePoller]] = []
+        everybody: list[Members] = []
+        for name in ("a", "b"):
+            bus, change_poller = FaultyBus(network.bus(name), Faults(lose=True)), ChangePoller(see(engine))
+            everybody.append(members := await stack.enter_async_context(Members(engine.registry, bus)))
+            context = Context(
+                engine.log, engine.mailbox, engine.registry, bus, hub, ledger, Authenticator(open_keys(keys), "admin"),
+                ManualClock(), Wheel(asyncio.get_running_loop()), 1 << 20, Caps(0), members,
+                change_poller=change_poller,
+            )  # fmt: skip
+            client = PushClient(open_given(make_key()), "", 1.0)
+            nodes.append((Bindings(context, WebPushSettings(), client, tokens), change_poller))
+        for members in everybody:
+            await members.watch()
+        for made, _ in nodes:
+            await made.start()
+            stack.push_async_callback(made.stop)
+        for number in range(16):
+            await engine.registry.put(f"{bindings.BINDINGS}{number:x}{0:015x}", some_binding())
+        for _, change_poller in nodes:
+            await change_poller.look()
+        await wait_until_async(lambda: sum(len(made.running) for made, _ in nodes) == 16, within=within)
+        for number in range(16):
+            await engine.registry.delete(f"{bindings.BINDINGS}{number:x}{0:015x}")
+        for _, change_poller in nodes:
+            await change_poller.look()
+        await wait_until_async(lambda: not any(made.running for made, _ in nodes), within=within)
+
+
+async def test_bindings_run_with_the_next_look_where_they_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bindings, "LOOK_SECONDS", NEVER)
+    await check_bindings_run_with_the_next_look(tmp_path, MemoryChanges, 20)
+
+
+async def test_the_same_check_finds_bindings_whose_node_sees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bindings, "LOOK_SECONDS", NEVER)
+    with pytest.raises(FAILURES):
+        await check_bindings_run_with_the_next_look(tmp_path, blind, SOON)
 
 
 # ── questions ─────────────────────────────────────────────────────────────────────────────────

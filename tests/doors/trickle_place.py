@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.api.auth import Authenticator, open_keys
 from penstock.api.context import Context
-from penstock.core.bus import LocalBus
+from penstock.core.bus import Bus, LocalBus
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
@@ -140,6 +140,7 @@ async def place(
     engine: MemoryEngine | None = None,
     clock: ManualClock | None = None,
     members: Membership | None = None,
+    bus: Bus | None = None,
     node: str = "test",
     **settings: Any,
 ) -> AsyncIterator[Place]:
@@ -152,7 +153,7 @@ async def place(
         ledger = Ledger(engine.log, clock, node=node)
         await ledger.open(engine.registry)
         context = Context(
-            log(engine.log), engine.mailbox, engine.registry, LocalBus(node), hub, ledger,
+            log(engine.log), engine.mailbox, engine.registry, bus or LocalBus(node), hub, ledger,
             Authenticator(open_keys(keys), "admin"), clock, Wheel(time), 1024 * 1024,
             members=members or SingleMember(),
         )  # fmt: skip
