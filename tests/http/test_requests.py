@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import NotFound
+from penstock.http import connection
 from penstock.http.requests import Request
 from penstock.http.responses import Response
 from penstock.http.routing import NONE, STREAM, WHOLE, Route
 from penstock.limits import PIPELINED_BYTES, UNREAD_BODY_BYTES
 from penstock.testing import wait_until_async
-from tests.http.wires import IncomingBody, on_uvloop, request, site, slow_route
+from tests.http.wires import IncomingBody, Peer, on_uvloop, request, site, slow_route
 
 pytestmark = pytest.mark.usefixtures("plain_and_tls")
 
@@ -161,6 +163,27 @@ async def test_a_peer_that_has_said_all_still_gets_its_answers() -> None:
 
         assert [(await peer.answer()).status for _ in range(2)] == [204, 200]
         assert await peer.rest() == b""
+        await place.connections_are(0)
+
+
+@pytest.mark.only_plain("TLS has no half-close")
+@pytest.mark.parametrize("rest", [b"", b"GET /large HTTP"])
+@on_uvloop
+async def test_a_peer_that_has_said_all_gets_answers_that_have_to_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    monkeypatch.setattr(connection, "INPUT_QUEUE_BYTES", 1000)  # so each request waits until the last is answered
+    large = bytes(1001)
+    async with site([Route("GET", "/large", lambda request: Response(200, large))]) as place:
+        sock = socket.create_connection(place.listener.address)
+        sock.sendall(request("GET", "/large") * 50 + rest)
+        sock.shutdown(socket.SHUT_WR)  # before the listener has read a byte: this is its own loop
+        peer = Peer(*await asyncio.open_connection(sock=sock))
+        try:
+            assert [len((await peer.answer()).body) for _ in range(50)] == [len(large)] * 50
+            assert await peer.rest() == b""
+        finally:
+            peer.leave()
         await place.connections_are(0)
 
 

@@ -151,6 +151,8 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
             return True  # what it has sent ahead is gone on with in the next turn
         if self._request is not None:
             return self._intake is None and self._request.bounded
+        if self.phase is _IDLE and self._buffer and not self.ending:
+            return True  # requests that wait until more of their answers is written
         if self.out is not None or self.stuck:
             self.end()
             return True
@@ -259,7 +261,9 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
             end = http_requests.find_head_end(self._buffer, self._looked)
             if end < 0:
                 self._looked = len(self._buffer)
-                if self.phase is _IDLE:
+                if self._eof:
+                    self.end()  # the rest never comes
+                elif self.phase is _IDLE:
                     self.phase = _HEAD
                     shared.wheel.arm(self, shared.settings.head_timeout)
                 return False
