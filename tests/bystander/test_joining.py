@@ -1,4 +1,4 @@
-"""Many readers that come at once to large entries, and much that is due at once: others have their turn."""
+"""Many readers that come at once to large entries: others have their turn."""
 
 from __future__ import annotations
 

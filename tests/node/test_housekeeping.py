@@ -77,6 +77,31 @@ async def test_expired_entries_are_cleared(tmp_path: Path) -> None:
         assert house.expired == 1
 
 
+class OneCall(Housekeeping):
+    """Asks the log once: the sabotage."""
+
+    async def _expire_entries(self) -> None:
+        self.expired += await self._log.expire()
+
+
+MANY = 20_001  # more than twice what one call lets go
+
+
+@pytest.mark.parametrize("kind", [Housekeeping, OneCall])
+async def test_however_many_entries_are_due_one_round_clears_them(tmp_path: Path, kind: type[Housekeeping]) -> None:
+    clock = ManualClock()
+    async with open_sqlite(tmp_path, node="n1", clock=clock) as engine:
+        due = [Draft("/due", b"x", expires_ms=clock.now_ms() + 1000)] * MANY
+        for begin in range(0, MANY, 1_000):
+            await engine.log.append(Batch(tuple(due[begin : begin + 1_000])))
+        house = kind(engine.log, engine.mailbox, engine.registry, clock, tmp_path)
+        clock.advance(2)
+        await house.round()
+
+        assert (house.expired == MANY) == (kind is Housekeeping)
+        assert await engine.log.expire() == (0 if kind is Housekeeping else 10_000)
+
+
 # ── clocks that were set ───────────────────────────────────────────────────────────────────────
 
 KEEP = 3600.0
