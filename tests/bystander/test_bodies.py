@@ -139,10 +139,37 @@ CALLS = [
 ]  # fmt: skip
 
 
+NEST = b"[" * 5_000 + b"]" * 5_000
+WITHIN = {  # where a nest stands in a field that takes any value
+    "/v1/emit": b'{"actors":["a"],"messages":[["x",%b]]}' % NEST,
+    "/v1/sessions": b'{"actorId":"a","meta":%b}' % NEST,
+}
+
+
 @pytest.mark.parametrize("path", CALLS)
 def test_a_deep_nest_is_a_mistake_of_the_caller(server: RunningServer, path: str) -> None:
-    for body in (DEEP[:3000], DEEP[:60_000], b"[" * 60_000):
+    for body in (DEEP[:3000], DEEP[:60_000], b"[" * 60_000, WITHIN.get(path, NEST)):
         assert send(server, path, body).status in (400, 413)
+
+
+class _Uncaught(Exception):
+    """What no decoder raises."""
+
+
+def nests_are_not_expected() -> None:
+    """The sabotage: decoders catch other errors than that of a nest that is too deep."""
+    # Here, not above: other sabotages replace what these modules import.
+    from penstock.doors.eventhorizon import requests as eventhorizon_requests
+    from penstock.doors.msgstream import requests as msgstream_requests
+
+    for module in (gojson, eventhorizon_requests, msgstream_requests):
+        module.RecursionError = _Uncaught  # type: ignore[attr-defined]
+
+
+def test_without_the_guard_a_deep_nest_is_a_failure_of_the_server(tmp_path: Path) -> None:
+    bodies = WITHIN | {path: DEEP[:60_000] for path in CALLS if path.startswith(("/writer/", "/reader/"))}
+    with start_sabotaged(tmp_path / "data", nests_are_not_expected, log_engine="memory") as server:
+        assert {path: send(server, path, body).status for path, body in bodies.items()} == dict.fromkeys(bodies, 500)
 
 
 def test_a_deep_nest_in_a_token_is_no_token(server: RunningServer) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.api.auth import open_keys
+from penstock.api.auth import Caller, open_keys
 from penstock.core import ledger as ledger_module
 from penstock.core.hub import Hub
 from penstock.doors.eventhorizon import door, requests
@@ -239,14 +239,31 @@ def test_a_report_that_no_entry_can_hold_holds_up_no_confirmation(tmp_path: Path
             assert done.status == 200
 
 
-def test_who_may_not_hear_a_subscription_may_not_say_what_became_of_it(tmp_path: Path) -> None:
-    with start_sabotaged(tmp_path / "data", None) as server:
-        publish(server, "/s")
-        token = token_for(server, "app", "/s", "/_sub/mine")
+def anybody_may_report() -> None:
+    """The sabotage: the right to read is not looked at."""
+    Caller.check_subscribe = lambda self, pattern: None  # type: ignore[method-assign]
 
-        assert report(server, token, "/_sub/mine", [["acked", ""]]).status == 200
-        for other in ("/_sub/other", "/_sub/min", "/_sub/mine/x"):
-            refused = report(server, token, other, [["acked", ""]])
-            assert (refused.status, refused.code) == (403, "forbidden")
-        assert report(server, token, "/elsewhere", [["acked", ""]]).status == 400
-        assert report(server, token, "/_sub/mine", [["acked", ""]], stream="/other").status == 403
+
+def report_for_others(server: RunningServer) -> None:
+    publish(server, "/s")
+    token = token_for(server, "app", "/s", "/_sub/mine")
+
+    assert report(server, token, "/_sub/mine", [["acked", ""]]).status == 200
+    for other in ("/_sub/other", "/_sub/min", "/_sub/mine/x"):
+        refused = report(server, token, other, [["acked", ""]])
+        assert refused.status == 403
+        assert refused.code == "forbidden"
+    assert report(server, token, "/elsewhere", [["acked", ""]]).status == 400
+    assert report(server, token, "/_sub/mine", [["acked", ""]], stream="/other").status == 403
+
+
+@pytest.mark.parametrize("sabotage", [None, anybody_may_report])
+def test_who_may_not_hear_a_subscription_may_not_say_what_became_of_it(
+    tmp_path: Path, sabotage: Sabotage | None
+) -> None:
+    with start_sabotaged(tmp_path / "data", sabotage) as server:
+        if sabotage is None:
+            report_for_others(server)
+        else:
+            with pytest.raises(AssertionError, match="200"):
+                report_for_others(server)

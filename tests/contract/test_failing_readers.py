@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from penstock.core.feed import take_if_room
+from penstock.core.followers import Followers
 from penstock.core.hub import Hub
 from penstock.core.ledger import Recipient
+from penstock.testing import wait_until_async
 from penstock.values import Batch, Draft
 
 BATCHES = {
@@ -110,3 +114,27 @@ async def test_a_follower_that_raises_keeps_nothing_from_the_others(open_engine)
         assert [id for id in told if id >= answers[0].last.id] == [answer.last.id for answer in answers]
         assert engine.log.followed == answers[-1].last.id
         assert engine.log.followers.failed == 3
+
+
+async def test_without_the_guard_of_followers_the_others_hear_nothing(open_engine, monkeypatch):
+    def tell(self: Followers, entries) -> None:
+        for follower in self._all:
+            follower(entries)
+
+    async with open_engine() as engine:
+        asked, told = [], []
+
+        def failing(entries) -> None:
+            asked.extend(entries)
+            raise ValueError("a defect")
+
+        engine.log.follow(failing)
+        engine.log.follow(told.extend)
+        monkeypatch.setattr(Followers, "tell", tell)
+        with suppress(ValueError):  # the one engine tells who appends, the other its log
+            engine.log.append(Batch((Draft("/s", b"x"),)))
+            await wait_until_async(lambda: asked)
+
+        assert asked
+        assert not told
+        monkeypatch.undo()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from websockets.frames import Opcode
 
 from penstock.errors import Busy
+from penstock.http import receiving
 from penstock.http.bodies import Booking, ByteBudget
 from penstock.testing import wait_until_async
 from tests.http.test_websocket import Echo, echo_route, masked, raw
@@ -84,3 +85,20 @@ async def test_a_websocket_message_that_is_not_complete_is_counted() -> None:
         first.send(message[100_000:])
         await wait_until_async(lambda: owners[0].heard == [b"x" * 150_000])
         await wait_until_async(lambda: place.listener.body_bytes == 0)
+
+
+@on_uvloop
+async def test_without_the_count_any_number_of_half_messages_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "COUNTED_BODY_BYTES", 1 << 40)  # none is large enough to be counted
+    owners: list[Echo] = []
+    async with site([echo_route(owners)], bodies_bytes=200_000) as place:
+        peers = [await raw(place) for _ in range(3)]
+        message = masked(Opcode.BINARY, b"x" * 150_000)
+        for peer in peers:
+            peer.send(message[:100_000])
+        await wait_until_async(lambda: place.listener.counters.bytes_in > 300_000)
+
+        assert place.listener.body_bytes == 0
+        for peer in peers:  # all of them were taken, and go on
+            peer.send(message[100_000:])
+        await wait_until_async(lambda: [owner.heard for owner in owners] == [[b"x" * 150_000]] * 3)

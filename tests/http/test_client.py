@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -149,6 +150,24 @@ async def test_what_is_no_answer_is_an_error(pieces: list[bytes], close: bool, e
 
     with pytest.raises(error):
         await talk(peer, lambda target: target.post(b""), timeout=0.2 if error is TimedOut else 20, limit_bytes=1000)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_an_answer_that_comes_byte_by_byte_has_one_deadline(guarded: bool) -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A byte whenever the loop has a turn: there is always progress, and no end."""
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with suppress(ConnectionError):
+            while not writer.transport.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()
+
+    with pytest.raises(TimedOut if guarded else TimeoutError):
+        async with asyncio.timeout(20 if guarded else 0.5):
+            await talk(drip, lambda target: target.post(b""), timeout=0.2 if guarded else None, limit_bytes=1 << 30)
 
 
 async def test_a_connection_is_kept_and_replaced_when_the_peer_has_closed_it() -> None:

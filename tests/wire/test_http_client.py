@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import PeerError
 from penstock.limits import ANSWER_HEAD_BYTES
+from penstock.wire import http_chunks, http_client
 from penstock.wire.http_chunks import LAST_CHUNK, chunk
 from penstock.wire.http_client import AnswerReader, request_head
 
@@ -72,12 +74,26 @@ ENDLESS = {
 }
 
 
+def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sabotage: neither heads nor bodies nor what frames them are bounded."""
+    honest = AnswerReader.__init__
+    monkeypatch.setattr(http_client, "ANSWER_HEAD_BYTES", 1 << 40)
+    monkeypatch.setattr(http_chunks, "CHUNK_EXTENSION_BYTES", 1 << 40)
+    monkeypatch.setattr(http_chunks, "TRAILER_BYTES", 1 << 40)
+    monkeypatch.setattr(AnswerReader, "__init__", lambda self, limit_bytes: honest(self, None))
+
+
+@pytest.mark.parametrize("sabotage", [None, no_limits])
 @pytest.mark.parametrize("what", ENDLESS)
-def test_what_never_ends_is_refused_within_its_limit(what: str) -> None:
+def test_what_never_ends_is_refused_within_its_limit(
+    monkeypatch: pytest.MonkeyPatch, what: str, sabotage: Callable[[pytest.MonkeyPatch], None] | None
+) -> None:
     begin, again = ENDLESS[what]
     most = ANSWER_HEAD_BYTES + 2 * LIMIT + len(again)
+    if sabotage:
+        sabotage(monkeypatch)
 
-    assert outcome(begin, *[again] * (most // len(again) + 1)) == 502
+    assert (outcome(begin, *[again] * (most // len(again) + 1)) == 502) == (sabotage is None)
 
 
 @pytest.mark.parametrize(
