@@ -95,7 +95,7 @@ async def room(keys: Path) -> AsyncIterator[Room]:
         async with Hub(log, HubSettings(recent=1)) as hub:  # type: ignore[arg-type]
             ledger = Ledger(engine.log, clock, node="test")
             await ledger.open(engine.registry)
-            wheel = Wheel(asyncio.get_running_loop(), 0.01)
+            wheel = Wheel(asyncio.get_running_loop(), tick_seconds=0.01)
             context = Context(
                 engine.log, engine.mailbox, engine.registry, engine.bus, hub, ledger,
                 Authenticator(open_keys(keys), "admin"),

@@ -36,7 +36,7 @@ class Place:
     def __init__(self, slots: int) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         target = Target(parse_url("http://127.0.0.1:9/"))
-        self.wheel = Wheel(asyncio.get_running_loop(), 0.01)
+        self.wheel = Wheel(asyncio.get_running_loop(), tick_seconds=0.01)
         self.service = ServiceQueue(target, self.wheel, self._spawn, slots)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
