@@ -76,6 +76,7 @@ class AwaitedReceipts:
         self._context, self._tokens, self._runs, self._proved = context, tokens, runs, proved
         self._subscriptions: dict[str, str] = {}  # of each push service, the receipt subscription in use
         self._ids: dict[str, None] = {}  # of the receipt subscriptions that are listened to
+        self._forgot = False  # one of them went, to make room: what is awaited there is found in the registry alone
         self._feeds: dict[str, Feed] = {}  # by stream
         self._early: dict[str, int] = {}
         self._heard: list[tuple[str, int]] = []
@@ -123,7 +124,7 @@ class AwaitedReceipts:
     def _listen(self, id: str) -> None:
         shard = self._tokens.receipt_shard(id)
         if shard is not None:
-            _remember(self._ids, id, None, _KNOWN)
+            self._forgot |= _remember(self._ids, id, None, _KNOWN)
             if (stream := receipt_stream(shard)) not in self._feeds:
                 self._feeds[stream] = self._context.hub.start(self, (stream,), after=0)
 
@@ -142,7 +143,7 @@ class AwaitedReceipts:
             except msgspec.MsgspecError:
                 continue  # erased, or expired
             digest = _digest(line.message)
-            if entry.type in self._ids:
+            if self._forgot or entry.type in self._ids:
                 self._hear(digest, line.status)
             else:
                 _remember(self._early, digest, line.status, _EARLY)
@@ -200,12 +201,13 @@ class AwaitedReceipts:
         self._context.ledger.record(who, state, awaited.stream, awaited.entry, awaited.entry, reason=reason)
 
 
-def _remember(known: dict[str, T], key: str, value: T, most: int) -> None:
-    """Keep it as the newest; of more than *most* the oldest goes."""
+def _remember(known: dict[str, T], key: str, value: T, most: int) -> bool:
+    """Keep it as the newest; of more than *most* the oldest goes. Whether one went."""
     known.pop(key, None)
-    if len(known) >= most:
+    if full := len(known) >= most:
         del known[next(iter(known))]
     known[key] = value
+    return full
 
 
 def _is_at(origin: str, url: str) -> bool:
