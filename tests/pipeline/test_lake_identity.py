@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,8 @@ import pytest
 
 from penstock.client.http import ApiError
 from penstock.engines.sqlite import backup as backups
+from penstock.errors import ConfigInvalid
+from penstock.iceberg.store import FileStore
 from penstock.pipeline import lake_identity
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import watermark
@@ -171,6 +173,39 @@ def test_a_mark_that_cannot_be_read_is_said_and_nothing_is_left_beside_a_whole_o
     Path(lake.place, "lake.json").write_text('{"id"')
     with serving(same, "first") as (_, client), pytest.raises(LakeMismatch, match="cannot be read"):
         bind(client, lake)
+
+
+def half_in_place(store: FileStore, path: str, data: bytes) -> None:
+    """The sabotage: the file itself is written, and whoever writes it does not come to its end."""
+    Path(store.place(path)).write_bytes(data[: len(data) // 2])
+    raise OSError("cut off")
+
+
+def never_renamed(path: Path, target: Path) -> Path:
+    raise OSError("cut off")
+
+
+@pytest.mark.parametrize("sabotage", [None, half_in_place])
+def test_whoever_is_cut_off_while_it_writes_a_mark_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: Callable[..., None] | None
+) -> None:
+    lake = open_lake(tmp_path)
+    lake_identity._write_mark(lake, "mine", "first")
+    before = lake_identity._read_mark(lake)
+    with monkeypatch.context() as cut_off:
+        cut_off.setattr(Path, "rename", never_renamed)
+        if sabotage:
+            cut_off.setattr(FileStore, "put", sabotage)
+        with pytest.raises(ConfigInvalid, match="cut off"):
+            lake_identity._write_mark(lake, "mine", "second")
+
+    if sabotage:
+        with pytest.raises(LakeMismatch, match="cannot be read"):
+            lake_identity._read_mark(lake)
+    else:
+        assert lake_identity._read_mark(lake) == before == {"id": "mine", "epoch": "first"}
+        lake_identity._write_mark(lake, "mine", "second")
+        assert lake_identity._read_mark(lake)["epoch"] == "second"
 
 
 def test_a_lake_that_was_moved_is_said_and_not_taken_for_an_empty_one(same: Path) -> None:
