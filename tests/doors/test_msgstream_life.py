@@ -140,6 +140,8 @@ async def live_on(here: Place, actor: str, seconds: int, steps: int) -> None:
     for _ in range(steps):
         here.clock.advance(seconds * 0.9)
         await wait_until_async(lambda: session.machine.expires_ms == here.clock.now_ms() + seconds * 1000)
+        # Its record follows, long before it is over by a clock that runs. This one jumps: others would see the past.
+        await wait_until_async(lambda: session.record.expires_ms >= session.machine.expires_ms)
         await here.door.sessions.sweep()
 
 
