@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from penstock.core.clock import WallClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, LedgerEvent, decode
 from penstock.doors.webpush_sender import receipts
-from penstock.doors.webpush_sender.binding import SEND_TRIES, BindingRecord
+from penstock.doors.webpush_sender.binding import POSITIONS, SEND_TRIES, Binding, BindingRecord
 from penstock.doors.webpush_sender.bindings import Bindings
 from penstock.doors.webpush_sender.push_client import PushClient, PushTarget
 from penstock.doors.webpush_sender.receipts import AWAITED, AwaitedReceipt, AwaitedReceipts
@@ -29,7 +29,7 @@ from penstock.errors import EngineGone
 from penstock.http.timers import Wheel
 from penstock.settings import HubSettings, WebPushSettings
 from penstock.testing import TooLate, wait_until_async
-from penstock.values import Batch, Draft
+from penstock.values import Batch, Draft, Entry
 from penstock.wire.webpush_sender import PushOutcome, PushReceiver, PushSubscription, SendOptions, Verdict
 from penstock.wire.webpush_tokens import EndpointTokens, receipt_stream
 from tests.doors.push_service import Browser
@@ -127,6 +127,64 @@ async def test_an_entry_that_fails_again_and_again_is_dropped_and_the_next_one_i
         dropped = [event for event in await here.states(BINDING) if event.state == "dropped"]
         assert [event.reason for event in dropped] == [f"given up after {SEND_TRIES} tries: RuntimeError: a defect"]
         assert bindings.running[BINDING].status.dropped == 1
+        await bindings.stop()
+
+
+class Refusing(Poisoned):
+    """Refuses the first message, and takes it afterwards."""
+
+    async def deliver(self, *given: Any, **named: Any) -> Verdict:
+        verdict = await super().deliver(*given, **named)
+        return verdict if len(self.sent) > 1 else Verdict(PushOutcome.REFUSED, "400")
+
+
+class SlowPositions:
+    """A registry that keeps positions only when it is let."""
+
+    def __init__(self, registry: Any) -> None:
+        self._registry, self.asked, self.let = registry, asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._registry, name)
+
+    async def put(self, key: str, value: bytes, **named: Any) -> Any:
+        if key.startswith(POSITIONS):
+            self.asked.set()
+            await self.let.wait()
+        return await self._registry.put(key, value, **named)
+
+
+def held_means_to_be_sent(self: Binding, entries: Sequence[Entry]) -> None:
+    """The sabotage: what it holds is taken for what it will send, also while it is given up."""
+    self._waiting.extend(entry for entry in entries if entry not in self._waiting)
+
+
+@pytest.mark.parametrize("sabotage", [None, held_means_to_be_sent])
+async def test_what_is_given_up_can_be_sent_once_more_as_soon_as_that_is_seen(
+    tmp_path: Path, sabotage: Callable[..., None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sabotage:
+        monkeypatch.setattr(Binding, "redrive", sabotage)
+    async with room(tmp_path) as here:
+        slow: Any = SlowPositions(here.context.registry)
+        client = Refusing()
+        bindings = Bindings(replace(here.context, registry=slow), WebPushSettings(), client, tokens())
+        await bindings.start()
+        subscription = msgspec.convert(Browser().subscription("https://push.example.net/x"), PushSubscription)
+        await bindings.keep(BINDING, BindingRecord("/news", subscription, 600, "", "", False, "a", True, (), 1, 0))
+
+        # Given an entry that was given up, as everybody can see, while its position is not written yet
+        await here.publish("/news", b"refused at first")
+        await asyncio.wait_for(slow.asked.wait(), 60)
+        assert [event.state for event in await here.states(BINDING)] == ["dropped"]
+
+        # When it is to be sent once more, then it is
+        (entry,) = (await here.context.log.read_after(("/news",), 0)).entries
+        assert await bindings.try_again(BINDING, [entry.id]) == 1
+        slow.let.set()
+        await wait_until_async(lambda: bindings.running[BINDING].status.dropped == 1)
+        await wait_until_async(lambda: not bindings.running[BINDING].full)
+        assert len(client.sent) == (1 if sabotage else 2)
         await bindings.stop()
 
 

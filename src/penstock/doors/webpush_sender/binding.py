@@ -121,8 +121,8 @@ class Binding(Timed):
     """The sink of one feed."""
 
     __slots__ = (
-        "_closed", "_context", "_cut", "_defects", "_means", "_receiver", "_waiting", "feed", "id", "paused",
-        "position", "queue", "record", "removed", "status", "who",
+        "_closed", "_context", "_cut", "_defects", "_means", "_receiver", "_settled", "_waiting", "feed", "id",
+        "paused", "position", "queue", "record", "removed", "status", "who",
     )  # fmt: skip
 
     feed: Feed
@@ -133,6 +133,7 @@ class Binding(Timed):
         self.queue, self._means, self._context = queue, means, means.context
         self._receiver: PushReceiver = check_subscription(record.subscription)
         self._waiting: deque[Entry] = deque()
+        self._settled: Entry | None = None  # the first of them while it is written down that nothing more is done
         self.paused = False  # waits for its time
         self._cut = False  # there was more than it holds: it reads again from its position
         self._closed = False
@@ -175,7 +176,8 @@ class Binding(Timed):
 
     def redrive(self, entries: Sequence[Entry]) -> None:
         """Send entries once more, after those that it holds. What is forgotten in a crash is still in trouble."""
-        self._waiting.extend(entry for entry in entries if entry not in self._waiting)
+        held = {entry.id for entry in self._waiting if entry is not self._settled}  # who asks may have seen it settled
+        self._waiting.extend(entry for entry in entries if entry.id not in held)
         if self.has_work:
             self.queue.enqueue(self)
 
@@ -280,17 +282,24 @@ class Binding(Timed):
 
     async def _settle(self, entry: Entry, state: str, reason: str = "") -> None:
         """Nothing more will be done about this entry: write that down, then go on."""
+        self._settled = entry
+        try:
+            await self._write_down(entry, state, reason)
+        finally:
+            self._settled = None
+        self._count(state)
+        if self._waiting and self._waiting[0] is entry:
+            self._waiting.popleft()
+        if not self._waiting and not self._closed:
+            self._read_on()
+
+    async def _write_down(self, entry: Entry, state: str, reason: str) -> None:
         self._record(entry, state, reason)
         if state != "sent":
             with suppress(NotRecorded):  # it never can be, and the ledger says so: another try would end alike
                 await self._context.ledger.flush()
         if entry.id > self.position:  # else it was sent once more
             await self._keep_position(entry.id)
-        self._count(state)
-        if self._waiting and self._waiting[0] is entry:
-            self._waiting.popleft()
-        if not self._waiting and not self._closed:
-            self._read_on()
 
     def _read_on(self) -> None:
         if self._cut or self.feed.stopped:
