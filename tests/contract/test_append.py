@@ -52,6 +52,42 @@ async def test_an_append_answers_with_the_coordinates(open_engine):
         assert (head.next_index, head.last_id) == (1, answer.last.id)
 
 
+async def test_an_event_by_itself_is_stored_as_a_batch_of_it_would_be(open_engine):
+    async with open_engine() as engine:
+        # Given events and batches in turn: in a new stream and an old one, with another name, in chunks of a full size
+        bodies = [b"first", b"", b"two\nlines", "日本".encode(), b"x" * ENTRY_BYTES, b"last"]
+        asked = [(name, body) for body in bodies for name in ("/made/by/batch", "/made/by/event", "/caf\u00e9")]
+        answers = []
+        for number, (name, body) in enumerate(asked):
+            batch = name == "/made/by/batch" or (name == "/caf\u00e9" and number % 2)
+            answers.append(engine.log.append(one(name, body)) if batch else engine.log.append_event(name, body))
+        places = [(await answer).last for answer in answers]
+
+        # Then both have the same coordinates in their streams, in the order of the calls
+        assert [place.id for place in places] == sorted(place.id for place in places)
+        made = {name: await everything_of(engine.log, name) for name, _ in asked}
+        assert [entry.body for entry in made["/made/by/event"]] == bodies
+        assert [entry.body for entry in made["/caf\u00e9"]] == bodies
+        spots = [[(entry.index, entry.chunk, entry.end) for entry in made[name]] for name in made]
+        assert spots[0] == spots[1]
+        assert [(place.index, place.chunk, place.end) for place in places[1::3]] == spots[1]
+
+        # And what no engine takes is refused, without harm
+        refused = engine.log.append_event("/made/by/event", b"x" * (ENTRY_BYTES + 1))
+        with pytest.raises(TooLarge):
+            await refused
+        with pytest.raises(NameInvalid):
+            await engine.log.append_event("/x/*", b"no")
+        assert (await engine.log.append_event("/made/by/event", b"after")).last.index == len(bodies)
+
+
+async def everything_of(log, name: str) -> list[Entry]:
+    found: list[Entry] = []
+    while page := (await log.read_index(name, len(found))).entries:
+        found += page
+    return found
+
+
 async def test_what_was_appended_is_read_back_as_it_was(open_engine):
     bodies = [b"", b"text", "日本 😀".encode(), b"\x00\xff\xfe\x00", b"two\nlines", bytes(range(256)) * 300]
     async with open_engine() as engine:

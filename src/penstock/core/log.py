@@ -55,6 +55,10 @@ class Log(Protocol):
         """
         ...
 
+    def append_event(self, stream: str, body: bytes) -> Pending[Appended]:
+        """As `append` of one event that asks for nothing but to be stored: most do, thousands a second."""
+        ...
+
     def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
         """Call *follower* on the event loop with every entry from now on, in order of id.
 

@@ -111,7 +111,7 @@ class PublishApi:
         """Publish, and answer when it is durable."""
         options, body = self._options(request, self._context.caller(request)), request.body
         if options.plain:
-            batch = Batch((Draft(options.stream, body),))
+            appending = self._log.append_event(options.stream, body)
         else:
             expires_ms = self._clock.now_ms() + 1000 * options.expires_seconds if options.expires_seconds else None
             if options.lines:
@@ -119,7 +119,7 @@ class PublishApi:
                 self._time(storing, self.lines_seconds)
                 return storing
             batch = _batch((body,), _digest(body, options) if options.key else b"", options, expires_ms)
-        appending = self._log.append(batch)
+            appending = self._log.append(batch)
         self._count += 1
         if not self._count % _SAMPLED:
             self._time(appending, self.seconds)

@@ -29,7 +29,7 @@ from penstock.engines.jetstream.stream_heads import KnownHead, KnownHeads, Sorte
 from penstock.engines.jetstream.tombstones import Tombstones
 from penstock.errors import CallerError, EngineGone, NotFound, Trimmed
 from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
-from penstock.values import Appended, Batch, Entry, Head, Kind, Page
+from penstock.values import Appended, Batch, Draft, Entry, Head, Kind, Page
 
 EXPIRING: Final = 1_000_000
 """Entries whose expiry this node will count. Over it: further ones expire uncounted; reads hide them all the same."""
@@ -123,6 +123,9 @@ class JetStreamLog:
             future.set_exception(error)
             return future
         return self._appender.submit(batch, size)
+
+    def append_event(self, stream: str, body: bytes) -> asyncio.Future[Appended]:
+        return self.append(Batch((Draft(stream, body),)))
 
     def follow(self, follower: Callee, wanted: WantedStreams | None = None) -> None:
         self.followers.add(follower)

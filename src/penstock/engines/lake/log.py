@@ -61,6 +61,9 @@ class ColdLog:
     def append(self, batch: Batch) -> Pending[Appended]:
         return self._hot.append(batch)
 
+    def append_event(self, stream: str, body: bytes) -> Pending[Appended]:
+        return self._hot.append_event(stream, body)
+
     def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
         self._hot.follow(follower, wanted)
 

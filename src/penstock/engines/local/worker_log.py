@@ -51,20 +51,25 @@ class WorkerLog(Remote):
     # ── append ─────────────────────────────────────────────────────────────────────────────────
 
     def append(self, batch: Batch) -> Promise[Appended]:
-        drafts, link = batch.drafts, self._link
-        plain = len(drafts) == 1 and _is_plain(batch, drafts[0])
         try:
-            weight = len(drafts[0].body) if plain else check_batch(batch)
+            weight = check_batch(batch)
         except CallerError as error:
             return failed(error)
-        most, most_bytes = self._limits
+        return self._refused(weight) or self._link.append(batch, weight)
+
+    def append_event(self, stream: str, body: bytes) -> Promise[Appended]:
+        if len(body) > ENTRY_BYTES or not stream.isascii():  # the name could not be sent as it is
+            return self.append(Batch((Draft(stream, body),)))
+        return self._refused(len(body)) or self._link.append_event(stream, body)
+
+    def _refused(self, weight: int) -> Promise[Appended] | None:
+        """The answer to an append of so many bytes if it cannot be taken now."""
+        link, (most, most_bytes) = self._link, self._limits
         if len(link.appending) >= most:
             return failed(Busy("log.queue", most))
         if link.appending_bytes + weight > most_bytes and link.appending:
             return failed(Busy("log.queue_bytes", most_bytes))
-        if not link.is_open:
-            return failed(EngineGone(GONE))
-        return link.append_event(drafts[0].stream, drafts[0].body) if plain else link.append(batch, weight)
+        return None if link.is_open else failed(EngineGone(GONE))
 
     # ── follow ─────────────────────────────────────────────────────────────────────────────────
 
@@ -140,15 +145,3 @@ class WorkerLog(Remote):
     def _read(self, asked: tuple[Any, ...], reading: Call) -> None:
         if self._reading.get(asked) is reading:  # else it was given up, and perhaps begun anew
             del self._reading[asked]
-
-
-def _is_plain(batch: Batch, draft: Draft) -> bool:
-    """Whether *batch*, whose one draft this is, asks for nothing but to be stored, and can be sent as it is."""
-    return (
-        len(draft.body) <= ENTRY_BYTES
-        and draft.kind is _DATA
-        and not (draft.type or draft.attributes or batch.create or batch.expect or batch.key or batch.producer)
-        and draft.expires_ms is None
-        and batch.make_missing
-        and draft.stream.isascii()
-    )

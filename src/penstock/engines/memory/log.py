@@ -26,7 +26,7 @@ from penstock.engines.repeats import (
 )
 from penstock.errors import InputInvalid, NotFound, PenstockError, Trimmed
 from penstock.limits import KEY_SECONDS, PAGE_BYTES, PAGE_ENTRIES
-from penstock.values import Appended, Batch, Entry, Head, Kind, Page
+from penstock.values import Appended, Batch, Draft, Entry, Head, Kind, Page
 
 SCAN_ENTRIES = 32_768
 """Entries that one `read_after` looks at."""
@@ -76,6 +76,9 @@ class MemoryLog:
 
     def follow(self, follower: Follower, wanted: WantedStreams | None = None) -> None:
         self.followers.add(follower)
+
+    def append_event(self, stream: str, body: bytes) -> asyncio.Future[Appended]:
+        return self.append(Batch((Draft(stream, body),)))
 
     def _store(self, batch: Batch) -> tuple[list[Entry], Appended]:
         now_ms = self._clock.now_ms()

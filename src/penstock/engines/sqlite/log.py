@@ -22,8 +22,8 @@ from penstock.engines.sqlite.stream_pages import Source
 from penstock.engines.sqlite.unfolded_entries import UnfoldedSpots
 from penstock.engines.sqlite.writer import SqliteWriter
 from penstock.errors import CallerError, NotFound, Trimmed
-from penstock.limits import PAGE_BYTES, PAGE_ENTRIES
-from penstock.values import Appended, Batch, Entry, Head, Page, PlainEvent
+from penstock.limits import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES
+from penstock.values import Appended, Batch, Draft, Entry, Head, Page, PlainEvent
 
 EXACT_STREAMS = 64
 """Streams that a read by id follows one by one; for more of them, or for patterns, it scans the log."""
@@ -58,6 +58,11 @@ class SqliteLog:
         except CallerError as error:
             return failed(error)
         return self._writer.submit_batch(batch, weight)
+
+    def append_event(self, stream: str, body: bytes) -> Promise[Appended]:
+        if len(body) > ENTRY_BYTES:
+            return self.append(Batch((Draft(stream, body),)))
+        return self._writer.submit_event((stream, body))
 
     def append_many(self, appends: Sequence[PlainEvent | Batch]) -> Promise[list[Entry | Appended | Exception]]:
         """As many appends at once, each by itself: one that is refused has its error in its place.

@@ -25,6 +25,7 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.followers import Followers
 from penstock.core.promise import Promise
+from penstock.core.stamp import appended_one
 from penstock.engines.sqlite import fold, schema
 from penstock.engines.sqlite.checkpoint import Checkpointer
 from penstock.engines.sqlite.disk_failures import Damage
@@ -53,7 +54,7 @@ class WriterJob(Promise[Any]):
     __slots__ = ("argument", "batch", "count", "function", "many", "together", "weight")
 
     def __init__(
-        self, weight: int, batch: Batch | None, many: Sequence[PlainEvent | Batch] | None = None,
+        self, weight: int, batch: Batch | PlainEvent | None, many: Sequence[PlainEvent | Batch] | None = None,
         function: Callable[[sqlite3.Connection], Any] | None = None, together: Together | None = None,
         argument: Any = None,
     ) -> None:  # fmt: skip
@@ -122,6 +123,10 @@ class SqliteWriter:
     def submit_batch(self, batch: Batch, weight: int) -> Promise[Appended]:
         """Store *batch* with the next group."""
         return self._submit(WriterJob(weight, batch))
+
+    def submit_event(self, event: PlainEvent) -> Promise[Appended]:
+        """As `submit_batch` of this one event."""
+        return self._submit(WriterJob(len(event[1]), event))
 
     def submit_many(
         self, appends: Sequence[PlainEvent | Batch], weight: int
@@ -388,17 +393,19 @@ class SqliteWriter:
 def _append_many(appends: Sequence[PlainEvent | Batch], group: WriteGroup) -> list[Entry | Appended | Exception]:
     add = group.add_event
     return [
-        (add(*append) or _append(Batch((Draft(*append),)), group))
-        if isinstance(append, tuple)
-        else _append(append, group)
+        (add(*append) or _append(append, group)) if isinstance(append, tuple) else _append(append, group)
         for append in appends
     ]
 
 
-def _append(batch: Batch, group: WriteGroup) -> Appended | Exception:
-    """The answer, or what is wrong with this batch: its mistake must not fail the others. Nothing is written yet."""
+def _append(append: PlainEvent | Batch, group: WriteGroup) -> Appended | Exception:
+    """The answer, or what is wrong with this append: its mistake must not fail the others. Nothing is written yet."""
     try:
-        return group.append(batch)
+        if isinstance(append, tuple):
+            if (entry := group.add_event(*append)) is not None:
+                return appended_one(entry)
+            append = Batch((Draft(*append),))
+        return group.append(append)
     except sqlite3.Error:
         raise
     except Exception as error:  # noqa: BLE001
