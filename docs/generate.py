@@ -205,12 +205,20 @@ def _floors(figures: dict[str, Any]) -> Iterator[str]:
         yield _item(f"Floor of {', '.join(names)}: {floor}.")
 
 
+MILLIONS = 800_000
+"""From here on several runs are given in millions: three numbers of seven digits are too long for a row."""
+
+
 def _spread(runs: list[dict[str, Any]], name: str) -> str:
     """The median, and the lowest and highest if they differ."""
     if not (values := _values(runs, name)):
         return ""
-    low, middle, high = map(_number, (min(values), statistics.median(values), max(values)))
-    return middle if low == high else f"{middle} ({low}–{high})"
+    low, middle, high = min(values), statistics.median(values), max(values)
+    if low == high:
+        return _number(middle)
+    if middle < MILLIONS:
+        return f"{_number(middle)} ({_number(low)}–{_number(high)})"
+    return f"{middle / 1e6:.3g} M ({low / 1e6:.3g}–{high / 1e6:.3g})"
 
 
 def _number(value: float) -> str:
