@@ -93,6 +93,17 @@ def settings_tables() -> str:
     return "\n".join(parts)
 
 
+def numbers_list() -> str:
+    """The settings that are numbers, by section, for whoever looks for a number."""
+    sections = {}
+    for name, about in KNOWN.items():
+        section, _, short = name.partition(".")
+        if about.type in (int, float):
+            sections.setdefault(section, []).append(f"`{short}`")
+    said = ". ".join(f"*{section}*: {', '.join(names)}" for section, names in sections.items())
+    return "\n".join(textwrap.wrap(f"{said}.", 120, break_long_words=False, break_on_hyphens=False)) + "\n"
+
+
 def _row(about: SettingDescription) -> str:
     choices = f" One of {', '.join(f'`{choice}`' for choice in about.choices)}." if about.choices else ""
     return _item(f"`{about.name}`", _default(about), f"{about.description}{choices}")
@@ -290,7 +301,7 @@ PARTS = {
     "export.md": {"columns": columns_table},
     "scale.md": {"storms": storms_table},
     "tour.md": {"rooms": rooms_list},
-    "../README.md": {"peers": short_peers_table},
+    "../README.md": {"peers": short_peers_table, "numbers": numbers_list},
 }
 """Pages that are written by hand but for these parts."""
 

@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import InputInvalid
 from penstock.iceberg.store import open_store
-from penstock.pipeline import publishing, staged_requests
+from penstock.pipeline import publishing, sink_files
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.sink import BatchSink, StreamSink, sink_options
 from penstock.testing import RunningServer
@@ -76,8 +76,8 @@ def test_columns_must_be_those_of_an_event(tmp_path: Path, columns: tuple[str, .
 @given(st.lists(st.builds(NewEvent, st.sampled_from(["/a", "/b", "/c"]), st.binary(max_size=2)), max_size=40))
 def test_rows_of_a_stream_keep_their_order_when_they_are_put_together(given: list[NewEvent]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged_requests, "WINDOW_ROWS", 10)
-        found = list(staged_requests.by_stream(given))
+        patch.setattr(sink_files, "WINDOW_ROWS", 10)
+        found = list(sink_files.by_stream(given))
 
     for stream in ("/a", "/b", "/c"):
         assert [e for e in found if e.stream == stream] == [e for e in given if e.stream == stream]

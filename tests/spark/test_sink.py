@@ -20,7 +20,7 @@ from penstock.pipeline import register
 from penstock.pipeline.client import TIMEOUT_SECONDS, PipelineClient, StoredRecord
 from penstock.pipeline.publishing import EncodedRequest
 from penstock.pipeline.sink import RowsNotRepeated, WriterTaken, _Sink
-from penstock.pipeline.staged_requests import StagedFile
+from penstock.pipeline.sink_files import StagedFile
 from penstock.testing import RunningServer
 from tests.spark.filling import publish
 from tests.spark.recording import recording

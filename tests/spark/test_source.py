@@ -19,7 +19,6 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType, _pa
 
 from penstock.pipeline import register
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.offsets import Cut, offset_of
 from penstock.pipeline.source import (
     CutOff,
     LogReader,
@@ -29,6 +28,7 @@ from penstock.pipeline.source import (
     PositionBeyondLog,
     _checked,
 )
+from penstock.pipeline.source_offsets import Cut, offset_of
 from penstock.testing import RunningServer
 from tests.api.lake_rig import trim
 from tests.spark.filling import publish

@@ -29,7 +29,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.client.receiver_offsets import DatabaseConnection, DatabaseFailed, Offsets, Refusal
+from penstock.client.receiver_offsets import OFFSETS_TABLE, DatabaseConnection, DatabaseFailed, Offsets, Refusal
 from penstock.errors import InputInvalid
 from penstock.limits import NAME_BYTES
 from penstock.wire import webhooks
@@ -94,7 +94,7 @@ class Receiver:
         lines_handler: LinesHandler | None = None,
         auth: str = "",
         secret: str = "",
-        table: str = "eventhorizon_offsets",
+        table: str = OFFSETS_TABLE,
         limit_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         """Say who the app is and what to do with lines: one by one (*handler*), or all of a push at once.

@@ -13,6 +13,7 @@ from penstock.wire.eventhorizon import Cursor, parse_cursor
 log = logging.getLogger("penstock.receiver")
 
 T = TypeVar("T")
+OFFSETS_TABLE = "eventhorizon_offsets"  # unless an app chooses another name
 _PLACEHOLDERS = {"qmark": ("?", "?"), "numeric": (":1", ":2"), "format": ("%s", "%s"), "pyformat": ("%s", "%s")}
 
 

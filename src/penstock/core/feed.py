@@ -36,7 +36,7 @@ SLICE_BYTES: Final = 256 * 1024
 wait in its buffer."""
 
 IN_TURN: Final = -2
-"""In place of a seat: the feed is offered nothing (`core/feeds_in_turn.py`)."""
+"""In place of a seat: the feed is offered nothing (`core/slow_pattern_feeds.py`)."""
 
 
 class Selected(NamedTuple):
@@ -373,7 +373,7 @@ class Feed:
             self._waiting, self.behind = None, True
             self._hub.enqueue(self)
 
-    # ── as one of `core/feeds_in_turn.py` ─────────────────────────────────────────────────────
+    # ── as one of `core/slow_pattern_feeds.py` ─────────────────────────────────────────────────────
 
     def serve_in_turn(self) -> None:
         """Be offered nothing from now on. What waits for a slow reader is read again, by the patterns of that time."""

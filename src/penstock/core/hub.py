@@ -4,7 +4,7 @@ The hub keeps the most recent entries in memory, bounded by count and by bytes. 
 moment, or thousands of them at once, catch up from there, without a read of the disk. A feed that is further
 behind waits in one line; a few tasks take feeds from that line and read a page for each. So a slow reader
 costs one place in that line, and has no queue of its own. So does one whose patterns take long to look up: it comes
-into that line whenever there is something new (`feeds_in_turn.py`).
+into that line whenever there is something new (`slow_pattern_feeds.py`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from penstock.core.fanout import ABSENT, MANY, Round, RoundPart, Seats
 from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
-from penstock.core.feeds_in_turn import FeedsInTurn
 from penstock.core.log import Log
 from penstock.core.matching import Interest, is_quick
 from penstock.core.names import is_exact
 from penstock.core.recent_entries import LOOKED_AT, RecentEntries
+from penstock.core.slow_pattern_feeds import SlowPatternFeeds
 from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import PenstockError, Trimmed
 from penstock.settings import HubSettings
@@ -63,7 +63,7 @@ class Hub:
         self._log, self._alone = source, alone
         self._wanted = WantedStreams(moved=self._moved) if selective else None
         self._interest: Interest[Feed] = Interest()
-        self._in_turn = FeedsInTurn()
+        self._in_turn = SlowPatternFeeds()
         self._looked_at = 0  # entries, in this turn of the loop, to find what patterns cover
         self._feeds: dict[Feed, None] = {}
         self._limits = settings.recent, settings.recent_bytes

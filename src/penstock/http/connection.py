@@ -17,10 +17,10 @@ import sys
 from typing import Final, cast
 
 from penstock.errors import PeerError, TooLarge
-from penstock.http import answers
+from penstock.http import answer_bytes
+from penstock.http.answering import Phase
 from penstock.http.bodies import Intake
 from penstock.http.deadlines import TimedConnection
-from penstock.http.handling import Phase
 from penstock.http.receiving import FRAME_SLICE
 from penstock.http.requests import Request
 from penstock.http.responses import Held, Response
@@ -287,7 +287,7 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
         try:
             if shared.settings.requests_per_address:
                 shared.caps.request_of_address(request.peer, shared.loop.time())
-            route = answers.resolve(shared, request)
+            route = answer_bytes.resolve(shared, request)
             if isinstance(route, Response):
                 self._answer_early(route)
                 return
@@ -298,7 +298,7 @@ class Connection(TimedConnection, asyncio.BaseProtocol):
             if head.length > COUNTED_BODY_BYTES and route.body.kind is BodyKind.WHOLE:
                 self._book(request.peer, head.length)
         except Exception as error:  # noqa: BLE001 - whatever the table or `admit` raises becomes the answer
-            self._answer_early(answers.early_problem(shared, request, error))
+            self._answer_early(answer_bytes.early_problem(shared, request, error))
             return
         self._route = route
         whole = not head.chunked and head.length <= COUNTED_BODY_BYTES and route.body.kind is not BodyKind.STREAM

@@ -12,8 +12,8 @@ from typing import cast
 from websockets.frames import CloseCode
 
 from penstock.errors import PeerError
+from penstock.http.answering import Phase
 from penstock.http.bodies import Intake
-from penstock.http.handling import Phase
 from penstock.http.receiving import ReceivingConnection
 from penstock.http.websocket import CLOSE_SECONDS, WebSocket
 from penstock.limits import BODY_PROGRESS_BYTES

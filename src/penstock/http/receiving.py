@@ -12,9 +12,9 @@ from typing import Final, cast
 from websockets.frames import CloseCode
 
 from penstock.errors import Busy, PeerError, PenstockError
-from penstock.http import answers
+from penstock.http import answer_bytes
+from penstock.http.answering import AnsweringConnection, Phase
 from penstock.http.bodies import BodyStream, Booking, Intake
-from penstock.http.handling import AnsweringConnection, Phase
 from penstock.http.requests import Request
 from penstock.http.routing import BodyKind, Route
 from penstock.http.shared import Shared
@@ -179,7 +179,7 @@ class ReceivingConnection(AnsweringConnection):
         elif self._head is None:
             self.hang_up()
         else:
-            self._answer(answers.early_problem(self._shared, cast("Request", self._request), error))
+            self._answer(answer_bytes.early_problem(self._shared, cast("Request", self._request), error))
 
     # ── when the peer must wait ───────────────────────────────────────────────────────────────
 
@@ -216,5 +216,5 @@ class ReceivingConnection(AnsweringConnection):
         self._buffer = b""
         self._keep_alive = False
         self._intake = None
-        self.write(answers.refusal(self._shared, error, head))
+        self.write(answer_bytes.refusal(self._shared, error, head))
         self.hang_up()

@@ -5,7 +5,7 @@ for a numbered request that it has seen, so what must not change is which rows a
 
 `publish=tasks`, the default: every task publishes its own rows, all tasks at once.
 
-    write      rows become encoded requests in a file (`staged_requests`), with a digest of the rows
+    write      rows become encoded requests in a file (`sink_files`), with a digest of the rows
                the task claims its partition of the batch at the server: file and digest; who is first has decided
                publish the requests under the partition's own producer, then say at the server that it is done
                a repeat publishes the file that was claimed, or its own if it has the same rows in the same order;
@@ -41,9 +41,9 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigInvalid, Conflict, InputInvalid
 from penstock.iceberg.store import open_store
 from penstock.pipeline.client import PipelineClient, RecordChanged, StoredRecord
-from penstock.pipeline.offsets import known_options, number_of, required
 from penstock.pipeline.publishing import EncodedRequest, send, sequence_of
-from penstock.pipeline.staged_requests import StagedFile, discard, is_staged, stage, staged_requests
+from penstock.pipeline.sink_files import StagedFile, discard, is_staged, stage, staged_requests
+from penstock.pipeline.source_options import known_options, number_of, required
 
 Messages: TypeAlias = Sequence[WriterCommitMessage | None]
 

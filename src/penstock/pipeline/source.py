@@ -44,7 +44,7 @@ from penstock.core.matching import matches
 from penstock.core.names import check_name
 from penstock.errors import InputInvalid, NameInvalid, OperatorError, PenstockError, Trimmed
 from penstock.pipeline.client import PipelineClient
-from penstock.pipeline.offsets import (
+from penstock.pipeline.source_offsets import (
     Cut,
     cuts_between,
     cuts_of,
@@ -52,9 +52,8 @@ from penstock.pipeline.offsets import (
     narrow,
     offset_of,
     position_of,
-    read_options,
-    start_of,
 )
+from penstock.pipeline.source_options import read_options, start_of
 from penstock.wire.table_columns import EVENT, ddl
 
 log = logging.getLogger("penstock.pipeline")

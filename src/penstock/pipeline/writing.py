@@ -23,8 +23,8 @@ from penstock.iceberg.files import WrittenFile, checked, read_batches, write_fil
 from penstock.iceberg.store import FileStore
 from penstock.pipeline.client import PipelineClient
 from penstock.pipeline.commit import Slice
-from penstock.pipeline.offsets import Cut
 from penstock.pipeline.source import Part, read_slice
+from penstock.pipeline.source_offsets import Cut
 from penstock.wire.lake_files import LakeFile
 from penstock.wire.table_columns import Column
 

@@ -14,7 +14,7 @@ from penstock.core.matching import Interest
 from penstock.core.recent_entries import interest_in
 
 
-class FeedsInTurn:
+class SlowPatternFeeds:
     """The feeds of one hub that are looked for in turn."""
 
     def __init__(self) -> None:

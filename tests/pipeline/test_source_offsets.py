@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InputInvalid
-from penstock.pipeline.offsets import (
+from penstock.pipeline.source_offsets import (
     Cut,
     cuts_between,
     cuts_given,
@@ -15,9 +15,8 @@ from penstock.pipeline.offsets import (
     narrow,
     offset_of,
     position_of,
-    read_options,
-    start_of,
 )
+from penstock.pipeline.source_options import read_options, start_of
 from penstock.wire.table_columns import NAMES
 
 SERVER = {"url": "http://127.0.0.1:8800", "token": "t"}

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 from penstock.core.promise import Pending
 from penstock.errors import Busy, PeerError
-from penstock.http import answers
+from penstock.http import answer_bytes
 from penstock.http.bodies import Booking, Intake
 from penstock.http.live_answer import Outlet, Owner
 from penstock.http.live_lease import LiveLease
@@ -187,7 +187,7 @@ class AnsweringConnection(Pipe):
     def _answer(self, response: Response) -> None:
         keep_alive = self._keep_alive = self._keep_alive and not self._shared.draining
         request: Request = self._request  # type: ignore[assignment]  # there is one until it is answered
-        data = answers.encode(self._shared, request, response, keep_alive=keep_alive)
+        data = answer_bytes.encode(self._shared, request, response, keep_alive=keep_alive)
         if len(data) > COUNTED_ANSWER_BYTES:
             self._answer_much(request, data)
         elif self._buffer:
@@ -202,7 +202,7 @@ class AnsweringConnection(Pipe):
         try:
             unread.grow(unread.size + len(data))
         except Busy as error:
-            data = answers.encode(self._shared, request, self._problem(error), keep_alive=self._keep_alive)
+            data = answer_bytes.encode(self._shared, request, self._problem(error), keep_alive=self._keep_alive)
         self.write(data)
         self.flush()
         self._end_unread()
@@ -248,7 +248,7 @@ class AnsweringConnection(Pipe):
         self._check_unanswered(request)
         if request.http10 or self._shared.draining:
             self._keep_alive = False
-        head = answers.live_head(self._shared, request, status, headers, keep_alive=self._keep_alive)
+        head = answer_bytes.live_head(self._shared, request, status, headers, keep_alive=self._keep_alive)
         if request.method != "HEAD":
             self._take_lease(request)
         self.write(head)
@@ -277,13 +277,13 @@ class AnsweringConnection(Pipe):
         head = cast("http_requests.RequestHead", self._head)
         if not head.upgrade or head.has_body or request.method != "GET":
             raise PeerError(426, "a WebSocket handshake is required here")
-        return answers.handshake(self._shared, request, subprotocol)
+        return answer_bytes.handshake(self._shared, request, subprotocol)
 
     def interim(self, request: Request, status: int, headers: Headers) -> None:
         if self._request is request and not request.http10:
             if status == 100 and self._head is not None:
                 self._head.expects_continue = False
-            self.write(answers.interim(status, headers))
+            self.write(answer_bytes.interim(status, headers))
 
     def _check_unanswered(self, request: Request) -> None:
         if self._request is not request:
