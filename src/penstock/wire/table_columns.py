@@ -55,6 +55,17 @@ def _column(name: str, type: str, meaning: str, *, repeats: bool = False) -> Col
     return Column(name, type, True, "", "", meaning, repeats)
 
 
+_TO_WHOM_AND_WHAT: Final = (
+    _column("door", TEXT, "through which it went", repeats=True),
+    _column("recipient", TEXT, "to whom", repeats=True),
+    _column("stream", TEXT, "of an interval: the stream", repeats=True),
+    _column("first", INT64, "of an interval: the first id; 0 for an item"),
+    _column("last", INT64, "of an interval: the last id"),
+    _column("key", TEXT, "of an item: its key"),
+    _column("month", TEXT, "of an item: the month of its mailbox", repeats=True),
+    _column("number", INT64, "of an item: its number in that month"),
+)
+
 LEDGER: Final = (
     _column("entry", INT64, "the id of its batch in the log"),
     _column("node", TEXT, "which node wrote the batch", repeats=True),
@@ -65,26 +76,12 @@ LEDGER: Final = (
     _column("time", TIME, "when it happened; null for the batch itself"),
     _column("state", TEXT, "what happened; `batch` for the row that stands for the batch itself", repeats=True),
     _column("reason", TEXT, "why", repeats=True),
-    _column("door", TEXT, "through which it went", repeats=True),
-    _column("recipient", TEXT, "to whom", repeats=True),
-    _column("stream", TEXT, "of an interval: the stream", repeats=True),
-    _column("first", INT64, "of an interval: the first id; 0 for an item"),
-    _column("last", INT64, "of an interval: the last id"),
-    _column("key", TEXT, "of an item: its key"),
-    _column("month", TEXT, "of an item: the month of its mailbox", repeats=True),
-    _column("number", INT64, "of an item: its number in that month"),
+    *_TO_WHOM_AND_WHAT,
     _column("expires_at", TIME, "of an item; null without one"),
 )
 
 DELIVERIES: Final = (
-    _column("door", TEXT, "through which it went", repeats=True),
-    _column("recipient", TEXT, "to whom", repeats=True),
-    _column("stream", TEXT, "of an interval: the stream", repeats=True),
-    _column("first", INT64, "of an interval: the first id; 0 for an item"),
-    _column("last", INT64, "of an interval: the last id"),
-    _column("key", TEXT, "of an item: its key"),
-    _column("month", TEXT, "of an item: the month of its mailbox", repeats=True),
-    _column("number", INT64, "of an item: its number in that month"),
+    *_TO_WHOM_AND_WHAT,
     _column("state", TEXT, "what became of it", repeats=True),
     _column("reason", TEXT, "why", repeats=True),
     _column("first_time", TIME, "of the first record about it"),
