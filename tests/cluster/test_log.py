@@ -13,7 +13,7 @@ import pytest
 from penstock.core.clock import ManualClock
 from penstock.core.export import ExportRange, PlanQuestion, make_plan
 from penstock.core.log import prepare
-from penstock.engines.jetstream import JetStreamEngine, appending, connection, open_jetstream, registry
+from penstock.engines.jetstream import JetStreamEngine, appending, connection, open_jetstream, reading, registry
 from penstock.engines.jetstream.connection import LOST
 from penstock.engines.jetstream.engine import server_urls
 from penstock.errors import (
@@ -25,6 +25,7 @@ from penstock.errors import (
     StreamExists,
     Trimmed,
 )
+from penstock.limits import PAGE_BYTES
 from penstock.settings import LogSettings
 from penstock.testing import wait_until_async
 from penstock.testing.nats import NatsCluster, start_nats
@@ -253,10 +254,54 @@ async def test_the_export_of_any_node_is_the_whole_log(nats_alone: NatsCluster) 
             b"".join([piece async for piece in node.export.stream(ExportRange(0, upto))]) for node in (first, second)
         ]
 
-        whole = await first.log.range(0, upto)
+        whole = [entry async for page in first.log.pages(0, upto) for entry in page]
         assert plans[0] == plans[1]
         assert sum(part.rows for part in plans[0].slices) == len(whole)
         assert exports[0] == exports[1]
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+async def test_all_parts_are_erased_although_the_server_that_answers_is_behind(
+    nats_alone: NatsCluster, sabotaged: bool
+) -> None:
+    """A direct get that has one part of three; the sabotage takes what it has for all that there is."""
+    async with two_nodes(nats_alone) as (first, _):
+        parts = (Draft("/s", b"secret", kind=Kind.PART),) * 3
+        placed = await first.log.append(Batch((Draft("/s", b"secret"), *parts)))
+        store = first.log._store
+        direct, page = store._direct, store.page
+
+        async def behind(subject, seq, limit, limit_bytes):
+            rows, _ = await direct(subject, seq, limit, limit_bytes)
+            return [row for row in rows if row.seq <= placed.first.id + 1], 0
+
+        async def believing(*given, **more):
+            rows, _ = await page(*given, **more)
+            return rows, True
+
+        store._direct = behind
+        if sabotaged:
+            store.page = believing
+
+        assert await first.log.erase([placed.first.id]) == 1
+
+        left = [id for id in range(placed.first.id, placed.first.id + 4) if await store.at(id) is not None]
+        assert bool(left) is sabotaged
+
+
+@pytest.mark.parametrize("sabotaged", [False, True])
+async def test_an_export_holds_some_mib_of_the_log_at_a_time(
+    nats_alone: NatsCluster, sabotaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sabotaged:
+        monkeypatch.setattr(reading, "PAGE_BYTES", 2**40)
+    async with two_nodes(nats_alone) as (first, _):
+        for _ in range(24):
+            await first.log.append(one("/large", bytes(1024 * 1024 - 4096)))
+        sizes = [sum(len(entry.body) for entry in page) async for page in first.log.pages(0, first.log.followed)]
+
+    assert sum(sizes) >= 24 * (1024 * 1024 - 4096)
+    assert (max(sizes) <= 2 * PAGE_BYTES) is not sabotaged
 
 
 # ── lost answers ───────────────────────────────────────────────────────────────────────────────
@@ -355,7 +400,8 @@ async def test_a_read_is_complete_although_the_server_that_answers_is_behind(
         direct = store._direct
 
         async def behind(subject, seq, limit, limit_bytes):
-            return [row for row in await direct(subject, seq, limit, limit_bytes) if row.seq <= ids[3]]
+            rows, _ = await direct(subject, seq, limit, limit_bytes)
+            return [row for row in rows if row.seq <= ids[3]], 0
 
         store._direct = behind
         if sabotaged:

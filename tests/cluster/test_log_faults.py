@@ -91,9 +91,8 @@ async def run(nats: NatsCluster, fault: Fault, addresses: Sequence[str] = ()) ->
         last = max(promise.id for promise in history.promises)
         for node in opened:
             await wait_until_async(lambda node=node: node.log.followed >= last)
-        found = [
-            problem for node in opened for problem in problems(history, await node.log.range(0, node.log.followed))
-        ]
+        wholes = [[entry async for page in node.log.pages(0, node.log.followed) for entry in page] for node in opened]
+        found = [problem for whole in wholes for problem in problems(history, whole)]
     assert len(history.promises) > 100
     return found
 

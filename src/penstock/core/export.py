@@ -9,8 +9,10 @@ never change in number. Planning is pure but for the sums, which only the engine
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import date
+from types import ModuleType
 from typing import Final, Protocol
 
 import msgspec
@@ -20,6 +22,7 @@ from penstock.core.matching import matches
 from penstock.core.months import DAY_MS
 from penstock.core.names import ROOMS
 from penstock.errors import Busy, NotFound, PenstockError, Trimmed
+from penstock.limits import PAGE_BYTES
 from penstock.values import Entry
 from penstock.wire.table_columns import NAMES
 
@@ -285,23 +288,26 @@ class LogExport:
         self._log = log
 
     async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
-        found = []
-        for begin in range(after, upto, step):
-            entries = await self._entries(begin, min(begin + step, upto))
-            if entries:
-                days = [day_of(entry.published_ms) for entry in entries]
-                size = sum(len(entry.body) for entry in entries)
-                found.append(Block(entries[-1].id, len(entries), size, min(days), max(days)))
-        return found
+        sums: dict[int, Block] = {}
+        async for entries in self._pages(after, upto):
+            for entry in entries:
+                place, day = (entry.id - after - 1) // step, day_of(entry.published_ms)
+                so_far = sums.get(place, Block(0, 0, 0, day, day))
+                sums[place] = Block(
+                    entry.id,
+                    so_far.rows + 1,
+                    so_far.bytes + len(entry.body),
+                    min(so_far.first_day, day),
+                    max(so_far.last_day, day),
+                )
+        return list(sums.values())
 
     async def stream(self, wanted: ExportRange) -> AsyncGenerator[bytes, None]:
-        from penstock.core import arrow  # here, because pyarrow takes long to load and most servers never export
-
+        arrow = await asyncio.to_thread(load_arrow)
         if wanted.rows_before is None:
             yield arrow.opening(wanted.columns)
         rows = wanted.rows_before or 0
-        for begin in range(wanted.after, wanted.upto, BLOCK_IDS):
-            entries = await self._entries(begin, min(begin + BLOCK_IDS, wanted.upto))
+        async for entries in self._pages(wanted.after, wanted.upto):
             check_not_trimmed(self._log, wanted.after)
             shown = [entry for entry in entries if wanted.selection.wants(entry.stream)]
             rows += len(shown)
@@ -312,9 +318,32 @@ class LogExport:
     async def close(self) -> None:
         return None
 
-    async def _entries(self, after: int, upto: int) -> list[Entry]:
-        found = [await self._log.entry(id) for id in range(after + 1, upto + 1)]
-        return [entry for entry in found if entry is not None]
+    async def _pages(self, after: int, upto: int) -> AsyncIterator[list[Entry]]:
+        """The entries of (after, upto], no more than some MiB at a time."""
+        found: list[Entry] = []
+        size = 0
+        for id in range(after + 1, upto + 1):
+            entry = await self._log.entry(id)
+            if entry is not None:
+                found.append(entry)
+                size += len(entry.body)
+            if len(found) >= BLOCK_IDS or size >= PAGE_BYTES:
+                yield found
+                found, size = [], 0
+        check_not_trimmed(self._log, after)
+        if found:
+            yield found
+
+
+def load_arrow() -> ModuleType:
+    """Load pyarrow, and what that loads at its first use (pandas, where it is there): a quarter of a second.
+
+    Most servers never export; the one that does has others to serve meanwhile.
+    """
+    from penstock.core import arrow
+
+    arrow.closing(NAMES, 0, 0)
+    return arrow
 
 
 def check_not_trimmed(log: Log, after: int) -> None:

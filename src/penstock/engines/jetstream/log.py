@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Self
 
 import msgspec
@@ -279,12 +279,14 @@ class JetStreamLog:
             return await read()
         return await self._steadily(read)
 
-    async def range(self, after: int, upto: int) -> list[Entry]:
+    async def pages(self, after: int, upto: int) -> AsyncIterator[list[Entry]]:
         """Every entry of (after, upto], which this node has followed; `Trimmed` if some are gone."""
-        found = await self._reader.range(after, upto, self._clock.now_ms())
-        if after < await self._refreshed_trim():
-            raise Trimmed(after, self._trimmed_upto)
-        return found
+        while after < upto:
+            begin = after
+            found, after = await self._reader.part(begin, upto, self._clock.now_ms())
+            if begin < await self._refreshed_trim():
+                raise Trimmed(begin, self._trimmed_upto)
+            yield found
 
     async def id_before(self, ms: int) -> int:
         return await self._reader.id_before(ms, self._view(1, PAGE_BYTES, True))

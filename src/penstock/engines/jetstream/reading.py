@@ -27,7 +27,7 @@ SCAN_MESSAGES: Final = 8_192
 EXACT_STREAMS: Final = 16
 """Streams that a read by id follows one by one; for more of them it scans the log."""
 
-_ABREAST = 2_048  # messages in one step of a long read
+_ABREAST = 1_024  # messages in one step of a long read
 
 
 class View:
@@ -130,8 +130,8 @@ class JetStreamReader:
         low, high = view.trimmed + 1, view.followed + 1
         while low < high:
             middle = (low + high) // 2
-            found = await self._store.next(subject, middle)
-            if found is None or found.seq >= high or not before(row(found.seq, stream, found.data)):
+            found = await self._store.first(subject, middle)
+            if found is None or found.seq >= high or not before(found):
                 high = middle
             else:
                 low = found.seq + 1
@@ -209,14 +209,11 @@ class JetStreamReader:
             begin = end + 1
         return rows, begin - 1
 
-    async def range(self, after: int, upto: int, now_ms: int) -> list[Entry]:
-        """Every entry of (after, upto], of all streams and kinds."""
+    async def part(self, after: int, upto: int, now_ms: int) -> tuple[list[Entry], int]:
+        """The first entries of (after, upto], of all streams and kinds, and up to where these are all."""
         view = View(upto, 0, now_ms, PAGE_ENTRIES, PAGE_BYTES, meta=True)
-        found: list[Entry] = []
-        while after < upto:
-            rows, after = await self.scan(self._store.subjects.entries, after, upto, _ABREAST, PAGE_BYTES)
-            found += view.shown(rows)
-        return found
+        rows, after = await self.scan(self._store.subjects.entries, after, upto, _ABREAST, PAGE_BYTES)
+        return view.shown(rows), after
 
     async def one(self, id: int, view: View) -> Entry | None:
         """The entry with this id."""
@@ -235,8 +232,8 @@ class JetStreamReader:
         low, high = view.trimmed + 1, view.followed + 1
         while low < high:
             middle = (low + high) // 2
-            found = await self._store.next(self._store.subjects.entries, middle)
-            if found is None or found.seq >= high or row(found.seq, "", found.data).facts.published_ms >= ms:
+            found = await self._store.first(self._store.subjects.entries, middle)
+            if found is None or found.seq >= high or found.facts.published_ms >= ms:
                 high = middle
             else:
                 low = found.seq + 1

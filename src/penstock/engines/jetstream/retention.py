@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Final
 
 import msgspec
@@ -99,7 +100,7 @@ class JetStreamRetention:
                 await self._bury([row.buried(Kind.ERASED) for rows in new for row in rows])
             erased += len(new)
             # Also those that were buried before: their deletes may have been cut off.
-            await asyncio.gather(*(self._store.delete(row.seq) for rows in pieces for row in rows))
+            await asyncio.gather(*map(self._delete, pieces))
         return erased
 
     async def _pieces(self, id: int) -> list[LogRow]:
@@ -110,15 +111,23 @@ class JetStreamRetention:
         first = row(id, self._store.subjects.name(stored.subject), stored.data)
         if first.facts.kind != Kind.DATA:
             return []
-        following, _ = await self._store.page(
-            stored.subject, id + 1, id + first.facts.more, limit=GROUP_MESSAGES, limit_bytes=1 << 30
-        )
-        pieces = [first]
-        for found in following:
-            if found.facts.kind != Kind.PART:
+        pieces, begin, last, complete = [first], id + 1, id + first.facts.more, False
+        while not complete:  # a server that is behind may have some of them only
+            found, complete = await self._store.page(
+                stored.subject, begin, last, limit=GROUP_MESSAGES, limit_bytes=1 << 30
+            )
+            parts = list(takewhile(lambda row: row.facts.kind == Kind.PART, found))
+            pieces += parts
+            if len(parts) < len(found):
                 break
-            pieces.append(found)
+            begin = found[-1].seq + 1 if found else last + 1
         return pieces
+
+    async def _delete(self, pieces: Sequence[LogRow]) -> None:
+        """Overwrite an entry and its parts. The entry goes last: without it, what is left would not be found again."""
+        first, *parts = pieces
+        await asyncio.gather(*(self._store.delete(part.seq) for part in parts))
+        await self._store.delete(first.seq)
 
     async def _bury(self, tombs: list[LogRow]) -> None:
         while True:

@@ -14,6 +14,7 @@ row (`core.export.Export.stream`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from penstock.core.clock import Clock
-from penstock.core.export import Block, Export, ExportRange
+from penstock.core.export import Block, Export, ExportRange, load_arrow
 from penstock.core.log import Log
 from penstock.engines.lake.reader import LakeReader
 from penstock.errors import Trimmed
@@ -44,7 +45,12 @@ class HistoryExport:
         while True:
             seam = max(after, min(self._log.trimmed_upto, upto))
             found = await self._lake.blocks(after, seam, step) if after < seam else []
-            found += await self._export.blocks(seam, upto, step) if seam < upto else []
+            try:
+                found += await self._export.blocks(seam, upto, step) if seam < upto else []
+            except Trimmed:
+                if self._log.trimmed_upto <= seam:
+                    raise
+                continue  # the lake has by now what has gone meanwhile
             if max(after, min(self._log.trimmed_upto, upto)) == seam:
                 return found
 
@@ -67,8 +73,7 @@ class HistoryExport:
             except Trimmed:
                 if begun:
                     raise
-        from penstock.core import arrow  # here, because pyarrow takes long to load; the lake has, in a thread
-
+        arrow = await asyncio.to_thread(load_arrow)
         if rest.rows_before is None:
             yield arrow.opening(wanted.columns)
         yield arrow.closing(wanted.columns, rest.rows_before or 0, wanted.upto)
