@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from http.client import IncompleteRead
 from pathlib import Path
 
-from penstock.testing import start_nodes, wait_until
+from penstock.testing import RunningServer, start_nodes, wait_until
 from tests.cluster.homes import new_prefix
 from tests.doors.trickle_client import Get, Post, create, delete, get, made, post, readers
+
+SMALL = {"trickle_segment_bytes": 100_000, "trickle_abandon": 0.3}
+
+
+def is_cut_off(node: RunningServer, channel: str, seq: int) -> bool:
+    """Whether the segment ended without being whole; as long as it might go on, its readers are cut off."""
+    try:
+        return get(node, channel, seq).status == 470
+    except IncompleteRead:
+        return False
 
 
 def test_every_node_serves_every_channel_and_a_recorded_one_outlives_its_node(engine: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        one, two = start_nodes(stack, tmp_path, engine, 2, log_prefix=new_prefix(), log_replicas=1)
+        one, two = start_nodes(stack, tmp_path, engine, 2, log_prefix=new_prefix(), log_replicas=1, **SMALL)
         # Given channels on one node
         recorded, plain = made(one, record="true"), made(one)
         assert create(two, plain).status == 200
@@ -27,12 +38,16 @@ def test_every_node_serves_every_channel_and_a_recorded_one_outlives_its_node(en
                 assert reader.chunk() == b""
             assert [get(node, channel, seq).body for node in (one, two) for seq in (0, 1)] == [b"zero", b"live"] * 2
             assert get(two, channel, 7).status == 470
+            # What is too large is said to be so
+            with Post(two, channel, 2, b"x" * 60_000, b"y" * 60_000) as posting:
+                assert posting.head() == 413
+            wait_until(lambda channel=channel: is_cut_off(two, channel, 2))  # type: ignore[misc]
         # and their node dies
         one.kill()
         # Then the other goes on with what was recorded
         wait_until(lambda: get(two, recorded, 1).status == 200)
         assert [get(two, recorded, seq).body for seq in (0, 1)] == [b"zero", b"live"]
-        assert post(two, recorded, 2, b"two").status == 200
+        assert post(two, recorded, 3, b"three").status == 200
         assert get(two, plain, 0).status == 404
         assert delete(two, recorded).status == 200
-        assert get(two, recorded, 2).body == b"two"
+        assert get(two, recorded, 3).body == b"three"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, cast
 
+from penstock.doors.trickle import answers
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Busy, PeerError, PenstockError
 from penstock.http.client import OutgoingError, Target, parse_url
@@ -94,6 +95,7 @@ class Forwarding(asyncio.Protocol, Held):
         if error is None:
             self._transport.write(LAST_CHUNK)
         else:
+            self._answer(answers.error(error), close=True)
             self._transport.abort()  # the owner sees a publisher that is gone
 
     def pause_writing(self) -> None:
