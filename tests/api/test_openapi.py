@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,37 @@ async def test_every_path_of_the_api_is_described(tmp_path: Path) -> None:
 
     assert silent == []
     assert len([row for row in node.routes if declared(row.handler)]) > 50
+
+
+GOOD = {
+    "stream": "/described", "streams": "/described", "after": "0", "upto": "0", "entry": "1", "recipient": "a",
+    "name": "a", "kind": "wire", "prefix": "lake/", "month": "2026_11", "expect": "0", "time": "2026-11-15T12:00:00Z",
+}  # fmt: skip
+"""Values of parameters that some operation needs."""
+
+
+def takes_nothing(schema: dict[str, Any]) -> bool:
+    """Whether an empty value of a parameter is one that the schema allows."""
+    if "enum" in schema:
+        return "" in schema["enum"]
+    if schema["type"] != "string" or schema.get("minLength") or "format" in schema:
+        return False
+    return re.search(schema["pattern"], "") is not None
+
+
+def test_an_empty_parameter_is_refused_where_the_document_has_none(
+    shared_server: RunningServer, document: dict[str, Any]
+) -> None:
+    publish(shared_server, "/described", b"one")
+    tried = 0
+    for path, operations in document["paths"].items():
+        for method, about in operations.items():
+            asked = [one for one in about.get("parameters", []) if one["in"] == "query"]
+            needed = {one["name"]: GOOD[one["name"]] for one in asked if one.get("required")}
+            for one in asked:
+                if not takes_nothing(one["schema"]):
+                    given = {**needed, one["name"]: ""}
+                    answered = ask(shared_server, method.upper(), re.sub(r"\{\w+\}", "a", path), b"{}", **given)
+                    assert answered.status in (400, 404), (method, path, one["name"], answered.status)
+                    tried += 1
+    assert tried > 40

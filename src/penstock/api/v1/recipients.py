@@ -211,7 +211,7 @@ _ORDERS: Final[dict[str, Callable[[RecipientView], Any]]] = {"name": _by_name, "
 
 
 def _chosen(request: Request, name: str, known: Sequence[str]) -> str:
-    found = request.params.get(name, "")
-    if found and found not in known:
+    found = request.params.get(name)
+    if found is not None and found not in known:
         raise InputInvalid(f"parameter {name}", f"{found[:40]!r} is none of {', '.join(known)}")
-    return found
+    return found or ""
