@@ -54,7 +54,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not wanted:
         return None
     if (home := directory_group(collection_path)) is not None:
-        return True if home != wanted else None
+        return None if home == wanted or has_a_place_in(collection_path, wanted) else True
     return True if collection_path.is_file() and not may_have_tests_of(wanted, collection_path) else None
 
 
@@ -102,8 +102,15 @@ def directory_group(path: Path) -> str | None:
     inside = path.relative_to(TESTS)
     if inside.parts[0] in BY_NAME:
         return inside.parts[0]
-    placed = (name for name, group in BY_NAME.items() if any(inside.is_relative_to(place) for place in group.places))
-    return next(placed, None)
+    placed = [
+        (len(place), name) for name, group in BY_NAME.items() for place in group.places if inside.is_relative_to(place)
+    ]
+    return max(placed)[1] if placed else None  # a file goes before its directory
+
+
+def has_a_place_in(path: Path, group: str) -> bool:
+    """Whether some of the group's tests are in a directory that is otherwise another group's."""
+    return any((TESTS / place).is_relative_to(path) for place in BY_NAME[group].places)
 
 
 @pytest.hookimpl(wrapper=True)

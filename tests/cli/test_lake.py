@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -262,13 +262,16 @@ def test_mistakes_are_one_line(shop: Shop) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_lake_on_s3_is_asked_in_the_same_words(tmp_path: Path, s3: S3Server) -> None:
+@pytest.mark.parametrize("questions", [QUESTIONS[:3], pytest.param(QUESTIONS, marks=pytest.mark.long)], ids=len)
+def test_a_lake_on_s3_is_asked_in_the_same_words(
+    tmp_path: Path, s3: S3Server, questions: Sequence[tuple[str, str, str]]
+) -> None:
     place = "s3://lake/shop"
     write_log(tmp_path / "data")
     with start_server(tmp_path / "data", environment=s3.environment, lake_url=place) as server:
         shop = Shop(server, place)
-        assert shop.answer("sql", QUESTIONS[0][1]) == QUESTIONS[0][2]
-        for title, sql, expected in QUESTIONS[1:]:
+        assert shop.answer("sql", questions[0][1]) == questions[0][2]
+        for title, sql, expected in questions[1:]:
             assert shown(ask(place, shop.tables, sql).table) == expected, title
         with pytest.raises(SqlRefused):
             ask(place, shop.tables, "SELECT * FROM read_text('/etc/passwd'), events")

@@ -300,12 +300,30 @@ def test_lint_and_types_have_a_limit_too(capsys: pytest.CaptureFixture[str]) -> 
 
 
 BESIDE = """
-import sys
+import sys, time
+from pathlib import Path
 from penstock.cli import test_runner
+
+class Clock:
+    sleep = time.sleep
+
+    @staticmethod
+    def monotonic():
+        return time.monotonic() + 500 * Path(sys.argv[1], "hangs").exists()
+
+test_runner.time = Clock
 test_runner.CLEARING_SECONDS = 1
-groups = [test_runner.TestGroup("fast", 2), test_runner.TestGroup("cluster", 0.015)]
+groups = [test_runner.TestGroup("fast", 2), test_runner.TestGroup("cluster", 0.5)]
 for outcome in test_runner.run_groups(groups, ["-p", "tests.conftest", sys.argv[1]]):
     print("outcome", outcome.name, outcome.passed, outcome.failed)
+"""
+
+
+BESIDE_ITS_END = """
+import pathlib, time
+hangs = pathlib.Path(__file__).with_name('hangs')
+def pytest_sessionfinish(session):
+    if session.config.getoption('--group') == 'cluster': hangs.touch(); time.sleep(600)
 """
 
 
@@ -314,17 +332,13 @@ def test_groups_run_beside_each_other_and_one_that_hangs_outside_its_tests_is_en
     (tmp_path / "test_planted.py").write_text(
         "import pytest\ndef test_good(): pass\n@pytest.mark.cluster\ndef test_of_another_group(): pass\n"
     )
-    (tmp_path / "conftest.py").write_text(
-        "import time\n"
-        "def pytest_sessionfinish(session):\n"
-        "    if session.config.getoption('--group') == 'cluster': time.sleep(600)\n"
-    )
+    (tmp_path / "conftest.py").write_text(BESIDE_ITS_END)
 
     command = [sys.executable, "-c", BESIDE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=100)
 
     assert done.stdout.splitlines()[:2] == ["fast begins", "cluster begins"]
-    assert "cluster was ended after 9 s: something hangs" in done.stdout
-    assert 'conftest.py", line 3 in pytest_sessionfinish' in done.stdout  # the stack of what hung
+    assert "cluster was ended after 300 s: something hangs" in done.stdout
+    assert 'conftest.py", line 5 in pytest_sessionfinish' in done.stdout  # the stack of what hung
     assert "outcome fast 1 0\n" in done.stdout
     assert re.search(r"^outcome cluster \d 1$", done.stdout, re.MULTILINE)  # it may have reported before it hung

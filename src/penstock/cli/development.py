@@ -45,7 +45,7 @@ def run_tests(
     beside: Annotated[int, typer.Option(min=0, help="Processes that keep a core busy meanwhile.")] = 0,
     no_system: Annotated[bool, typer.Option("--no-system", help="Never install Debian packages.")] = False,
 ) -> int:
-    """Run the test suite: lint and types, then the groups of tests, three at a time.
+    """Run the test suite: lint and types, then the groups of tests, two at a time.
 
     Groups are check, fast, doors, bystander, lake, faults, cluster, spark, browser. What follows them goes to pytest.
 
