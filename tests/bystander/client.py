@@ -1,6 +1,6 @@
 """The bystander: a well-behaved client in a process of its own, who says at its end what it noticed.
 
-    python -m tests.bystander.client PORT TOKEN SERVER_PID
+    python -m tests.bystander.client PORT TOKEN SERVER_PID[,SERVER_PID …]
 
 It listens to one stream and publishes into it, on a connection that stays and now and then on a new one with a head
 that nobody has sent before, and reads back some of what it published, until its standard input ends. Then it prints
@@ -8,7 +8,8 @@ one line of JSON (`watching.Report`).
 
 How long it had to wait is measured twice. By the clock, which is only reported: two shared cores stand still for
 reasons of their own. And by the CPU time that the server's loop spent between a request and its answer, which says
-how long the loop did other work first, however busy the machine is. What the loop may have done while the answer was
+how long the loop did other work first, however busy the machine is. Of several processes that are one server, the one
+counts that spent the most. What the loop may have done while the answer was
 here already, and the bystander waited for a core to read it, is taken off.
 """
 
@@ -32,9 +33,9 @@ STREAM = "/bystander"
 class Bystander:
     """What one innocent client does and sees."""
 
-    def __init__(self, port: int, token: str, pid: int) -> None:
+    def __init__(self, port: int, token: str, pids: list[str]) -> None:
         self._port, self._headers = port, {"Authorization": f"Bearer {token}"}
-        self._loop_cpu = Path(f"/proc/{pid}/task/{pid}/schedstat")
+        self._loop_cpu = [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in pids]
         self._kept = self._connect()
         self.errors: list[str] = []
         self.sent: list[str] = []
@@ -86,7 +87,8 @@ class Bystander:
             self.errors.append(f"publish{' on a new connection' if fresh else ''}: {error!r}")
             self._kept.close()
         self.wall_ms.append((time.perf_counter() - begun) * 1e3)
-        self.cpu_ms.append(max(0, self._spent() - cpu - (self._waited() - waited)) / 1e6)
+        most = max(after - before for after, before in zip(self._spent(), cpu, strict=True))
+        self.cpu_ms.append(max(0, most - (self._waited() - waited)) / 1e6)
         if fresh:
             connection.close()
 
@@ -97,12 +99,12 @@ class Bystander:
         if answer.status != http.HTTPStatus.OK or [one["data"] for one in json.loads(text)["entries"]] != [body]:
             self.errors.append(f"read: {answer.status} {text[:200]!r}")
 
-    def _spent(self) -> int:
-        """Nanoseconds of CPU that the thread of the server's loop has used."""
+    def _spent(self) -> list[int]:
+        """Nanoseconds of CPU that the threads of the server's loops have used."""
         try:
-            return int(self._loop_cpu.read_text().split()[0])
+            return [int(loop.read_text().split()[0]) for loop in self._loop_cpu]
         except FileNotFoundError:
-            return 0  # the server is gone: the publishes say so
+            return [0] * len(self._loop_cpu)  # the server is gone: the publishes say so
 
     def _waited(self) -> int:
         """Nanoseconds that this process's first thread, which publishes, was ready to run and had no core."""
@@ -128,8 +130,8 @@ class Bystander:
         )
 
 
-def main(port: str, token: str, pid: str) -> None:
-    one = Bystander(int(port), token, int(pid))
+def main(port: str, token: str, pids: str) -> None:
+    one = Bystander(int(port), token, pids.split(","))
     one.open_tail()
     one.publish()
     print("ready", flush=True)  # noqa: T201

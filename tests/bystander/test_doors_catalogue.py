@@ -29,6 +29,7 @@ NAMES = [
     "%00", "%FF%FE", "..%2F..", "%2e%2e", "a" * 5_000, "~ps.0." + "A" * 22, "_changes", "%0d%0aX:1", "*", "%3E",
     quote("é" * 60),
 ]  # fmt: skip
+TIMES = ["0", "-1", "1e400", "9" * 400, "nan", "inf", "-inf", "0x1", "1,5", "", "%D9%A3", "1e-400", "1s"]
 NUMBERS = ["-2", "-9223372036854775808", "9223372036854775807", "9" * 400, "1e9", "0x1", "--1", "%30"]
 
 UPGRADE = (
@@ -36,10 +37,12 @@ UPGRADE = (
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
 
+SETTINGS = {"trickle_autocreate": True, "trickle_segment_bytes": 1_000_000, "trickle_abandon": 0.3}
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    settings = {"trickle_autocreate": True, "trickle_segment_bytes": 1_000_000, "trickle_abandon": 0.3}
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["process", "workers"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {**SETTINGS, "server_workers": request.param}
     with start_server(tmp_path_factory.mktemp("catalogue") / "data", **settings) as running:
         yield running
 
@@ -83,6 +86,12 @@ def trickle_too_large(server: RunningServer) -> None:
     with Post(server, channel, 0, b"x" * 600_000, b"y" * 600_000) as posting:
         assert posting.head() == 413
     answered(server, request(server, "POST", path(channel, 1), {"Content-Length": str(2**62)}))
+
+
+def trickle_clocks(server: RunningServer) -> None:
+    for seconds in TIMES:
+        answered(server, plain(server, "POST", f"/trickle/{new_channel('clocks')}?seconds={seconds}"))
+        sent(server, plain(server, "GET", path(new_channel(), 0), **{"Lp-Trickle-Wait": seconds}))
 
 
 def trickle_order(server: RunningServer) -> None:
@@ -176,6 +185,14 @@ def messages_bodies(server: RunningServer) -> None:
             assert ask(server, "POST", target, body).status != 500
 
 
+def messages_clocks(server: RunningServer) -> None:
+    for ttl in ("0", "-1", "1e400", "9" * 400, "NaN", "1.5", "null", "true", '"60"', "[]", "1e-400"):
+        body = b'{"actor":"clocks","ttl":%b}' % ttl.encode()
+        assert ask(server, "POST", "/v1/sessions", body).status in (200, 201, 400), ttl
+    for number in range(100):
+        login(server, f"short-{number}", ttl=1)
+
+
 # ── sps ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -187,6 +204,13 @@ def sps_parameters(server: RunningServer) -> None:
     ):  # fmt: skip
         answered(server, *(plain(server, "POST", f"/{verb}?{query}") for verb in ("join", "leave", "subsist")))
         sent(server, plain(server, "GET", f"/subscribe?{query}"))
+
+
+def sps_clocks(server: RunningServer) -> None:
+    for seconds in TIMES:
+        for name in "is":
+            sent(server, plain(server, "GET", f"/subscribe?uid=76&tid=x&{name}={seconds}"))
+        answered(server, plain(server, "POST", f"/subsist?uid=76&s={seconds}"))
 
 
 def sps_leavers(server: RunningServer) -> None:
@@ -266,13 +290,13 @@ def innocent_of_sps(server: RunningServer) -> Iterator[Callable[[int], None]]:
 CATALOGUE = {
     "trickle": (innocent_of_trickle, [
         trickle_names, trickle_numbers, trickle_tiny_chunks, trickle_tiny_segments, trickle_too_large, trickle_order,
-        trickle_leavers, trickle_slow_readers, trickle_askers,
+        trickle_clocks, trickle_leavers, trickle_slow_readers, trickle_askers,
     ]),
     "msgstream": (innocent_of_messages, [
         messages_keys, messages_confirms, messages_displacing, messages_frames, messages_floods, messages_logins,
-        messages_bodies,
+        messages_bodies, messages_clocks,
     ]),
-    "sps": (innocent_of_sps, [sps_parameters, sps_leavers, sps_changers, sps_slow, sps_targets]),
+    "sps": (innocent_of_sps, [sps_parameters, sps_clocks, sps_leavers, sps_changers, sps_slow, sps_targets]),
 }  # fmt: skip
 
 

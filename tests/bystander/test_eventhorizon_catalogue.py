@@ -200,9 +200,12 @@ CATALOGUE: tuple[Callable[[Hostile], None], ...] = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Innocent]]:
-    with start_server(tmp_path_factory.mktemp("eh") / "data", **SETTINGS) as running, innocent(running) as app:
+@pytest.fixture(scope="module", params=[1, 2], ids=["process", "workers"])
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, Innocent]]:
+    data, settings = tmp_path_factory.mktemp("eh") / "data", {**SETTINGS, "server_workers": request.param}
+    with start_server(data, **settings) as running, innocent(running) as app:
         yield running, app
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from penstock.api.v1.read import LargePages
-from penstock.http.handling import AnsweringConnection
+from penstock.http.answering import AnsweringConnection
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import ask, publish
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
 
 MIB = 1024 * 1024
-ROOM = 24 * MIB
+ROOM = 48 * MIB
 EVENT = b"\1" * 1_000_000  # six times as long in JSON
 CONNECTIONS = 10
 ADDRESSES = tuple(f"127.0.0.{number}" for number in range(2, 6))

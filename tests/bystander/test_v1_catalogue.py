@@ -12,7 +12,7 @@ from penstock.api.auth import Caller
 from penstock.testing import RunningServer, start_server
 from tests.bystander.hostile import Hostile
 from tests.bystander.sabotaged import start_sabotaged
-from tests.bystander.watching import beside
+from tests.bystander.watching import beside, processes_of
 
 STREAM = "/mallory/a"
 PUBLISH = f"/v1/publish?stream={STREAM}"
@@ -151,9 +151,10 @@ CATALOGUE: tuple[Callable[[Hostile], None], ...] = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with start_server(tmp_path_factory.mktemp("v1") / "data") as running:
+@pytest.fixture(scope="module", params=[1, 2], ids=["process", "workers"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with start_server(tmp_path_factory.mktemp("v1") / "data", server_workers=request.param) as running:
+        assert len(processes_of(running)) == {1: 1, 2: 3}[request.param]
         yield running
 
 

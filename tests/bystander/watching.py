@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -70,11 +71,19 @@ def some_work() -> float:
     return (time.thread_time() - begun) * 1e3
 
 
+def processes_of(server: RunningServer) -> list[int]:
+    """Those with a loop that somebody waits for: the server's own, or its log process and its workers."""
+    pid = server.process.pid
+    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    parts = [int(one) for one in below if b"penstock.node.worker_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return parts or [pid]
+
+
 @contextmanager
 def beside(server: RunningServer, token: str = "") -> Iterator[Watched]:
     """Run a bystander at *server* until the block ends."""
     watched = Watched()
-    arguments = (server.port, token or server.admin_token, server.process.pid)
+    arguments = (server.port, token or server.admin_token, ",".join(map(str, processes_of(server))))
     child = subprocess.Popen(
         command("tests.bystander.client", *arguments),
         stdin=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
@@ -26,12 +27,14 @@ def test_a_session_begun_on_one_node_is_polled_on_another_and_emitted_to_from_a_
     assert list(packs(nodes[0], key)) == ["2"]
 
 
-def test_the_newest_connection_of_a_session_wins_over_nodes(nodes: Nodes) -> None:
-    key = login(nodes[0], new_prefix())
-    with open_socket(nodes[0], key) as old, open_socket(nodes[1], key) as new:
-        emit(nodes[2], key, ["hello"])
-        assert list(receive(new)) == ["1"]
-        wait_until(lambda: _ended(old))
+@pytest.mark.parametrize("tries", [1, pytest.param(2_000, marks=pytest.mark.long)])
+def test_the_newest_connection_of_a_session_wins_over_nodes(nodes: Nodes, tries: int) -> None:
+    for _ in range(tries):
+        key = login(nodes[0], new_prefix())
+        with open_socket(nodes[0], key) as old, open_socket(nodes[1], key) as new:
+            emit(nodes[2], key, ["hello"])
+            assert list(receive(new)) == ["1"]
+            wait_until(lambda socket=old: _ended(socket))
 
 
 def _ended(socket: ClientConnection) -> bool:

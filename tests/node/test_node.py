@@ -32,16 +32,20 @@ def certificate_of(port: int) -> bytes:
         return shown
 
 
-def test_a_signal_makes_the_server_read_certificate_and_keys_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_makes_the_server_read_certificate_and_keys_again(tmp_path: Path, workers: int) -> None:
     certificate, key = make_certificate(tmp_path, "one")
-    with start_server(tmp_path / "data", server_tls_certificate=certificate, server_tls_key=key) as server:
+    settings = {"server_workers": workers, "server_tls_certificate": certificate, "server_tls_key": key}
+    with start_server(tmp_path / "data", **settings) as server:
         before = certificate_of(server.port)
         renewed, renewed_key = make_certificate(tmp_path, "two")
         Path(certificate).write_bytes(Path(renewed).read_bytes())
         Path(key).write_bytes(Path(renewed_key).read_bytes())
         server.process.send_signal(signal.SIGHUP)
 
-        wait_until(lambda: certificate_of(server.port) != before)
+        wait_until(lambda: server.log_text().count("reload.done") == workers)
+        shown = {certificate_of(server.port) for _ in range(8 * workers)}  # by each of them
+        assert (len(shown), before in shown) == (1, False)
 
 
 def test_a_rotated_key_is_taken_up_and_the_old_one_still_verifies(server: RunningServer) -> None:
