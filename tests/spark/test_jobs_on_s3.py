@@ -8,11 +8,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.iceberg.store import open_store
 from penstock.pipeline.commit import watermark
-from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit, compact, erase, ledger, replay, rollup
+from penstock.pipeline.jobs import JobOutcome, Workplace, archive, audit, compact, erase, ledger, repair, replay, rollup
 from penstock.pipeline.lake import open_lake
 from penstock.pipeline.loop import LakeUnreachable, perform
 from penstock.testing import RunningServer, S3Server, wait_until
@@ -29,6 +30,10 @@ def place(spark: SparkSession, server: RunningServer, s3: S3Server) -> Workplace
     return make_place(spark, server, f"s3://lake/{uuid4().hex}")
 
 
+def rows_of(place: Workplace, table: str) -> list[str]:
+    return sorted(map(str, archived(place.client, place.lake.place, table).to_pylist()))
+
+
 def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "FEW_ROWS", 1_000)  # several tasks
     client = place.client
@@ -41,6 +46,12 @@ def test_every_job_does_on_s3_what_it_does_in_a_folder(place: Workplace, monkeyp
         for job in (archive, ledger, rollup):
             job.run(place, {})
     assert watermark(client, "rollup") == watermark(client, "events") == client.newest()
+
+    for table, part in (("deliveries", "metadata"), ("rollup_hourly", "data")):
+        before = rows_of(place, table)
+        place.lake.store.delete([one.path for one in place.lake.store.list(f"{table}/{part}")])
+        assert table in repair.run(place, {}).words
+        assert rows_of(place, table) == before != []
 
     assert files_with(place.lake.store, SECRETS, "events/data") != []
     assert erase.run(place, {"ids": str(secret)}).data["rows"] == 1
@@ -88,6 +99,17 @@ class TakesNothingForNone(AwayUnderTasks):
     def read(self, *given: Any, **more: Any) -> DataFrame:
         return AwayUnderTasks.read(self, *given, **more).where("false")
 
+    def in_tasks(self, function: Any, items: Sequence[Any]) -> list[Any]:
+        try:
+            with pytest.raises((PySparkException, OSError)):
+                AwayUnderTasks.in_tasks(self, function, items)
+        finally:
+            self.s3.resume()
+        return []
+
+    def in_groups(self, *given: Any) -> DataFrame:
+        return AwayUnderTasks.in_groups(self, *given).where("false")
+
 
 def test_an_audit_and_a_replay_under_which_the_store_is_away_go_on_when_it_is_back(
     place: Workplace, s3: S3Server
@@ -118,3 +140,4 @@ def test_an_audit_and_a_replay_under_which_the_store_is_away_go_on_when_it_is_ba
     for job in (archive, ledger, rollup):
         job.run(place, {})
     assert audit.run(place, {}).exit_code == 0
+    assert "missing" in run_away(TakesNothingForNone, "audit").words

@@ -138,5 +138,5 @@ def _remove_sums(place: Workplace) -> None:
 
 def _counts(summary: DataFrame, files: FileList) -> dict[str, int]:
     sums = summary.agg(F.sum("rows"), F.sum("indexes"), F.countDistinct("stream")).first()
-    rows, data, streams = sums if sums else (0, 0, 0)
+    rows, data, streams = (one or 0 for one in sums or (0, 0, 0))
     return {"files": len(files), "rows": rows, "events": data, "streams": streams}
