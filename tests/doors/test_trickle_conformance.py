@@ -327,6 +327,17 @@ def test_what_is_no_number_is_400(server: RunningServer, seq: str) -> None:
         assert (answer.status, answer.body) == (400, b"Invalid idx\n")
 
 
+def test_who_creates_a_channel_keeps_it_when_the_segment_that_made_it_first_never_comes(server: RunningServer) -> None:
+    wanted, unwanted = new_channel(), new_channel()
+    with Post(server, wanted, 0):
+        assert wait_until(lambda: shown(server, wanted))
+        assert create(server, wanted).status == 200
+    with Post(server, unwanted, 0):
+        assert wait_until(lambda: shown(server, unwanted))
+    assert wait_until(lambda: not shown(server, unwanted))  # whose publisher left after the other's
+    assert (get(server, wanted, "next").status, get(server, wanted, 99).status) == (200, 470)
+
+
 def test_a_request_that_is_refused_makes_no_channel(server: RunningServer) -> None:
     """The original makes it first."""
     channel = new_channel()

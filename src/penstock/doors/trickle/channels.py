@@ -126,11 +126,14 @@ class Channels(Timed):
     async def create(self, record: ChannelRecord, *, passing: bool = False) -> LiveChannel | KnownChannel:
         """Open a channel as *record* wants it, unless there is one. Raises `Busy` when there are too many.
 
-        *passing* says that it is gone again if nothing is ever written to it.
+        *passing* says that it is gone again if nothing is ever written to it, unless somebody else wants it for good.
         """
         while True:
             found = await self.find(record.name)
-            if isinstance(found, LiveChannel) or found.state is ChannelState.ELSEWHERE:
+            if isinstance(found, LiveChannel):
+                found.passing = found.passing and passing
+                return found
+            if found.state is ChannelState.ELSEWHERE:
                 return found
             if len(self._open) + self._making >= self.settings.channels:
                 raise Busy("trickle.channels", self.settings.channels)
