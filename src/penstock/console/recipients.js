@@ -54,7 +54,12 @@ async function mountList(root, query, signal) {
     }
     list.show(page.recipients, { now: Boolean(change) });
     pages.show(asked.from, page.found);
-    place.replaceChildren(page.found ? list.element : page.total
+    if (page.found) {
+      // Taken out and put back it would lose the pointer, the focus and how far it was scrolled.
+      if (list.element.parentNode !== place) place.replaceChildren(list.element);
+      return;
+    }
+    place.replaceChildren(page.total
       ? notice("empty", "Nobody is found", "No recipient has that in its name, its streams or its last error.")
       : notice("empty", "Nobody receives yet",
         "A page that listens, an app that is pushed to, a browser with a push subscription:",
