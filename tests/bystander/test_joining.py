@@ -10,10 +10,12 @@ import pytest
 
 from penstock.core import feed, hub, recent_entries
 from tests.api.client import Tail, publish
+from tests.bystander.catalogue import plain
 from tests.bystander.sabotaged import start_sabotaged
 from tests.bystander.watching import beside
+from tests.doors.trickle_client import Raw
 
-READERS = 16
+READERS = 40
 ENTRIES = 14
 BODY = b'"' * 1_000_000  # each byte is two in JSON
 
@@ -29,10 +31,12 @@ def test_readers_of_large_entries_that_come_at_once(tmp_path: Path, sabotage: Ca
         for _ in range(ENTRIES):
             assert publish(server, "/large", BODY).status == 201
         with beside(server) as bystander, ExitStack() as stack:
-            # They ask and do not read: what they are given waits in the server.
-            readers = [stack.enter_context(Tail(server, "/large", after=0)) for _ in range(READERS)]
-            assert all(reader.status == 200 for reader in readers)
-            assert len(readers[0].lines(ENTRIES)) == ENTRIES
+            # They ask, all at once, and do not read: what they are given waits in the server.
+            question = plain(server, "GET", "/v1/tail?streams=/large&after=0")
+            readers = [stack.enter_context(Raw(server, question)) for _ in range(READERS)]
+            assert [reader.head() for reader in readers] == [200] * READERS
+            with Tail(server, "/large", after=0) as last:
+                assert len(last.lines(ENTRIES)) == ENTRIES
         if sabotage is None:
             bystander.noticed_nothing()
         else:
