@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from playwright.sync_api import expect
 
 from penstock.testing import RunningServer, start_server
 from tests.browser.console_page import shared_browser
+
+expect.set_options(timeout=30_000)  # for what must come: a server that is asked for the first time on a busy machine
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -104,7 +104,7 @@ def firefox(profile: Path, preferences: Mapping[str, object]) -> Iterator[Firefo
     with profile.with_name(profile.name + ".log").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        wait_until(lambda: process.poll() is not None or (place.exists() and place.read_text()), within=60)
+        wait_until(lambda: process.poll() is not None or (place.exists() and place.read_text()))
         with socket.create_connection(("127.0.0.1", int(place.read_text())), timeout=60) as connection:
             yield Firefox(profile, process, connection)
     finally:

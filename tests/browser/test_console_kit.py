@@ -67,7 +67,7 @@ def test_a_refusal_is_shown_with_its_code_and_its_remedy(shared_server: RunningS
         expect(alert).to_contain_text("Make it even.")
         expect(alert).to_contain_text(f"odd_thing, HTTP {status}")
         page.unroute("**/v1/streams*")  # it comes back by itself
-        expect(page.get_by_role("alert")).to_have_count(0, timeout=10_000)
+        expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_server_sent_events_are_read_however_they_are_cut(shared_server: RunningServer) -> None:

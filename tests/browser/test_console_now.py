@@ -43,16 +43,16 @@ def test_rates_stand_on_the_arrows_and_the_past_is_there_at_once(
         for number in range(50):
             publish(server, "/busy", b"%d" % number)
         tail.lines(50)
-        wait_until(lambda: any(one.get("delivered") for one in seconds(server)), within=10)
+        wait_until(lambda: any(one.get("delivered") for one in seconds(server)))
         # When the console is opened
         with console(server, width=width, scheme=scheme) as page:
             expect(page.locator("#status")).to_have_text("live")
             # Then the drawing has the open reader, and the charts have what happened before
-            wait_until(lambda: "Penstock's API" in flow(page) and "1 connected" in flow(page), within=10)
+            wait_until(lambda: "Penstock's API" in flow(page) and "1 connected" in flow(page))
             expect(page.get_by_text("Nothing has been published yet")).to_have_count(0)
             expect(page.locator(".chart canvas")).to_have_count(8)
             publish(server, "/busy")
-            wait_until(lambda: not flow(page).startswith("0/s published"), within=10)
+            wait_until(lambda: not flow(page).startswith("0/s published"))
             look(page, "now", width, scheme)
 
 
@@ -61,10 +61,10 @@ def test_the_view_survives_a_restart_of_the_server(tmp_path: Path) -> None:
         expect(page.locator("#status")).to_have_text("live")
         page.evaluate("window.stays = true")
         server.stop()
-        expect(page.locator("#status")).to_contain_text("no answer since", timeout=15_000)
+        expect(page.locator("#status")).to_contain_text("no answer since")
         keep(page, "offline")
         server.restart()
-        expect(page.locator("#status")).to_have_text("live", timeout=20_000)
+        expect(page.locator("#status")).to_have_text("live")
         assert page.evaluate("window.stays")
 
 
@@ -76,11 +76,11 @@ def test_sample_traffic_goes_through_every_door_and_stops(server: RunningServer)
         def through() -> set[str]:
             return {door for one in seconds(server) for door in dict(one.get("delivered", {}))}  # type: ignore[call-overload]
 
-        wait_until(lambda: set(DOORS) <= through(), within=30)
+        wait_until(lambda: set(DOORS) <= through())
         rows = page.locator(".sample .doors > div")
         expect(rows).to_have_count(6)
         came = "els => els.map(e => Number(/([0-9,]+) came/.exec(e.textContent)?.[1] ?? 0))"
-        wait_until(lambda: min(rows.evaluate_all(came)) > 2, within=30)
+        wait_until(lambda: min(rows.evaluate_all(came)) > 2)
         keep(page, "sample-traffic")
         page.get_by_role("link", name="Streams").click()  # it goes on when the view is left
         expect(page.get_by_role("link", name="/sample/orders/eu")).to_be_visible()
@@ -96,12 +96,12 @@ def test_the_slowest_reader_is_named_beside_its_lag(server: RunningServer) -> No
         for _ in range(500):
             publish(server, "/slow", b"x" * 20_000)  # more than sockets hold
         chart = page.locator(".chart", has_text="Lag of the slowest")
-        expect(chart.locator(".noted")).to_have_text("v1 <b>slow</b>", timeout=10_000)
+        expect(chart.locator(".noted")).to_have_text("v1 <b>slow</b>")
         expect(chart.locator(".value")).not_to_have_text("0 ids")
 
 
 def test_a_door_that_is_closed_is_shown_as_closed(tmp_path: Path) -> None:
     with start_server(tmp_path / "data", server_doors="sps") as server, console(server) as page:
-        wait_until(lambda: flow(page).count("closed") == 4, within=10)
+        wait_until(lambda: flow(page).count("closed") == 4)
         page.get_by_role("button", name="Send sample traffic").click()
         expect(page.locator(".sample .doors > div")).to_have_count(2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from playwright.sync_api import Locator, Page, expect
+import pytest
+from playwright.sync_api import Locator, Page, Route, expect
 
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import ask, publish
@@ -54,7 +55,7 @@ def test_a_tail_is_followed_held_paused_and_filtered(module_server: RunningServe
     publish(module_server, "/tail", b"before")
     with console(module_server, "#/streams/%2Ftail") as page:
         expect(page.get_by_text("Nothing has come yet")).to_be_visible()
-        wait_until(lambda: ask(module_server, "GET", "/v1/consumers").json["consumers"], within=10)
+        wait_until(lambda: ask(module_server, "GET", "/v1/consumers").json["consumers"])
         # What comes is shown, the newest first
         for number in range(3):
             publish(module_server, "/tail", b"event %d" % number)
@@ -90,7 +91,7 @@ def test_a_test_event_is_published_by_keyboard_alone(module_server: RunningServe
             page.keyboard.press("Tab")  # two columns to sort by, then the list
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text("/keys")
-        wait_until(lambda: ask(module_server, "GET", "/v1/consumers").json["consumers"], within=10)
+        wait_until(lambda: ask(module_server, "GET", "/v1/consumers").json["consumers"])
         page.get_by_text("Publish a test event").focus()
         page.keyboard.press("Enter")
         page.keyboard.press("Tab")
@@ -141,6 +142,34 @@ def test_ten_thousand_streams_are_searched(server: RunningServer) -> None:
         expect(page.get_by_text("No stream has that in its name")).to_be_visible()
 
 
+@pytest.mark.parametrize("place", ["#/streams", "#/recipients", "#/trouble"])
+def test_who_leaves_while_something_is_looked_for_hears_nothing_of_it(module_server: RunningServer, place: str) -> None:
+    with console(module_server, place) as page:
+        held: list[Route] = []
+        page.route("**/v1/*search=wanted*", lambda route: held.append(route))
+        page.get_by_label("Search").fill("wanted")
+        wait_until(lambda: page.evaluate("1") and held)
+        page.evaluate("location.hash = '#/try'")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("Try")
+        held[0].abort()
+
+
+def test_rows_that_come_while_one_has_the_focus_leave_it_there(module_server: RunningServer) -> None:
+    for name in ("/rows/here/a", "/rows/here/b"):
+        publish(module_server, name)
+    with console(module_server, "#/streams") as page:
+        page.get_by_label("Search").fill("here/")
+        expect(page.get_by_role("row")).to_have_count(3)
+        held: list[Route] = []
+        page.route("**/v1/streams?search=here%2Fb*", lambda route: route.continue_() if held else held.append(route))
+        page.get_by_label("Search").fill("here/b")
+        wait_until(lambda: page.evaluate("1") and held)
+        page.locator("[data-row]").nth(1).focus()
+        held[0].continue_()
+        expect(page.get_by_role("row")).to_have_count(2)
+        expect(page.locator("[data-row]").first).to_be_focused()
+
+
 def test_names_of_any_length_fit_and_are_whole_on_hover(shared_server: RunningServer) -> None:
     long = "/" + "/".join(letter * 100 for letter in "abcd")
     publish(shared_server, long, b"y" * 5000, Event_Type="t" * 200)
@@ -166,11 +195,11 @@ def test_the_list_is_sorted_by_its_heads_and_holds_still_under_the_pointer(serve
         publish(server, "/b")
     publish(server, "/a")
     with console(server, "#/streams") as page:
-        wait_until(lambda: names(page)[:2] == ["/b", "/a"], within=10)
+        wait_until(lambda: names(page)[:2] == ["/b", "/a"])
         page.get_by_role("button", name="Stream", exact=True).click()
-        wait_until(lambda: names(page) == ["/", "/a", "/b"], within=10)
+        wait_until(lambda: names(page) == ["/", "/a", "/b"])
         page.get_by_role("button", name="Events/s").click()
-        wait_until(lambda: names(page)[:2] == ["/b", "/a"], within=10)
+        wait_until(lambda: names(page)[:2] == ["/b", "/a"])
         # When another becomes the busiest while somebody reads, nothing moves until the pointer leaves
         page.locator("tbody tr").nth(1).hover()
         shown = page.locator(".found").inner_text()
@@ -182,4 +211,4 @@ def test_the_list_is_sorted_by_its_heads_and_holds_still_under_the_pointer(serve
             shown = page.locator(".found").inner_text()
         assert names(page)[:2] == ["/b", "/a"]
         page.mouse.move(5, 5)
-        wait_until(lambda: names(page)[:2] == ["/a", "/b"], within=10)
+        wait_until(lambda: names(page)[:2] == ["/a", "/b"])

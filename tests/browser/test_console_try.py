@@ -45,9 +45,7 @@ def test_every_step_of_a_door_runs_in_the_page(module_server: RunningServer, doo
             one.get_by_role("button", name="Run", exact=True).click()
             said = page.locator(".said.came, .said.bad", has_text=f" {number + 1}. ")
             if (door, number) == ("trickle", 1):  # nothing comes before the segment's first byte
-                wait_until(
-                    lambda: b"penstock_trickle_waiting 1" in ask(module_server, "GET", "/metrics").body, within=10
-                )
+                wait_until(lambda: b"penstock_trickle_waiting 1" in ask(module_server, "GET", "/metrics").body)
             elif (door, number) != ("msgstream", 2):  # a long poll is answered by the next step
                 expect(said).not_to_have_count(0)
         for text in CAME[door]:

@@ -59,6 +59,7 @@ def test_everybody_is_drawn_found_and_explained(module_server: RunningServer, wi
         expect(page.get_by_role("article")).to_contain_text("accepted and stored at")
         page.get_by_label("Search").fill("")
         page.get_by_label("State").select_option("dropped")
+        expect(page.get_by_role("row").nth(1)).to_contain_text("dropped")
         expect(page.get_by_text("1–1 of 1")).to_be_visible()
         page.get_by_role("row").nth(1).click()
         expect(page.get_by_role("article")).to_contain_text("400")

@@ -61,7 +61,7 @@ def listen(page: Page, server: RunningServer, uid: str, **params: str) -> None:
     query = "".join(f"&{name}={value}" for name, value in params.items())
     url = f"{server.url}/subscribe?uid={uid}{query}&access_token={token(server, uid)}"
     page.evaluate("url => listen(url)", url)
-    wait_until(lambda: page.evaluate("window.opened") == 1, within=10)
+    wait_until(lambda: page.evaluate("window.opened") == 1)
 
 
 def seen(page: Page) -> list[list[object]]:
@@ -70,7 +70,7 @@ def seen(page: Page) -> list[list[object]]:
 
 
 def wait_for(page: Page, count: int) -> None:
-    wait_until(lambda: len(seen(page)) >= count, within=20)
+    wait_until(lambda: len(seen(page)) >= count)
 
 
 def test_an_event_source_resumes_by_itself_over_a_restart(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_an_event_source_resumes_by_itself_over_a_restart(tmp_path: Path) -> Non
         listen(page, server, "7", tid="earth")
         published = [[notify_id(server, "user", b"line one\nline two", uid="7"), "line one\nline two"]]
         published.append([notify_id(server, "room", b"hello", tid="earth,mars"), "hello"])
-        wait_until(lambda: seen(page) == published, within=10)
+        wait_until(lambda: seen(page) == published)
         # When the server goes away, and more is published as soon as it is back
         for _ in range(2):
             server.kill()
@@ -102,7 +102,7 @@ def test_a_page_that_saw_nothing_yet_resumes_where_it_began(tmp_path: Path) -> N
         server.restart()
         missed = notify_id(server, "user", b"missed", uid="7")
 
-        wait_until(lambda: seen(page) != [], within=20)
+        wait_until(lambda: seen(page) != [])
         assert seen(page) == [[missed, "missed"]]
 
 
@@ -110,6 +110,6 @@ def test_a_page_hears_named_events_and_that_it_was_replaced(tmp_path: Path) -> N
     with start_server(tmp_path / "data") as server, browser_page() as page:
         listen(page, server, "7", hid="web")
         ask(server, "POST", "/notify_to_user", b"boots", {"Event-Type": "sold"}, uid="7")
-        wait_until(lambda: page.evaluate("window.words") == ["sold boots"], within=10)
+        wait_until(lambda: page.evaluate("window.words") == ["sold boots"])
         with Wire(server, uid="7", hid="web").opened():
-            wait_until(lambda: page.evaluate("window.words") == ["sold boots", "replaced"], within=10)
+            wait_until(lambda: page.evaluate("window.words") == ["sold boots", "replaced"])

@@ -125,7 +125,7 @@ def test_a_page_gets_a_push_while_it_is_open_and_a_stored_one_after_a_restart(tm
             send(theirs, "hello")
             # Then both arrive, decrypted by the browser
             wanted_texts = {f"{origin}/ours/ boots é", f"{origin}/theirs/ hello"}
-            wait_until(lambda: set(pushed(browser)) == wanted_texts, within=20)
+            wait_until(lambda: set(pushed(browser)) == wanted_texts)
             browser.quit()
         # When both send while the browser is away
         stored = publish(server, "/orders", b"stored").json["id"]
@@ -135,11 +135,11 @@ def test_a_page_gets_a_push_while_it_is_open_and_a_stored_one_after_a_restart(tm
             # Then they come when it is back, and the first ones do not come again
             browser.open(origin + "/")
             wanted_texts |= {f"{origin}/ours/ stored", f"{origin}/theirs/ stored too"}
-            wait_until(lambda: set(pushed(browser)) == wanted_texts, within=20)
+            wait_until(lambda: set(pushed(browser)) == wanted_texts)
             assert len(pushed(browser)) == 4
             # and it is proved: the browser's own acknowledgements are in the ledger
             for entry in (opened, stored):
-                wait_until(lambda entry=entry: verdict(server, entry, id) == "acked", within=10)
+                wait_until(lambda entry=entry: verdict(server, entry, id) == "acked")
             browser.quit()
 
 
@@ -162,16 +162,16 @@ def test_the_playground_subscribes_this_browser_and_shows_what_is_pushed(tmp_pat
     ):
         browser.open(f"{server.url}/console/#token={server.admin_token}")
         browser.run("location.hash = '#/try/webpush'")
-        wait_until(lambda: browser.run(PRESS, SUBSCRIBE_STEP), within=20)
-        wait_until(lambda: any("bound to /demo/push" in one for one in browser.run(CAME)), within=30)
+        wait_until(lambda: browser.run(PRESS, SUBSCRIBE_STEP))
+        wait_until(lambda: any("bound to /demo/push" in one for one in browser.run(CAME)))
         assert any(one.startswith(f"subscribed at {server.url}/wpush/v2/") for one in browser.run(CAME))
         browser.run(PRESS, PUBLISH_STEP)
-        wait_until(lambda: "pushed: hello" in browser.run(CAME), within=30)
+        wait_until(lambda: "pushed: hello" in browser.run(CAME))
         # It is proved, and nothing is left behind when it is stopped
         (bound,) = ask(server, "GET", "/v1/webpush").json["bindings"]
         entry = ask(server, "GET", "/v1/read", streams="/demo/push").json["entries"][0]["id"]
-        wait_until(lambda: verdict(server, entry, bound["id"]) == "acked", within=20)
+        wait_until(lambda: verdict(server, entry, bound["id"]) == "acked")
         browser.run(PRESS, SUBSCRIBE_STEP)
-        wait_until(lambda: ask(server, "GET", "/v1/webpush").json["bindings"] == [], within=20)
-        wait_until(lambda: "stopped" in browser.run(CAME), within=20)
+        wait_until(lambda: ask(server, "GET", "/v1/webpush").json["bindings"] == [])
+        wait_until(lambda: "stopped" in browser.run(CAME))
         browser.quit()

@@ -140,6 +140,30 @@ export async function repeat(ms, signal, work, failed = () => {}) {
   }
 }
 
+/**
+ * Questions of which only the newest counts: `ask(question, put)` puts the answer, unless something was asked after it
+ * or the view was left meanwhile. What it fails with goes to *failed*, under the same conditions. Who looks again by
+ * himself waits while `ask.waits()`: what a person has asked for goes before.
+ */
+export function newestOf(signal, failed) {
+  let [newest, answered] = [0, 0];
+  const ask = async (question, put) => {
+    const mine = (newest += 1);
+    let done;
+    try {
+      const answer = await question();
+      done = () => put(answer);
+    } catch (error) {
+      done = () => failed(error);
+    }
+    if (mine !== newest || signal.aborted) return;
+    answered = mine;
+    done();
+  };
+  ask.waits = () => answered !== newest;
+  return ask;
+}
+
 // ── numbers, moments, names ──────────────────────────────────────────────────────────────────────
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -240,15 +264,19 @@ export const problem = (error, retry) => notice("bad", error.message || String(e
   error.code ? h("p", { class: "quiet" }, `${error.code}${error.status ? `, HTTP ${error.status}` : ""}`) : null,
   retry ? h("button", { type: "button", onclick: retry }, "Try again") : null);
 
-/** Put into *place* what *work* returns; until then that it loads, and if it fails why. */
+const fillings = new WeakMap(); // the newest of each place
+/** Put into *place* what *work* returns; until then that it loads, and if it fails why. Only the newest work counts. */
 export async function fill(place, work, signal) {
-  const waiting = setTimeout(() => place.replaceChildren(notice("loading", "Loading …")), 150);
+  const mine = {};
+  fillings.set(place, mine);
+  const counts = () => fillings.get(place) === mine && !signal?.aborted;
+  const loading = () => { if (counts()) place.replaceChildren(notice("loading", "Loading …")); };
+  const waiting = setTimeout(loading, 150);
   try {
     const content = await work();
-    if (!signal?.aborted) place.replaceChildren(...[content].flat());
+    if (counts()) place.replaceChildren(...[content].flat());
   } catch (error) {
-    if (error.name === "AbortError" || signal?.aborted) return;
-    place.replaceChildren(problem(error, () => fill(place, work, signal)));
+    if (counts()) place.replaceChildren(problem(error, () => fill(place, work, signal)));
   } finally {
     clearTimeout(waiting);
   }
@@ -294,6 +322,7 @@ export function table({ columns, open, label, sorted, onsort }) {
   let waiting = null;
   const put = (rows) => {
     waiting = null;
+    const focused = [...body.children].indexOf(document.activeElement);
     body.replaceChildren(...rows.map((row) => {
       const line = h("tr", open ? { "data-row": "", tabindex: -1, onclick: () => open(row) } : {},
         columns.map((one) => h("td", { class: one.class }, one.cell(row))));
@@ -302,6 +331,7 @@ export function table({ columns, open, label, sorted, onsort }) {
       return line;
     }));
     if (open) steps.settle();
+    if (focused >= 0) body.children[Math.min(focused, rows.length - 1)]?.focus(); // who asked goes on where he was
   };
   const release = () => setTimeout(() => { if (waiting && !isRead(body)) put(waiting); });
   element.addEventListener("pointerleave", release);

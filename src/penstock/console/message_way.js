@@ -1,6 +1,8 @@
 // Way of a message: who has it, who should, and for each of them what happened when.
 
-import { api, count, copyButton, cut, duration, fill, h, many, moment, name, notice, problem, table } from "./kit.js";
+import {
+  api, count, copyButton, cut, duration, fill, h, many, moment, name, newestOf, notice, problem, table,
+} from "./kit.js";
 import { choice, field, fitting, lookOf, MEANING, pager, stateOf } from "./states.js";
 
 const PAGE = 50;
@@ -56,16 +58,10 @@ async function wayOf(what, signal) {
     "No recipient has that in its name, in that state, over that door.");
   const pages = pager(PAGE, (begin) => ask({ from: begin }));
   const place = h("div", {}, list.element);
-  let turn = 0;
-  const ask = async (change) => {
+  const newest = newestOf(signal, (error) => place.replaceChildren(problem(error)));
+  const ask = (change) => {
     Object.assign(wanted, { from: 0 }, change);
-    const mine = (turn += 1);
-    try {
-      const page = await look(what, { ...wanted, limit: PAGE }, signal);
-      if (mine === turn) put(page);
-    } catch (error) {
-      if (error.name !== "AbortError") place.replaceChildren(problem(error));
-    }
+    newest(() => look(what, { ...wanted, limit: PAGE }, signal), put);
   };
   const put = (page) => {
     list.show(page.recipients, { now: true });
@@ -78,8 +74,9 @@ async function wayOf(what, signal) {
   const states = choice("state", [["", "every state"], ...Object.keys(first.states)], "", (state) => ask({ state }));
   const doors = choice("door", [["", "every door"], ...Object.keys(first.doors)], "", (door) => ask({ door }));
   const choose = (state) => { states.value = state; ask({ state }); };
-  const one = async (at) => { const { recipients: [found] } = await look(what, { from: at, limit: 1 }, signal);
-    if (found) pick(found); };
+  const newestPick = newestOf(signal, (error) => detail.replaceChildren(problem(error)));
+  const one = (at) => newestPick(() => look(what, { from: at, limit: 1 }, signal),
+    ({ recipients: [found] }) => { if (found) pick(found); });
   return [facts(first), ...(first.total
     ? [picture(first, choose, one, signal), h("div", { class: "split" },
       h("div", { class: "card list" },

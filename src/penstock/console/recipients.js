@@ -1,6 +1,6 @@
 // Recipients: everybody who receives, in one list; one of them with what waits for it, and what can be done about it.
 
-import { api, bytes, count, cut, fill, h, moment, name, notice, problem, repeat, say, table } from "./kit.js";
+import { api, bytes, count, cut, fill, h, moment, name, newestOf, notice, problem, repeat, say, table } from "./kit.js";
 import { careful, choice, field, fitting, pager, stateOf } from "./states.js";
 
 const PAGE = 100;
@@ -39,11 +39,13 @@ async function mountList(root, query, signal) {
   });
   const place = h("div", {}, list.element);
   const pages = pager(PAGE, (begin) => look({ from: begin }));
+  const newest = newestOf(signal, (error) => place.replaceChildren(problem(error)));
   const look = async (change) => {
     if (change) Object.assign(wanted, { from: 0 }, change);
-    const asked = { ...wanted };
-    const page = await api("GET", "/v1/recipients", { query: { ...asked, limit: PAGE }, signal });
-    if (Object.keys(asked).some((key) => asked[key] !== wanted[key])) return; // something else was asked meanwhile
+    const query = { ...wanted, limit: PAGE };
+    await newest(() => api("GET", "/v1/recipients", { query, signal }), (page) => put(page, Boolean(change)));
+  };
+  const put = (page, now) => {
     const whom = wanted.kind ? KINDS[wanted.kind] : "recipients";
     told.replaceChildren(`${count(page.total)}${page.complete ? "" : " or more"} ${whom} at `, moment(page.ms));
     const known = ["", ...Object.keys(page.states).sort()];
@@ -52,8 +54,8 @@ async function mountList(root, query, signal) {
       const option = (one) => h("option", { value: one, selected: one === wanted.state }, one || "every state");
       states.replaceChildren(...known.map(option));
     }
-    list.show(page.recipients, { now: Boolean(change) });
-    pages.show(asked.from, page.found);
+    list.show(page.recipients, { now });
+    pages.show(wanted.from, page.found);
     if (page.found) {
       // Taken out and put back it would lose the pointer, the focus and how far it was scrolled.
       if (list.element.parentNode !== place) place.replaceChildren(list.element);
@@ -65,21 +67,19 @@ async function mountList(root, query, signal) {
         "A page that listens, an app that is pushed to, a browser with a push subscription:",
         "each of them is shown here as soon as it is there.", h("a", { href: "#/try" }, "Try a door")));
   };
-  const asked = (change) => look(change).catch(failed);
-  const failed = (error) => { if (error.name !== "AbortError") place.replaceChildren(problem(error)); };
   const search = h("input", { id: "search", type: "search", value: wanted.search,
-    placeholder: "a part of the name, a stream, an error", oninput: () => asked({ search: search.value.trim() }) });
+    placeholder: "a part of the name, a stream, an error", oninput: () => look({ search: search.value.trim() }) });
   const kinds = choice("kind", [["", "every kind"], ...Object.entries(KINDS)], wanted.kind,
-    (kind) => asked({ kind, state: "" }));
+    (kind) => look({ kind, state: "" }));
   const states = choice("state", [["", "every state"], ...(wanted.state ? [wanted.state] : [])], wanted.state,
-    (state) => asked({ state }));
+    (state) => look({ state }));
   const sorts = choice("sort", [["name", "kind and name"], ["lag", "furthest behind first"],
-    ["since", "newest first"]], "name", (sort) => asked({ sort }));
+    ["since", "newest first"]], "name", (sort) => look({ sort }));
   root.append(h("div", { class: "head" }, h("h1", {}, "Recipients"), told),
     h("div", { class: "fields" }, field("Search", search), field("Kind", kinds), field("State", states),
       field("Sort by", sorts)),
     h("div", { class: "card list" }, place, pages.element));
-  await repeat(5000, signal, () => look(), failed);
+  await repeat(5000, signal, () => (newest.waits() ? null : look()));
 }
 
 // ── one of them ──────────────────────────────────────────────────────────────────────────────────

@@ -43,7 +43,7 @@ export const choice = (id, options, chosen, onchange) => {
 
 /** A button that asks once more before it does something; *work* may fail, which *failed* hears. */
 export function careful(title, question, work, failed) {
-  const button = h("button", { type: "button", onclick: () => place.replaceChildren(really) }, title);
+  const button = h("button", { type: "button", onclick: () => { place.replaceChildren(really); no.focus(); } }, title);
   const yes = h("button", { type: "button", class: "primary", onclick: async () => {
     yes.disabled = true;
     try {
@@ -54,8 +54,10 @@ export function careful(title, question, work, failed) {
     yes.disabled = false;
     place.replaceChildren(button);
   } }, question);
-  const really = h("span", { class: "row" }, yes,
-    h("button", { type: "button", onclick: () => { place.replaceChildren(button); button.focus(); } }, "Cancel"));
+  const back = () => { place.replaceChildren(button); button.focus(); };
+  // It gets the focus, so that a list which is looked at again sees that somebody is there; yes would hear a held Enter.
+  const no = h("button", { type: "button", onclick: back }, "Cancel");
+  const really = h("span", { class: "row" }, yes, no);
   const place = h("span", { class: "careful" }, button);
   return place;
 }

@@ -2,8 +2,8 @@
 
 import { entryView, preview } from "./entry.js";
 import {
-  api, ask, count, cut, fill, h, isRead, linesOf, many, moment, name, notice, pause, problem, rate, repeat, say, state,
-  table, timeOfDay, walk,
+  api, ask, count, cut, fill, h, isRead, linesOf, many, moment, name, newestOf, notice, pause, problem, rate, repeat,
+  say, state, table, timeOfDay, walk,
 } from "./kit.js";
 
 const SHOWN = 200;
@@ -20,10 +20,11 @@ export async function mount(root, { path, query, signal }) {
 
 async function mountList(root, query, signal) {
   let sort = "traffic";
-  let asked = 0;
   const found = h("p", { class: "quiet found" }); // changes every two seconds: nothing to read out each time
   const place = h("div", { class: "card" });
   const more = h("button", { type: "button", hidden: true, onclick: () => look({ further: true }) }, "More");
+  const failed = (error) => { if (!streams.length) place.replaceChildren(problem(error)); };
+  const newest = newestOf(signal, failed);
   const search = h("input", {
     id: "search", type: "search", value: query.get("search") ?? "", placeholder: "a part of the name",
     oninput: () => look({ now: true }),
@@ -44,10 +45,10 @@ async function mountList(root, query, signal) {
   let streams = [];
   let after = null;
   const look = async ({ now = false, further = false } = {}) => {
-    const turn = (asked += 1);
     const query = { search: search.value.trim(), sort, limit: SHOWN, after: further ? after : null };
-    const page = await api("GET", "/v1/streams", { query, signal });
-    if (turn !== asked) return; // something newer was asked meanwhile
+    await newest(() => api("GET", "/v1/streams", { query, signal }), (page) => put(page, query, now, further));
+  };
+  const put = (page, query, now, further) => {
     streams = further ? [...streams, ...page.streams] : page.streams;
     after = page.after;
     more.hidden = after === null;
@@ -63,8 +64,7 @@ async function mountList(root, query, signal) {
   };
   root.append(h("div", { class: "head" }, h("h1", {}, "Streams"), found),
     field("Search", search), place, h("div", {}, more));
-  const failed = (error) => { if (!streams.length) place.replaceChildren(problem(error)); };
-  await repeat(2000, signal, () => (streams.length <= SHOWN ? look() : null), failed);
+  await repeat(2000, signal, () => (streams.length <= SHOWN && !newest.waits() ? look() : null));
 }
 
 const linked = ({ stream }) => h("a", { href: link(stream), tabindex: -1 },
@@ -198,45 +198,51 @@ function history(stream, open, signal) {
   });
   const trouble = h("div");
   let page = [];
-  const read = async (query) => {
+  const newest = newestOf(signal, (error) => {
+    told.textContent = "";
+    trouble.replaceChildren(problem(error));
+  });
+  const read = async (makeQuery) => {
     trouble.replaceChildren();
     told.textContent = "Reading …";
-    try {
+    await newest(async () => {
+      const query = await makeQuery();
       let found = await api("GET", "/v1/read", { query, signal });
       while (!found.entries.length && found.more) { // a page looks at so many entries, and may find none of the stream
         found = await api("GET", "/v1/read", { query: { ...query, since: null, after: found.upto }, signal });
       }
-      page = found.entries;
+      return found.entries;
+    }, (entries) => {
+      page = entries;
       put(page.toReversed());
       told.textContent = page.length
         ? `${many(page.length, "event")}, from index ${count(page[0].index)} to ${count(page.at(-1).index)}`
         : "No event here.";
-    } catch (error) {
-      told.textContent = "";
-      trouble.replaceChildren(problem(error));
-    }
+    });
   };
-  const from = (index) => read({ stream, from: Math.max(0, index), limit: PAGE });
+  const at = (index) => ({ stream, from: Math.max(0, index), limit: PAGE });
+  const since = (time) => ({ streams: stream, since: time, limit: PAGE });
   const end = async () => {
     const { streams: [head] } = await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal });
     return head?.next_index ?? 0;
   };
   const steps = {
-    Oldest: () => read({ streams: stream, since: "1970-01-01T00:00:00Z", limit: PAGE }),
-    Older: () => from((page[0]?.index ?? PAGE) - PAGE),
-    Newer: () => from((page.at(-1)?.index ?? -1) + 1),
-    Newest: async () => from((await end()) - PAGE),
+    Oldest: () => since("1970-01-01T00:00:00Z"),
+    Older: () => at((page[0]?.index ?? PAGE) - PAGE),
+    Newer: () => at((page.at(-1)?.index ?? -1) + 1),
+    Newest: async () => at((await end()) - PAGE),
   };
   const go = (event) => {
     event.preventDefault();
-    read({ streams: stream, since: new Date(when.value).toISOString(), limit: PAGE });
+    read(() => since(new Date(when.value).toISOString()));
   };
-  const buttons = Object.entries(steps).map(([title, step]) => h("button", { type: "button", onclick: step }, title));
+  const buttons = Object.entries(steps).map(([title, step]) =>
+    h("button", { type: "button", onclick: () => read(step) }, title));
   const element = h("div", {},
     h("div", { class: "row" }, buttons),
     h("form", { class: "row", onsubmit: go }, when, h("button", {}, "Go to this time")), told, trouble, list);
   let begun = false;
-  return { element, begin: () => { if (!begun) steps.Newest(); begun = true; } };
+  return { element, begin: () => { if (!begun) read(steps.Newest); begun = true; } };
 }
 
 function publishForm(stream, signal) {

@@ -1,6 +1,6 @@
 // Trouble: what is not delivered, by reason; and trying it again. Each action is an entry of /_actions.
 
-import { api, count, cut, h, moment, name, notice, problem, repeat, say, table } from "./kit.js";
+import { api, count, cut, h, moment, name, newestOf, notice, problem, repeat, say, table } from "./kit.js";
 import { careful, choice, field, fitting, MEANING, pager, stateOf } from "./states.js";
 
 const PAGE = 50;
@@ -58,11 +58,14 @@ export async function mount(root, { query, signal }) {
     ]),
   });
   const pages = pager(PAGE, (begin) => look({ from: begin }));
+  const newest = newestOf(signal, (error) => place.replaceChildren(problem(error)));
   const look = async (change) => {
     if (change) Object.assign(wanted, "from" in change ? {} : { from: 0 }, change);
     const { reason, ...rest } = wanted;
-    const page = await api("GET", "/v1/trouble",
-      { query: { ...rest, limit: PAGE, ...(reason ? { reason } : {}) }, signal });
+    const query = { ...rest, limit: PAGE, ...(reason ? { reason } : {}) };
+    await newest(() => api("GET", "/v1/trouble", { query, signal }), (page) => put(page, Boolean(change)));
+  };
+  const put = (page, now) => {
     told.replaceChildren(`${count(page.found)} in trouble at `, moment(page.ms), ", of what was recorded since ",
       moment(page.since_ms), page.forgotten ? `; ${count(page.forgotten)} older ones are forgotten` : "");
     if (!page.found) {
@@ -74,14 +77,14 @@ export async function mount(root, { query, signal }) {
           "What goes well after all leaves the list by itself."));
       return;
     }
-    groups.show(page.groups, { now: Boolean(change) });
-    list.show(page.troubles, { now: Boolean(change) });
+    groups.show(page.groups, { now });
+    list.show(page.troubles, { now });
     pages.show(wanted.from, page.found);
     if (list.element.parentNode?.parentNode !== place) place.replaceChildren(...parts);
     chosen.replaceChildren(...(wanted.reason
       ? [h("span", {}, "Only ", h("strong", {}, cut(wanted.reason, 60)), " over ", wanted.door),
         h("button", { type: "button", onclick: clear }, "Show everything")] : []));
-    if (change || !all.contains(document.activeElement)) {
+    if (now || !all.contains(document.activeElement)) {
       all.replaceChildren(again(`Redrive all ${count(page.found)}`, `Try ${count(page.found)} again`, body()));
     }
   };
@@ -89,20 +92,17 @@ export async function mount(root, { query, signal }) {
     const { state, reason, door, search } = wanted;
     return { state, door, search, ...(reason ? { reason } : {}), all: true };
   };
-  const clear = () => { states.value = search.value = ""; asked({ state: "", reason: null, door: "", search: "" }); };
-  const asked = (change) => look(change).catch((error) => {
-    if (error.name !== "AbortError") place.replaceChildren(problem(error));
-  });
+  const clear = () => { states.value = search.value = ""; look({ state: "", reason: null, door: "", search: "" }); };
   const [chosen, all] = [h("div", { class: "row" }), h("span", {})];
   const parts = [h("section", { class: "card list", "aria-label": "By reason" },
     h("div", { class: "head" }, h("h2", {}, "By reason"), all), groups.element),
     h("section", { class: "card list", "aria-label": "One by one" },
       h("div", { class: "head" }, h("h2", {}, "One by one, the newest first"), chosen), list.element, pages.element)];
   const search = h("input", { id: "search", type: "search", value: wanted.search,
-    placeholder: "a recipient, a stream, a reason", oninput: () => asked({ search: search.value.trim() }) });
+    placeholder: "a recipient, a stream, a reason", oninput: () => look({ search: search.value.trim() }) });
   const states = choice("state", [["", "every state"], ...STATES], wanted.state,
-    (state) => asked({ state, reason: null, door: "" }));
+    (state) => look({ state, reason: null, door: "" }));
   root.append(h("div", { class: "head" }, h("h1", {}, "Trouble"), told),
     h("div", { class: "fields" }, field("Search", search), field("State", states)), said, place);
-  await repeat(5000, signal, () => look(), (error) => place.replaceChildren(problem(error)));
+  await repeat(5000, signal, () => (newest.waits() ? null : look()));
 }
