@@ -17,11 +17,13 @@ import pyarrow as pa
 import pytest
 
 from penstock.core import arrow
-from penstock.core.clock import ManualClock
+from penstock.core.clock import ManualClock, WallClock
 from penstock.core.export import ExportRange, Selection
 from penstock.core.log import Log
 from penstock.engines.local import LogServer, open_worker_engine
-from penstock.engines.sqlite.export import INLET_BYTES
+from penstock.engines.sqlite import export as sqlite_export
+from penstock.engines.sqlite import open_sqlite
+from penstock.engines.sqlite.export import INLET_BYTES, SqliteExport
 from penstock.errors import EngineGone, Trimmed
 from penstock.limits import BATCH_ENTRIES
 from penstock.settings import LogSettings
@@ -211,6 +213,36 @@ async def test_an_export_process_that_dies_breaks_its_exports_and_no_other(tmp_p
             _ = [piece async for piece in stream]
         table, _ = read_export(await collect(export, wanted))
         assert table.num_rows == wanted.upto
+
+
+class WaitsForItsProcess(SqliteExport):
+    """In the loop."""
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+@pytest.mark.parametrize(("kind", "goes_on"), [(SqliteExport, True), (WaitsForItsProcess, False)])
+async def test_the_loop_does_not_wait_for_an_export_process_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[SqliteExport], goes_on: bool
+) -> None:
+    monkeypatch.setattr(sqlite_export, "END_SECONDS", 2.0)
+    async with open_sqlite(tmp_path, node="test") as engine:
+        await engine.log.append(Batch((Draft("/a", b"x"),)))
+        export = kind(engine.path, engine.log, WallClock(), idle_seconds=0)
+        stream = export.stream(ExportRange(0, engine.log.followed))
+        await anext(stream)
+        assert export._process is not None
+        process = export._process.process
+        process.send_signal(signal.SIGSTOP)
+        await stream.aclose()  # nobody exports any more: it is to end, and is killed after some seconds
+
+        await wait_until_async(lambda: export._process is None)
+        assert (process.poll() is None) is goes_on
+        await export.close()
+        assert process.poll() == -signal.SIGKILL
 
 
 async def test_the_next_process_outlives_what_the_last_one_has_broken(tmp_path: Path) -> None:

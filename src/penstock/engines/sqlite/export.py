@@ -34,6 +34,8 @@ from penstock.errors import EngineGone
 
 IDLE_SECONDS: Final = 60.0
 """How long the export process waits for the next export: it takes 0.3 s to start, and 90 MB."""
+END_SECONDS: Final = 5.0
+"""How long one that is told to end may take for it; then it is killed."""
 INLET_BYTES: Final = 1024 * 1024
 """Bytes of one export that wait in this process. At it: no more is read from the export process, which then stops."""
 
@@ -83,6 +85,7 @@ class SqliteExport:
         self._path, self._log, self._clock, self._idle_seconds = path, log, clock, idle_seconds
         self._process: ExportProcess | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._endings: set[asyncio.Future[None]] = set()  # of processes that were told to end
         self._streams = 0
 
     async def blocks(self, after: int, upto: int, step: int) -> list[Block]:
@@ -139,13 +142,16 @@ class SqliteExport:
 
     def _end_process(self) -> None:
         if self._process is not None:
-            self._process.end()
+            ending = asyncio.ensure_future(asyncio.to_thread(self._process.end))  # one that stands still takes seconds
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
             self._process = None
 
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._end_process()
+        await asyncio.gather(*self._endings)
 
 
 class ExportProcess:
@@ -173,7 +179,7 @@ class ExportProcess:
         """Close its input: it ends at once, also in the middle of an export."""
         self._control.close()
         try:
-            self.process.wait(5)
+            self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
