@@ -63,7 +63,7 @@ class Limits:
             return (yield)
         with self._note(seconds) as note:
             faulthandler.dump_traceback_later(seconds, exit=True, file=note)
-            waiting = threading.Timer(0.9 * seconds, show_tasks, (note,))
+            waiting = threading.Timer(seconds - max(1.0, 0.1 * seconds), show_tasks, (note,))
             waiting.daemon = True
             waiting.start()
             try:

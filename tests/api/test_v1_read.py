@@ -276,7 +276,7 @@ def test_a_subject_that_is_a_wildcard_opens_nobodys_mail(shared_server: RunningS
 
 
 def short_lived(server: RunningServer, stream: str) -> str:
-    return open_keys(server.data).issue("alice", subscribe=(stream,), ttl=2)
+    return open_keys(server.data).issue("alice", subscribe=(stream,), ttl=4)
 
 
 def test_a_tail_ends_with_its_token_and_goes_on_with_a_new_one(shared_server: RunningServer, stream: str) -> None:

@@ -16,7 +16,7 @@ from penstock.testing import RunningServer
 from penstock.values import Appended, Batch
 
 LOST = 60  # an order that is published under load
-SILENCE_SECONDS = 3.0
+SILENCE_SECONDS = 10.0
 """What is lost does not come later: no need to wait for it as long as a real run does."""
 
 MISSED, LOAD_SECONDS = 50, 0.5  # and fewer orders will do

@@ -161,7 +161,7 @@ class ReleasesOthers(Ownership[Thing]):
 
 @pytest.mark.parametrize("kind", [NeverLooks, NeverFences, KeepsItsOldLife, TakesFromAll, ReleasesOthers])
 def test_the_model_finds_an_ownership_that_is_wrong(kind: type[Ownership[Thing]]) -> None:
-    @settings(max_examples=300, database=None, phases=[Phase.generate], report_multiple_bugs=False)
+    @settings(max_examples=3000, database=None, phases=[Phase.generate], report_multiple_bugs=False)
     @given(steps, st.sampled_from(Rule))
     def check(script: list[tuple[str, str, str]], rule: Rule) -> None:
         asyncio.run(play(script, rule, Faults(lose=True), kind))

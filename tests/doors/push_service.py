@@ -96,7 +96,7 @@ class PushService:
         """Take no more, also not over connections that are open."""
         self._server.shutdown()
         self._server.server_close()
-        for connection in self._connections:
+        for connection in list(self._connections):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 

@@ -89,7 +89,7 @@ if __name__ == "__main__":
 
         if os.environ["SABOTAGE"] == "cutting":
             WorkerSupervisor._drain = cutting  # type: ignore[method-assign]
-        worker_supervisor.SPARE_SECONDS = 0.5 if os.environ["SABOTAGE"] == "unending" else SPARE_SECONDS  # type: ignore[misc]
+        worker_supervisor.SPARE_SECONDS = 3.0 if os.environ["SABOTAGE"] == "unending" else SPARE_SECONDS  # type: ignore[misc]
         Child.module = "tests.faults.broken_machine"
         sys.exit(run(sys.argv[1:]))
     if os.environ["SABOTAGE"] == "trusting":

@@ -25,7 +25,7 @@ from tests.faults.children import ENVIRONMENT
 
 HERE = Path(__file__).parent
 EXAMPLES, LONG_EXAMPLES = 2, 60  # of each kind, for each operation
-LIMIT_SECONDS = 280
+LIMIT_SECONDS = 850
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def run_schemathesis(server: RunningServer, tmp_path: Path, examples: int, *opti
     environment = {"SCHEMATHESIS_HOOKS": "tests.faults.schemathesis_hooks", "BACKUPS": str(tmp_path / "backups")}
     ended = subprocess.run(
         command, env={**os.environ, **ENVIRONMENT, **environment}, cwd=tmp_path, capture_output=True, text=True,
-        check=False, timeout=LIMIT_SECONDS * (10 if examples == LONG_EXAMPLES else 1),
+        check=False, timeout=LIMIT_SECONDS * (4 if examples == LONG_EXAMPLES else 1),
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout[-20_000:] + ended.stderr[-5_000:]
     return ended.stdout
@@ -73,6 +73,7 @@ def check(tmp_path: Path, examples: int) -> None:
     assert [line for line in ended if "(INJECTED)" not in line] == []
 
 
+@pytest.mark.limit(900)
 def test_every_operation_is_answered_as_it_is_described(tmp_path: Path) -> None:
     check(tmp_path, EXAMPLES)
 

@@ -153,7 +153,12 @@ def test_an_append_just_before_kill_9_is_announced_after_the_restart(tmp_path: P
         server.restart()
         wait_until(lambda: at in str(lines(server, "/_sub/k:0:0")))
 
-        # And once announced it is not announced again by every start
+        # And once announced it is not announced again by every start. That it was is stored after it is told: what
+        # comes to another stream later is told when that is done.
+        create(server, "/_sub/later", "/later")
+        subscribe(server, "/later", "/_sub/later")
+        later = append(server, "/later", "x")
+        wait_until(lambda: later in str(lines(server, "/_sub/later:0:0")))
         count = len(lines(server, "/_sub/k:0:0"))
         server.kill()
         server.restart()

@@ -46,9 +46,9 @@ class Kept:
 
     def close(self) -> None:
         self._stopped.set()
-        self.process.kill()
-        self._thread.join()
-        self.process.kill()
+        while self._thread.is_alive():  # which may have been starting one more
+            self.process.kill()
+            self._thread.join(0.05)
         self.process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -109,7 +109,7 @@ def start_worker(stack: ExitStack, folder: Path, number: int, master: str) -> su
     assert worker.stdin
     worker.stdin.write(b"\n")
     worker.stdin.flush()
-    wait_until(lambda: "Successfully registered" in log.read_text() or worker.poll() is not None, within=60)
+    wait_until(lambda: "Successfully registered" in log.read_text() or worker.poll() is not None, within=180)
     assert worker.poll() is None, log.read_text()
     return worker
 

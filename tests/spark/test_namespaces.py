@@ -13,14 +13,14 @@ import pytest
 from tests.spark.cluster_in_namespaces import DRIVER, EVENTS, READ
 
 
-@pytest.mark.limit(280)
+@pytest.mark.limit(900)
 def test_what_a_cluster_writes_back_and_archives_is_there_once_though_a_worker_is_lost(tmp_path: Path) -> None:
     machine = ["setpriv", "--pdeathsig", "KILL", "unshare", *([] if os.geteuid() == 0 else ["--map-root-user"])]
     machine += ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*machine, sys.executable, "-m", "tests.spark.cluster_in_namespaces", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=270)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=880)
 
     assert done.returncode == 0, done.stderr[-4000:] + "".join(
         log.read_text()[-1500:] for log in tmp_path.glob("*.log")
