@@ -176,6 +176,7 @@ ONE_SHOT = {
     "api/v1/publish.py": "one publish",
     "engines/jetstream/appending.py": "the plan of one group",
     "engines/local/served_worker.py": "one call of a worker",
+    "engines/sqlite/export.py": "the end of one export process",
 }
 """Files that start tasks, and what each task does before it ends. What never ends is a loop of `Background`."""
 

@@ -42,7 +42,7 @@ async function show() {
   leaving = new AbortController();
   const { signal } = leaving;
   if (!token.get()) return askForToken();
-  begin();
+  if (!session) run((session = new AbortController()).signal); // follows the server's seconds
   const { view, path, query } = place();
   document.title = `${view.title} · Penstock`;
   nav.replaceChildren(...VIEWS.map((one) => h("a",
@@ -59,13 +59,6 @@ async function show() {
   } catch (error) {
     if (error.name !== "AbortError" && !signal.aborted) root.replaceChildren(problem(error, show));
   }
-}
-
-/** Follow the server's seconds for as long as there is a token. */
-function begin() {
-  if (session) return;
-  session = new AbortController();
-  run(session.signal);
 }
 
 function tellState() {

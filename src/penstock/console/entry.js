@@ -1,6 +1,6 @@
 // One entry in full: where it is, what it says, and a link to what became of it.
 
-import { bytes, copyButton, h, moment, name } from "./kit.js";
+import { bytes, copyButton, facts, h, moment, name } from "./kit.js";
 
 const OPEN_DEPTH = 2; // deeper values begin folded
 const HEX_BYTES = 4096; // that are shown of a body which is no text
@@ -24,7 +24,7 @@ export function preview(entry) {
 /** An entry as facts and body. */
 export function entryView(entry) {
   const body = bodyOf(entry);
-  const facts = {
+  const known = {
     id: name(String(entry.id), { copies: true }), stream: name(entry.stream, { most: 80, copies: true }),
     index: entry.index === null ? "none" : name(String(entry.index), { copies: true }),
     cursor: name(entry.cursor, { most: 60, copies: true }),
@@ -32,10 +32,8 @@ export function entryView(entry) {
     type: entry.type || null, kind: entry.kind, expires: entry.expires ? moment(entry.expires) : null,
     attributes: entry.attributes ? tree(entry.attributes, 1) : null, size: bytes(body.length),
   };
-  const known = Object.entries(facts).filter(([, value]) => value);
   return h("article", { class: "entry" },
-    h("dl", { class: "facts" }, known.map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)])),
-    h("p", {}, wayLink(entry.id)),
+    facts(known), h("p", {}, wayLink(entry.id)),
     h("h3", {}, "Body", copyButton(entry.data ?? entry.data_base64 ?? "", "Copy the body")), bodyView(entry, body));
 }
 

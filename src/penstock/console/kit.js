@@ -258,6 +258,10 @@ export const notice = (kind, title, ...content) => h("div",
   { class: `notice ${kind}`, role: kind === "bad" ? "alert" : null },
   h("h2", {}, title), ...content.map((one) => (typeof one === "string" ? h("p", {}, one) : one)));
 
+/** What is known of something, by its name; what is null, false or empty is left out. */
+export const facts = (told) => h("dl", { class: "facts" },
+  Object.entries(told).filter(([, value]) => value).map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)]));
+
 /** What went wrong, with what to do about it. */
 export const problem = (error, retry) => notice("bad", error.message || String(error),
   error.remedy ? h("p", {}, error.remedy) : null,

@@ -165,9 +165,8 @@ function tile(look, step, colour) {
 
 const SHAPES = {
   ok: (pen, x, y, size) => { pen.beginPath(); pen.arc(x + size / 2, y + size / 2, size / 2, 0, 7); pen.fill(); },
-  wait: (pen, x, y, size) => { pen.beginPath();
-    pen.arc(x + size / 2, y + size / 2,
-    size / 2 - Math.max(1.5, size / 6) / 2, 0, 7); pen.lineWidth = Math.max(1.5, size / 6); pen.stroke(); },
+  wait: (pen, x, y, size) => { pen.beginPath(); pen.lineWidth = Math.max(1.5, size / 6);
+    pen.arc(x + size / 2, y + size / 2, (size - pen.lineWidth) / 2, 0, 7); pen.stroke(); },
   warn: (pen, x, y, size) => { pen.beginPath();
     pen.moveTo(x + size / 2, y); pen.lineTo(x + size, y + size); pen.lineTo(x, y + size); pen.fill(); },
   bad: (pen, x, y, size) => pen.fillRect(x, y, size, size),

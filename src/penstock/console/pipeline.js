@@ -1,6 +1,6 @@
 // Pipeline: how fresh the lake is, what its jobs did, what the last audit said, and sums by hour and door.
 
-import { api, bytes, count, cut, duration, fill, h, many, moment, notice, state, table } from "./kit.js";
+import { api, bytes, count, cut, duration, facts, fill, h, many, moment, notice, state, table } from "./kit.js";
 import { hourly } from "./hourly.js";
 import { sqlBox } from "./sql.js";
 import { choice, field, stateOf } from "./states.js";
@@ -34,9 +34,6 @@ async function overview(signal) {
     audit(pipeline.audit), runs(pipeline.runs)];
 }
 
-const facts = (told) => h("dl", { class: "facts" },
-  Object.entries(told).filter(([, value]) => value !== null && value !== ""
-  && value !== undefined).map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)]));
 const section = (title, ...content) =>
   h("section", { class: "card list", "aria-label": title }, h("h2", {}, title), content);
 
@@ -150,18 +147,16 @@ async function sums(span, choices, signal) {
     const total = (name) => (hour) => hour.rows.reduce((sum, one) => sum + (one.states[name] ?? 0), 0);
     const worst = (name, which) => (hour) => Math.max(...hour.rows.map((one) => one.latency_ms[name]?.[which] ?? 0))
       || null;
+    const drawn = (title, about, series, format, unit) => hourly({ title, about, hours, format, unit, signal,
+      series: Object.entries(series).map(([label, value]) => ({ label, value })) });
+    const quantiles = (name) => ({ p50: worst(name, 0), p99: worst(name, 2) });
+    const totals = Object.fromEntries(["sent", "acked", "expired", "dropped"].map((name) => [name, total(name)]));
     place.replaceChildren(
-      hourly({ title: "Events published", about: "Entries of users' streams that were appended, by hour",
-        series: [{ label: "published", value: total(PUBLISHED) }], hours, format: count, unit: "events", signal }),
-      hourly({ title: "Deliveries", about: "Records of the ledger by hour",
-        series: ["sent", "acked", "expired", "dropped"].map((name) => ({ label: name, value: total(name) })), hours,
-        format: count, unit: "deliveries", signal }),
-      hourly({ title: "Published until sent", about: "Upper ends of classes that double",
-        series: [{ label: "p50", value: worst("sent", 0) }, { label: "p99", value: worst("sent", 2) }], hours,
-        format: duration, signal }),
-      hourly({ title: "Published until acked", about: "Upper ends of classes that double",
-        series: [{ label: "p50", value: worst("acked", 0) }, { label: "p99", value: worst("acked", 2) }], hours,
-        format: duration, signal }));
+      drawn("Events published", "Entries of users' streams that were appended, by hour",
+        { published: total(PUBLISHED) }, count, "events"),
+      drawn("Deliveries", "Records of the ledger by hour", totals, count, "deliveries"),
+      drawn("Published until sent", "Upper ends of classes that double", quantiles("sent"), duration),
+      drawn("Published until acked", "Upper ends of classes that double", quantiles("acked"), duration));
   };
   draw("");
   choices.replaceChildren(field("Door", chosen));

@@ -1,6 +1,8 @@
 // Recipients: everybody who receives, in one list; one of them with what waits for it, and what can be done about it.
 
-import { api, bytes, count, cut, fill, h, moment, name, newestOf, notice, problem, repeat, say, table } from "./kit.js";
+import {
+  api, bytes, count, cut, facts, fill, h, moment, name, newestOf, notice, problem, repeat, say, table,
+} from "./kit.js";
 import { careful, choice, field, fitting, pager, stateOf } from "./states.js";
 
 const PAGE = 100;
@@ -103,7 +105,7 @@ async function mountOne(root, kind, id, signal) {
     const { recipient, waiting } = await api("GET", "/v1/recipients/waiting",
       { query: { kind, name: id, limit: 200 }, signal });
     return [h("div", { class: "split" },
-      h("section", { class: "card", "aria-label": "State" }, facts(recipient),
+      h("section", { class: "card", "aria-label": "State" }, known(recipient),
         h("div", { class: "row actions" }, recipient.actions.length
         ? recipient.actions.map((action) =>
           careful(action[0].toUpperCase() + action.slice(1), QUESTIONS[action], () => act(action),
@@ -121,8 +123,8 @@ async function mountOne(root, kind, id, signal) {
   await again();
 }
 
-function facts(one) {
-  const told = {
+function known(one) {
+  return facts({
     state: stateOf(one.state), door: one.door, node: one.node,
     streams: one.streams.length ? h("span", {},
       one.streams.slice(0, 20).map((stream) => h("div", {}, name(stream, { most: 60 })))) : null,
@@ -131,10 +133,7 @@ function facts(one) {
     since: one.since_ms ? moment(one.since_ms) : null,
     "last error": one.error ? h("span", {}, one.error, " ", one.error_ms ? moment(one.error_ms) : null) : "none",
     "looked at": moment(Date.now()),
-  };
-  return h("dl", { class: "facts" },
-    Object.entries(told).filter(([, value]) => value).map(([title, value]) =>
-    [h("dt", {}, title), h("dd", {}, value)]));
+  });
 }
 
 function waits(page) {

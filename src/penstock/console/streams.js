@@ -2,9 +2,10 @@
 
 import { entryView, preview } from "./entry.js";
 import {
-  api, ask, count, cut, fill, h, isRead, linesOf, many, moment, name, newestOf, notice, pause, problem, rate, repeat,
-  say, state, table, timeOfDay, walk,
+  api, ask, count, cut, fill, h, isRead, linesOf, many, moment, name, newestOf, notice, problem, rate, repeat, say,
+  state, table, timeOfDay, walk,
 } from "./kit.js";
+import { field } from "./states.js";
 
 const SHOWN = 200;
 const KEPT = 500;
@@ -76,9 +77,10 @@ const notFound = () => notice("empty", "No stream has that in its name",
 const noneYet = () => notice("empty", "There is no stream yet",
   "A stream is made by the first event that is published into it.", h("a", { href: "#/try" }, "Publish one"));
 
-const field = (title, control) => h("div", { class: "field" }, h("label", { for: control.id }, title), control);
-
 // ── one stream ───────────────────────────────────────────────────────────────────────────────────
+
+const headOf = async (stream, signal) =>
+  (await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal })).streams[0];
 
 async function mountStream(root, stream, signal) {
   const facts = h("p", { class: "quiet" });
@@ -109,7 +111,7 @@ async function mountStream(root, stream, signal) {
     h("div", { class: "split" }, h("div", { class: "card" }, views.live.element, views.history.element), detail));
   choose("live");
   await repeat(2000, signal, async () => {
-    const { streams: [head] } = await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal });
+    const head = await headOf(stream, signal);
     facts.replaceChildren(...(head ? [`${many(head.next_index, "event")} · ${rate(head.rate)} lately · last at `,
       moment(head.last_time), ` · ${many(head.subscribers.length, "subscription")}`]
       : ["There is no such stream yet: the first event that is published makes it."]));
@@ -167,24 +169,17 @@ function liveTail(stream, open, signal) {
     const why = isPaused ? "paused" : "held while you read";
     told.textContent = waiting.length ? `${count(waiting.length)} new, ${why}` : `${count(kept.length)} shown`;
   };
-  (async () => {
-    for (let after; !signal.aborted;) {
-      try {
-        const tail = await ask("GET", "/v1/tail", { query: { streams: stream, after }, signal });
-        for await (const line of linesOf(tail)) {
-          const entry = line && JSON.parse(line);
-          if (!entry || entry.gap) continue;
-          after = entry.id;
-          waiting.push(entry);
-          if (waiting.length > KEPT) waiting.shift();
-        }
-      } catch (error) {
-        if (signal.aborted) return;
-        told.replaceChildren(state("bad", error.message));
-      }
-      await pause(1000, signal).catch(() => {});
+  let after;
+  repeat(1000, signal, async () => {
+    const tail = await ask("GET", "/v1/tail", { query: { streams: stream, after }, signal });
+    for await (const line of linesOf(tail)) {
+      const entry = line && JSON.parse(line);
+      if (!entry || entry.gap) continue;
+      after = entry.id;
+      waiting.push(entry);
+      if (waiting.length > KEPT) waiting.shift();
     }
-  })();
+  }, (error) => told.replaceChildren(state("bad", error.message)));
   repeat(250, signal, () => { if (waiting.length && !element.hidden) show(); });
   return { element };
 }
@@ -222,15 +217,11 @@ function history(stream, open, signal) {
   };
   const at = (index) => ({ stream, from: Math.max(0, index), limit: PAGE });
   const since = (time) => ({ streams: stream, since: time, limit: PAGE });
-  const end = async () => {
-    const { streams: [head] } = await api("GET", "/v1/streams", { query: { pattern: stream, limit: 1 }, signal });
-    return head?.next_index ?? 0;
-  };
   const steps = {
     Oldest: () => since("1970-01-01T00:00:00Z"),
     Older: () => at((page[0]?.index ?? PAGE) - PAGE),
     Newer: () => at((page.at(-1)?.index ?? -1) + 1),
-    Newest: async () => at((await end()) - PAGE),
+    Newest: async () => at(((await headOf(stream, signal))?.next_index ?? 0) - PAGE),
   };
   const go = (event) => {
     event.preventDefault();

@@ -5,6 +5,7 @@ import { address, ask, copyButton, cut, h, isRead, linesOf, notice, timeOfDay, t
 import { PLAYS } from "./plays.js";
 import { bePushed } from "./push.js";
 import { socket } from "./sample_traffic.js";
+import { field } from "./states.js";
 
 export async function mount(root, { path, signal }) {
   const door = DOORS.find((one) => one.id === path[0]) ?? DOORS[0];
@@ -24,8 +25,8 @@ export async function mount(root, { path, signal }) {
   const refresh = () => steps.forEach((one) => one.show());
   const steps = play.steps.map((step, at) => stepCard(step, at + 1, v, came, refresh, signal));
   const change = (event) => { v[event.target.name] = event.target.value; refresh(); };
-  const fields = Object.keys(play.fields).map((id) => h("div", { class: "field" },
-    h("label", { for: `f-${id}` }, id), h("input", { id: `f-${id}`, name: id, value: v[id], oninput: change })));
+  const fields = Object.keys(play.fields).map((id) =>
+    field(id, h("input", { id: `f-${id}`, name: id, value: v[id], oninput: change })));
   root.append(play.about ? h("p", {}, play.about) : "", fields.length ? h("div", { class: "card fields" }, fields) : "",
     h("div", { class: "split" }, h("div", { class: "steps" }, steps.map((one) => one.element)), came.element));
 }
