@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from statistics import median
 import pytest
 from hypothesis import settings
 
+from penstock.cli.processes import STACKS, stacks_file
 from penstock.cli.test_runner import BY_NAME, TESTS
 from penstock.testing import RunningServer, S3Server, start_s3, start_server
 from tests.forked_servers import forking, start_forked
@@ -35,7 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     RunningServer._run = start_forked  # type: ignore[method-assign]
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # a group that is ended shows its stacks
+    if folder := os.environ.get(STACKS):  # of a group: one that is ended shows where its processes were
+        faulthandler.register(signal.SIGUSR1, file=stacks_file(folder, os.getpid()).open("w"))
     config.pluginmanager.register(Limits(config), "penstock limits")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Ending(config), "penstock ending")

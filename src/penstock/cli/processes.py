@@ -17,7 +17,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.testing.waiting import TooLate, wait_until
+
 VARIABLE = "STARTED_BY_TESTS_OF"  # not PENSTOCK_…: those are settings, and a server refuses one that it does not know
+STACKS = "STACKS_OF_TESTS_IN"  # the folder for them
+STACKS_SECONDS = 5.0  # for processes to write where they are; one that a server was forked off has no file of its own
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _TAKES_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER
 _TRIES, _PAUSE_SECONDS = 200, 0.02  # a killed process is gone soon, and one that it has just started is found then
@@ -100,12 +104,22 @@ def end_marked(mark: str) -> list[str]:
     return [f"{process} {command}" for process, command in ended.items()]
 
 
-def show_stacks(mark: str) -> None:
-    """Have the processes that carry *mark* write their stacks, if they are ready to (faulthandler, at SIGUSR1)."""
+def write_stacks(mark: str, folder: Path) -> list[Path]:
+    """Have the processes that carry *mark* write their stacks, if they are ready to: each into a file of its own."""
+    asked = list[Path]()
     for process in _marked(mark):
         if _catches(process, signal.SIGUSR1):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGUSR1)
+                asked.append(stacks_file(folder, process))
+    with suppress(TooLate):
+        wait_until(lambda: all(one.exists() and one.stat().st_size for one in asked), within=STACKS_SECONDS)
+    return [one for one in asked if one.exists()]
+
+
+def stacks_file(folder: str | Path, process: int) -> Path:
+    """Where *process* writes its stacks at SIGUSR1, when `STACKS` names the folder (tests/conftest.py)."""
+    return Path(folder, f"{process}.stacks")
 
 
 def _catches(process: int, number: signal.Signals) -> bool:

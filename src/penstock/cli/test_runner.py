@@ -24,7 +24,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from penstock import debian
-from penstock.cli.processes import VARIABLE, count_orphans, end_marked, new_mark, show_stacks, with_mark
+from penstock.cli.processes import STACKS, VARIABLE, count_orphans, end_marked, new_mark, with_mark, write_stacks
 from penstock.errors import NotFound
 from penstock.testing.waiting import TooLate, wait_until
 
@@ -237,7 +237,7 @@ class Running:
         self._report = Path(self._folder.name, "report.xml")
         self._output = None if alone else Path(self._folder.name, "output").open("wb")  # noqa: SIM115 (for its life)
         self._seconds = 60 * group.minutes * (LONG_PATIENCE if "--long" in arguments else PATIENCE)
-        self._ended = False
+        self._ended, self._stacks = False, list[Path]()
         _install_programs(group)
         seed = secrets.randbelow(2**32)
         self._headline = (
@@ -253,7 +253,7 @@ class Running:
                 "--max-worker-restart=1000",  # one for each test that is ended (tests/limits.py)
                 *chosen, *arguments,
             ],
-            cwd=ROOT, env={**compiled_once(os.environ), VARIABLE: with_mark(self._mark)},
+            cwd=ROOT, env={**compiled_once(os.environ), VARIABLE: with_mark(self._mark), STACKS: self._folder.name},
             stdout=self._output, stderr=self._output, preexec_fn=count_orphans,
         )  # fmt: skip
 
@@ -264,7 +264,7 @@ class Running:
         if time.monotonic() - self._begun < self._seconds:
             return False
         self._ended = True
-        show_stacks(self._mark)
+        self._stacks = write_stacks(self._mark, Path(self._folder.name))
         self.interrupt()
         self.end()
         return True
@@ -300,6 +300,8 @@ class Running:
             print(f"left behind by {self._group.name}, and ended: {process}")
         if self._ended:
             print(f"{self._group.name} was ended after {self._seconds:.0f} s: something hangs", flush=True)
+        for one in self._stacks:
+            print(f"where process {one.stem} was:\n{one.read_text(errors='replace')}", flush=True)
         passed, failed, skipped = count(self._report)
         self._folder.cleanup()
         if self._tests.returncode == NO_TESTS and not self._ended:
