@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,6 +30,7 @@ from penstock.settings import LogSettings
 from penstock.testing import TooLate, wait_until_async
 from penstock.values import Batch, Draft, Kind
 from penstock.wire import eventhorizon
+from tests.faults.children import ENVIRONMENT, command
 
 NO_EVENTS = ([], [], [])
 
@@ -385,6 +387,35 @@ async def leave_in_the_middle(machine: Machine, innocent: WorkerEngine) -> None:
         peer.leave()
         await wait_until_async(lambda name=name: machine.log.link_of(name) is None)
         await innocent.log.append(one("/s", b"beside"))
+
+
+def wordless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose good-bye is not heard."""
+    monkeypatch.setattr(ServedWorker, "_leaving", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+@pytest.mark.parametrize("sabotage", [None, wordless])
+async def test_who_goes_without_a_word_is_killed_and_nobody_else(tmp_path, sabotage, monkeypatch) -> None:
+    if sabotage:
+        sabotage(monkeypatch)
+    async with started(tmp_path) as machine:
+        innocent, ends = await machine.worker("innocent"), {}
+        for how in ("says good-bye", "goes without a word", "never said who it is"):
+            child = await asyncio.create_subprocess_exec(
+                *command("tests.engines.leaving_worker", machine.path, how), env=ENVIRONMENT, stdin=-1, stdout=-1
+            )
+            await child.stdout.readline()  # or the end, if it is killed before
+            await wait_until_async(lambda: len(machine.log.links) == 1)
+            await innocent.log.append(one("/s", b"beside"))
+            if how == "goes without a word":
+                await child.wait()  # else it would wait for the end of its input
+            child.stdin.close()
+            ends[how] = await child.wait()
+
+        assert ends["goes without a word"] == -signal.SIGKILL
+        assert ends["never said who it is"] == 0
+        assert ends["says good-bye"] == (-signal.SIGKILL if sabotage else 0)
+        assert innocent.members.holds
 
 
 class BlamesWorkers(LogServer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -70,9 +70,9 @@ def log_socket(settings: Settings) -> Path | None:
 
 
 def open_engine(
-    settings: Settings, data: Path, clock: Clock, background: Background
+    settings: Settings, data: Path, clock: Clock, background: Background, on_lost: Callable[[], None] = lambda: None
 ) -> AbstractAsyncContextManager[Engine]:
-    """The engine that `log.engine` names; to be entered."""
+    """The engine that `log.engine` names; to be entered. A worker calls *on_lost* when it has lost its log process."""
     given, server = settings.log, settings.eventhorizon.server
     if given.engine == "memory":
         from penstock.engines.memory import MemoryEngine
@@ -89,7 +89,7 @@ def open_engine(
         from penstock.engines.local import open_worker_engine
 
         node = settings.server.node or f"worker-{secrets.token_hex(4)}"
-        return open_worker_engine(socket_path, node=node, settings=given, background=background)
+        return open_worker_engine(socket_path, node=node, settings=given, background=background, on_lost=on_lost)
     limits = Limits(
         queue_jobs=given.queue, queue_bytes=given.queue_bytes, fold_entries=given.fold, gather_ms=given.gather_ms
     )

@@ -77,8 +77,9 @@ log = logging.getLogger("penstock")
 class Node:
     """A running server. Lives in `async with`: ready inside, drained and closed after it."""
 
-    def __init__(self, settings: Settings, data: Path) -> None:
-        self._settings, self._data = settings, data
+    def __init__(self, settings: Settings, data: Path, on_lost: Callable[[], None] = lambda: None) -> None:
+        """*on_lost* is called in a worker that has lost its log process: it cannot do anything more."""
+        self._settings, self._data, self._on_lost = settings, data, on_lost
         self._stack = AsyncExitStack()
         self._draining = False
         self._doors: list[Door] = []
@@ -102,7 +103,7 @@ class Node:
     async def _start(self) -> None:
         """Start the parts in the order in which they need each other; the stack ends them in reverse."""
         settings, enter, clock = self._settings, self._stack.enter_async_context, WallClock()
-        engine = self._engine = await enter(open_engine(settings, self._data, clock, self._background))
+        engine = self._engine = await enter(open_engine(settings, self._data, clock, self._background, self._on_lost))
         await check_server_name(engine, settings.eventhorizon.server)
         await prepare(engine.log)
         lake = await enter(open_lake(settings.lake.url, engine.registry)) if settings.lake.url else None

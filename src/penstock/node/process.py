@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -56,12 +57,21 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
+def end_at_once() -> None:
+    """End a worker that has lost its log process: it could only refuse what the others answer.
+
+    There is nothing to drain, as nothing more can be stored or told. What started this process starts it again.
+    """
+    log.critical("worker.lost", extra={"pid": os.getpid()})
+    os._exit(1)
+
+
 async def _run(settings: Settings, data: Path) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with Node(settings, data) as node:
+    async with Node(settings, data, end_at_once) as node:
         loop.add_signal_handler(signal.SIGHUP, node.reload)
         print(f"penstock ready on {node.url} durability={node.durability}", flush=True)  # noqa: T201
         if sys.stdout.isatty():  # somebody reads it; into a log no token goes

@@ -49,6 +49,7 @@ class WorkerFrame(msgspec.Struct, array_like=True, frozen=True):
     hints: list[tuple[str, bytes]]
     taken: list[tuple[int, bool]]  # letters that somebody here has listened to, or not
     given_up: list[int] = []  # calls that nobody waits for any more
+    leaving: bool = False  # this is the last frame: who goes without a word is killed
 
 
 class LogFrame(msgspec.Struct, array_like=True, frozen=True):

@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-import socket
-import struct
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -29,6 +25,7 @@ from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
 from penstock.engines.local.contracts import LETTER, METHODS, PAGE, SCAN, cost_of
 from penstock.engines.local.framed_socket import FramedSocket
 from penstock.engines.local.frames import AppendAnswer, Failure, Welcome, WorkerFrame, encode, failure
+from penstock.engines.local.peer_process import PeerProcess
 from penstock.errors import EngineGone, PenstockError
 from penstock.values import Appended, Batch, Draft, Entry, PlainEvent
 
@@ -49,7 +46,6 @@ REMEMBERED: Final = 8_192
 """Streams whose newest id is known without a read; twice as many just before the older half is forgotten."""
 
 GIVEN_UP: Final = "nobody waits for it any more"
-_PEER: Final = struct.Struct("3i")  # process, user, group
 
 
 @runtime_checkable
@@ -123,7 +119,8 @@ class ServedWorker(FramedSocket):
         self.told_trouble = ""
         self.members_changed = False
         self.heard = self._loop.time()
-        self._process = 0
+        self._peer: PeerProcess | None = None
+        self._leaving = False
         self._patterns: dict[str, None] = {}
         self._covers: Counter[str] = Counter()  # patterns that stand for some of these, and for how many
         self._forget()
@@ -149,12 +146,16 @@ class ServedWorker(FramedSocket):
 
     # ── the socket ─────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def pid(self) -> int:
+        """Of its process; 0 when it is gone."""
+        return self._peer.pid if self._peer is not None else 0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        peer = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        self._process, user, _ = _PEER.unpack(peer)
-        if user not in (0, os.getuid()):
-            log.error("worker.refused", extra={"pid": self._process, "uid": user})
+        peer = self._peer = PeerProcess(transport.get_extra_info("socket"))
+        if peer.user not in (0, os.getuid()):
+            log.error("worker.refused", extra={"pid": peer.pid, "uid": peer.user})
             self.abort()
         # uvloop tells `resume_writing` when less waits than this.
         cast("asyncio.WriteTransport", transport).set_write_buffer_limits(UNHURRIED_BYTES)
@@ -174,7 +175,20 @@ class ServedWorker(FramedSocket):
         if self._exports:
             self._closing = self._loop.create_task(self._close_exports(under_way))
         self._forget()
-        log.info("worker.gone", extra={"worker": self.node, "pid": self._process})
+        log.info("worker.gone", extra={"worker": self.node, "pid": self.pid})
+        self._end_peer()
+
+    def _end_peer(self) -> None:
+        """A worker that has not said good-bye may still run, and have clients: nothing that it does counts any more."""
+        if self._peer is not None:
+            if self.member and not self._leaving:
+                self._peer.kill()
+            self._peer.close()
+            self._peer = None
+
+    def close(self) -> None:
+        self._leaving = True
+        super().close()
 
     def resume_writing(self) -> None:
         for kind in AT_ONCE:
@@ -183,10 +197,9 @@ class ServedWorker(FramedSocket):
     def cut(self, why: str) -> None:
         """End this worker: it may not go on as a member."""
         self._server.cut += 1
-        log.error("worker.cut", extra={"worker": self.node, "pid": self._process, "why": why})
-        if self._process not in (0, os.getpid()):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self._process, signal.SIGKILL)
+        log.error("worker.cut", extra={"worker": self.node, "pid": self.pid, "why": why})
+        if self._peer is not None:
+            self._peer.kill()
         self.abort()
 
     def cut_if_silent(self, now: float) -> None:
@@ -245,6 +258,7 @@ class ServedWorker(FramedSocket):
             self._begin_calls(kind)
         for number in said.given_up:
             self._give_up(number)
+        self._leaving = said.leaving
 
     def want(self, pattern: str) -> None:
         """Send it what *pattern* covers from now on, or more: one that takes long to look up is looked up as another.

@@ -50,6 +50,7 @@ class LogCalls(FramedSocket):
         self._calls_open: dict[int, Call] = {}
         self.appending: dict[int, PendingAppend] = {}  # batches that are not stored yet
         self.appending_bytes = 0
+        self._leaving = False
         self._forget()
         self.hear: Callable[[LogFrame], None] = lambda frame: None  # what the log process tells, before its answers
         self.on_letter: Callable[[str, bytes], bool] = lambda topic, message: False
@@ -70,10 +71,16 @@ class LogCalls(FramedSocket):
     def make(self) -> object:
         parts = (
             self._wanted, self._types, self._events, self._appends, self._calls, self._hints, self._taken,
-            self._given_up,
+            self._given_up, self._leaving,
         )  # fmt: skip
         self._forget()
         return parts
+
+    def close(self) -> None:
+        """Say good-bye, and end: the log process kills a worker that goes without a word."""
+        self._leaving = True
+        self.book()
+        super().close()
 
     def append_event(self, stream: str, body: bytes) -> Promise[Appended]:
         """Have an event stored that asks for nothing else. The name of *stream* is ASCII, so it can be sent."""

@@ -45,13 +45,14 @@ class WorkerEngine:
     members: WorkerMembers
 
     def __init__(
-        self, path: Path, *, node: str, settings: LogSettings, background: Background | None, selective: bool
-    ) -> None:
+        self, path: Path, *, node: str, settings: LogSettings, background: Background | None, selective: bool,
+        on_lost: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._path, self._node, self._settings, self._selective = path, node, settings, selective
+        self._on_lost = on_lost
         self._background = background or Background()
         self._beat: Loop | None = None
         self.trouble = ""
-        self.on_lost: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
         socket = SocketPath(self._path)
@@ -114,7 +115,7 @@ class WorkerEngine:
 
     def _lost(self) -> None:
         self.trouble = GONE
-        self.on_lost()
+        self._on_lost()
 
 
 class WorkerBus(Receivers):
@@ -181,10 +182,12 @@ class WorkerChanges:
 
 
 def open_worker_engine(
-    path: Path, *, node: str, settings: LogSettings, background: Background | None = None, selective: bool = True
-) -> WorkerEngine:
+    path: Path, *, node: str, settings: LogSettings, background: Background | None = None, selective: bool = True,
+    on_lost: Callable[[], None] = lambda: None,
+) -> WorkerEngine:  # fmt: skip
     """The engine of a worker of the log process that listens at *path*; `async with` connects it.
 
-    A worker that is *selective* is given only what its followers want for; else every entry.
+    A worker that is *selective* is given only what its followers want for; else every entry. *on_lost* is called when
+    the link is lost, which does not come back: the process should end.
     """
-    return WorkerEngine(path, node=node, settings=settings, background=background, selective=selective)
+    return WorkerEngine(path, node=node, settings=settings, background=background, selective=selective, on_lost=on_lost)
