@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.engines.local import LogServer, WorkerEngine, open_worker_engine, served_worker
 from penstock.engines.local.contracts import CALLS_AT_ONCE as AT_ONCE
 from penstock.engines.local.contracts import SHORT, CallCost
-from penstock.engines.local.frames import framed
+from penstock.engines.local.frames import FrameCutter, LogFrame, Welcome, WorkerFrame, encode, framed
 from penstock.engines.local.served_worker import ServedWorker
+from penstock.engines.local.worker_calls import Call, LogCalls
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
@@ -267,6 +268,71 @@ async def test_members_are_those_who_are_connected(tmp_path: Path) -> None:
         await wait_until_async(lambda: them not in a.members.living())
         assert await a.members.is_dead(them)
         assert changes
+
+
+def hard_of_hearing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that listens when its greeting's coroutine goes on, and has not kept what came before."""
+    welcomed = WorkerEngine._welcomed
+
+    def later(self: WorkerEngine, hello: Call) -> None:
+        asyncio.get_running_loop().call_soon(welcomed, self, hello)
+
+    def listen(self: LogCalls, hear: Callable[[LogFrame], None]) -> None:
+        self.hear = hear
+
+    monkeypatch.setattr(WorkerEngine, "_welcomed", later)
+    monkeypatch.setattr(LogCalls, "listen", listen)
+
+
+class Greeting(asyncio.Protocol):
+    """A log process by hand. In one write it says hello, and who has come: in the same frame or in the next."""
+
+    def __init__(self, *, in_the_same_frame: bool) -> None:
+        self._same, self._cutter = in_the_same_frame, FrameCutter()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._cutter.cut(data):
+            for number, name, given in msgspec.msgpack.decode(frame, type=WorkerFrame).calls:
+                assert name == "hello"
+                _, me, _ = msgspec.msgpack.decode(given)
+                welcome = msgspec.Raw(encode(Welcome("fsync", "s", 5, 0, [me])))
+                both = [me, "other:1"]
+                self._transport.write(
+                    bytes(framed((5, 0, "", both if self._same else [me], [], [], [], [(number, welcome)], [], [])))
+                    + bytes(framed((5, 0, "", None if self._same else both, [], [], [], [], [], [])))
+                )
+
+
+@pytest.mark.parametrize("in_the_same_frame", [True, False])
+@pytest.mark.parametrize("sabotage", [None, hard_of_hearing])
+async def test_who_joins_while_a_worker_is_welcomed_is_known_to_it(
+    tmp_path, sabotage, in_the_same_frame, monkeypatch
+) -> None:
+    if sabotage:
+        sabotage(monkeypatch)
+    path = tmp_path / "log.sock"
+    listening = await asyncio.get_running_loop().create_unix_server(
+        lambda: Greeting(in_the_same_frame=in_the_same_frame), path
+    )
+    async with listening, open_worker_engine(path, node="a", settings=LogSettings()) as worker:
+        await asyncio.sleep(0)  # what came in one read has been taken
+
+        assert len(worker.members.living()) == (1 if sabotage else 2)
+
+
+@pytest.mark.parametrize("sabotage", [None, hard_of_hearing])
+async def test_workers_that_come_at_once_all_know_each_other(tmp_path, sabotage, monkeypatch) -> None:
+    if sabotage:
+        sabotage(monkeypatch)
+    async with started(tmp_path) as machine:
+        workers = await asyncio.gather(*(machine.worker(name) for name in "abcdefgh"))
+        await asyncio.gather(*(worker.registry.get("x") for worker in workers))  # comes after what was told before
+
+        alike = {worker.members.living() for worker in workers} == {tuple(machine.log.members())}
+        assert alike == (not sabotage)
 
 
 async def test_a_worker_whose_log_process_is_gone_says_so_to_all_who_wait(tmp_path: Path) -> None:

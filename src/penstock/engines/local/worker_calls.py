@@ -52,7 +52,8 @@ class LogCalls(FramedSocket):
         self.appending_bytes = 0
         self._leaving = False
         self._forget()
-        self.hear: Callable[[LogFrame], None] = lambda frame: None  # what the log process tells, before its answers
+        self._unheard: list[LogFrame] = []  # one: before the welcome nothing is told, and with it comes `listen`
+        self.hear: Callable[[LogFrame], None] = self._unheard.append
         self.on_letter: Callable[[str, bytes], bool] = lambda topic, message: False
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -169,6 +170,13 @@ class LogCalls(FramedSocket):
         self.book()
 
     # ── what is heard ──────────────────────────────────────────────────────────────────────────
+
+    def listen(self, hear: Callable[[LogFrame], None]) -> None:
+        """Have *hear* told of each frame before its answers are given, those that have come included."""
+        for frame in self._unheard:
+            hear(frame)
+        self._unheard.clear()
+        self.hear = hear
 
     def take(self, frame: memoryview) -> None:
         said = _frames.decode(frame)

@@ -24,7 +24,7 @@ from penstock.core.metering import Sample
 from penstock.core.registry import Registry
 from penstock.engines.local.framed_socket import BEAT_SECONDS, SocketPath
 from penstock.engines.local.frames import LogFrame, Welcome
-from penstock.engines.local.worker_calls import GONE, LogCalls, Remote, connect
+from penstock.engines.local.worker_calls import GONE, Call, LogCalls, Remote, connect
 from penstock.engines.local.worker_export import WorkerExport
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.errors import PenstockError
@@ -60,20 +60,33 @@ class WorkerEngine:
             link = self._link = await connect(socket.short)
         finally:
             socket.close()
-        member = f"{self._node}:{secrets.token_hex(4)}"
+        self._member = f"{self._node}:{secrets.token_hex(4)}"
         link.on_lost = self._lost
-        welcome: Welcome = await link.call("hello", Welcome, self._node, member, not self._selective)
-        settings = self._settings
+        hello = link.call("hello", Welcome, self._node, self._member, not self._selective)
+        hello.add_done_callback(self._welcomed)
+        await hello
+        self._beat = self._background.every(BEAT_SECONDS, "link", self._show_life)
+        return self
+
+    def _welcomed(self, hello: Call) -> None:
+        """Listen from the frame on that has the welcome.
+
+        After an `await` it would be too late for that frame, and for those that came with it. Each may say who has
+        joined meanwhile, which is not said again.
+        """
+        if hello.error is not None:
+            return
+        link, settings = self._link, self._settings
+        welcome: Welcome = hello.result()
         self.log = WorkerLog(
             link, welcome, selective=self._selective, queue=settings.queue, queue_bytes=settings.queue_bytes
         )
         self.mailbox = cast("Mailbox", Remote(link, "mailbox"))
         self.registry = cast("Registry", Remote(link, "registry"))
         self.bus, self.export, self.changes = WorkerBus(link, self._node), WorkerExport(link), WorkerChanges(link)
-        self.members = WorkerMembers(link, member, welcome.members)
-        link.hear, link.on_letter = self._hear, self.bus.give
-        self._beat = self._background.every(BEAT_SECONDS, "link", self._show_life)
-        return self
+        self.members = WorkerMembers(link, self._member, welcome.members)
+        link.on_letter = self.bus.give
+        link.listen(self._hear)
 
     async def __aexit__(self, *error: object) -> None:
         if self._beat is not None:
