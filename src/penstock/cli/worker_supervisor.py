@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -49,6 +50,20 @@ class NotReady(Exception):
         self.code = code
 
 
+class RestartPace:
+    """When a process that has ended is started again: ever later, if it ends soon after it began again and again."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def pause(self, code: int, lived_seconds: float) -> float:
+        """Seconds to wait after one that ended with *code*."""
+        self._failures = self._failures + 1 if lived_seconds < STEADY_SECONDS else 0
+        if not self._failures or (self._failures == 1 and code == _KILLED):
+            return 0.0  # killed once: by a person, or for what its own life had brought about
+        return RETRY.delay(self._failures, 1)
+
+
 class Child:
     """One process of this machine."""
 
@@ -69,11 +84,18 @@ class Child:
             start_new_session=True,  # a terminal's Ctrl-C is for us alone: the log must outlive its workers
         )  # fmt: skip
         child = cls(process, cast("asyncio.StreamWriter", process.stdin), cast("asyncio.StreamReader", process.stdout))
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which is seen later
-            child._stdin.write(msgspec.json.encode(role))
-            await child._stdin.drain()
-            child._stdin.close()
+        try:
+            await child._tell(role)
+        except BaseException:  # cancelled: nobody else knows of it, or would end it
+            child.send(signal.SIGKILL)
+            raise
         return child
+
+    async def _tell(self, role: Role) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which is seen later
+            self._stdin.write(msgspec.json.encode(role))
+            await self._stdin.drain()
+            self._stdin.close()
 
     async def ready(self) -> str:
         """The line that it says when it is ready; `NotReady` if it ends first."""
@@ -139,7 +161,9 @@ class WorkerSupervisor:
 
     async def _live(self) -> int:
         """One life of the log process, with all its workers; ends with it, or when this one is to stop."""
-        loop, keeper = asyncio.get_running_loop(), await Child.start(self._log_role)
+        loop, keeper = asyncio.get_running_loop(), await self._start(self._log_role, "log")
+        if keeper is None:
+            return 0
         ended = asyncio.ensure_future(keeper.process.wait())
         keeping: list[asyncio.Task[None]] = []
         stopping = asyncio.ensure_future(self._stop.wait())
@@ -175,10 +199,9 @@ class WorkerSupervisor:
 
     async def _keep_worker(self, number: int, ready: asyncio.Future[str]) -> None:
         """Start the worker of that number, again and again."""
-        failures = 0
-        while not self._stop.is_set():
-            began = time.monotonic()
-            worker = self._workers[number] = await Child.start(self._role_of(number))
+        pace = RestartPace()
+        while (worker := await self._start(self._role_of(number), f"worker-{number}")) is not None:
+            self._workers[number], began = worker, time.monotonic()
             try:
                 line = await worker.ready()
                 log.info("worker.started", extra={"worker": number, "pid": worker.process.pid})
@@ -192,10 +215,22 @@ class WorkerSupervisor:
                     return
             if self._stop.is_set():
                 return
-            failures = 0 if time.monotonic() - began > STEADY_SECONDS or code == _KILLED else failures + 1
-            pause = RETRY.delay(failures, 1) if failures else 0.0
+            pause = pace.pause(code, time.monotonic() - began)
             log.error("worker.ended", extra={"worker": number, "code": code, "again_in": pause})
             await self._pause(pause)
+
+    async def _start(self, role: Role, name: str) -> Child | None:
+        """Start a process, however long the system has none for us; None if this one is to stop meanwhile."""
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                return await Child.start(role)
+            except (OSError, subprocess.SubprocessError) as error:  # no memory, no files, too many processes
+                failures += 1
+                pause = RETRY.delay(failures, 1)
+                log.error("process.not_started", extra={"node": name, "error": str(error), "again_in": pause})
+            await self._pause(pause)
+        return None
 
     async def _drain(self) -> None:
         log.info("server.stopping")
