@@ -25,6 +25,7 @@ from penstock.engines.local.worker_calls import Call, LogCalls
 from penstock.engines.local.worker_log import WorkerLog
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
+from penstock.engines.sqlite.log import SqliteLog
 from penstock.errors import EngineGone
 from penstock.limits import ENTRY_BYTES
 from penstock.settings import LogSettings
@@ -620,6 +621,72 @@ async def test_a_call_that_is_given_up_before_it_begins_leaves_nothing_behind(tm
                 await wait_until_async(lambda: not worker._link._calls_open, within=0.5)
             return
         await wait_until_async(lambda: not worker._link._calls_open)
+
+
+class DelayedPage:
+    """Reads of a log, the first of which has its page at once, and gives it when `gate` is set."""
+
+    def __init__(self, log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._read_after, self.reads, self.made, self.gate = log.read_after, 0, asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(log, "read_after", self._delayed)
+
+    async def _delayed(self, *given, **named):
+        self.reads += 1
+        page = await self._read_after(*given, **named)
+        if not self.made.is_set():
+            self.made.set()
+            await self.gate.wait()
+        return page
+
+
+def shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read joins one that is under way, as those of the hub do."""
+    read_after = WorkerLog.read_after
+    monkeypatch.setattr(
+        WorkerLog, "read_after", lambda self, patterns, after: read_after(self, patterns, after, ahead=True)
+    )
+
+
+@pytest.mark.parametrize("publisher", ["the same worker", "another"])
+@pytest.mark.parametrize("sabotage", [None, shared_by_all])
+async def test_a_read_sees_what_was_acknowledged_before_it_though_another_is_under_way(
+    tmp_path, sabotage, publisher, monkeypatch
+) -> None:
+    if sabotage:
+        sabotage(monkeypatch)
+    async with started(tmp_path, durable=True) as machine:
+        reader, other = await machine.worker("a"), await machine.worker("b")
+        await reader.log.append(one("/s", b"old"))
+        delayed = DelayedPage(machine.log.engine.log, monkeypatch)
+        # Given a page that was made, and is on its way
+        before = asyncio.create_task(reader.log.read_after(("/s",), 0))
+        await delayed.made.wait()
+        # When an event is acknowledged, and then somebody asks for the same page
+        await (reader if publisher == "the same worker" else other).log.append(one("/s", b"new"))
+        after = asyncio.create_task(reader.log.read_after(("/s",), 0))
+        await reader.registry.get("x")  # it was asked for
+        delayed.gate.set()
+
+        assert data_of((await before).entries) == [b"old"]
+        assert data_of((await after).entries) == ([b"old"] if sabotage else [b"old", b"new"])
+
+
+async def test_wires_that_come_back_together_share_a_page_and_miss_nothing(tmp_path, monkeypatch) -> None:
+    async with started(tmp_path, durable=True) as machine:
+        worker = await machine.worker("a")
+        await worker.log.append(one("/s", b"old"))
+        hub, readers = await machine.hub(worker), [Reader() for _ in range(4)]
+        delayed = DelayedPage(machine.log.engine.log, monkeypatch)
+        for reader in readers[:3]:
+            hub.start(reader, ("/s",), after=0)
+        await delayed.made.wait()
+        await worker.log.append(one("/s", b"new"))
+        hub.start(readers[3], ("/s",), after=0)
+        await worker.registry.get("x")
+        assert delayed.reads == 1
+        delayed.gate.set()
+
+        await wait_until_async(lambda: all(reader.got == [b"old", b"new"] for reader in readers))
 
 
 def promises_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from penstock.limits import ENTRY_BYTES, PAGE_BYTES, PAGE_ENTRIES
 from penstock.values import Appended, Batch, Draft, Kind, Page
 
 _DATA: Final = Kind.DATA
+_READ: Final = "log.read_after"
 
 
 class WorkerLog(Remote):
@@ -124,12 +125,18 @@ class WorkerLog(Remote):
         self, patterns: Sequence[str], after: int, *, limit: int = PAGE_ENTRIES, limit_bytes: int = PAGE_BYTES,
         meta: bool = False, ahead: bool = False,
     ) -> Page:  # fmt: skip
-        """Wires that come back together mostly ask for the same page: it is read once."""
+        """Wires that come back together mostly ask for the same page: it is read once.
+
+        That is for those alone who go on from where it ends. Whoever wants one page is to find in it all that was
+        acknowledged before he asked, also by other workers; one that is under way may have been made earlier.
+        """
         named = {"limit": limit, "limit_bytes": limit_bytes, "meta": meta, "ahead": ahead}
+        if not ahead:
+            return cast("Page", await self._link.wait_for(self._link.contract(_READ, (patterns, after), named)))
         asked = (tuple(patterns), after, *named.values())
         reading = self._reading.get(asked)
         if reading is None:
-            reading = self._reading[asked] = self._link.contract("log.read_after", (patterns, after), named)
+            reading = self._reading[asked] = self._link.contract(_READ, (patterns, after), named)
             reading.add_done_callback(partial(self._read, asked))
         self._waiting[reading] += 1
         try:
