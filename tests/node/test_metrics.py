@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from penstock.core.metering import Sample
+from penstock.node.metrics import of_machine
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import Tail, ask, publish
 
@@ -40,3 +42,17 @@ def test_a_sample_says_that_it_is_one(server: RunningServer) -> None:
 
     assert re.search(r"^# HELP penstock_publish_seconds .*one in 16", page, re.MULTILINE)
     assert re.search(r"^# HELP penstock_delivery_seconds .*a sample", page, re.MULTILINE)
+
+
+def test_what_fails_in_the_log_process_is_added_to_what_fails_in_workers() -> None:
+    def samples(appended: int, failed: int, rounds: int, failing: int) -> list[Sample]:
+        return [
+            ("counter", "appended", "", appended, {}),
+            ("counter", "followers_failed", "", failed, {}),
+            ("counter", "background_failures", "", rounds, {"loop": "a"}),
+            ("gauge", "background_failing", "", failing, {"loop": "a"}),
+        ]
+
+    shown = of_machine([*samples(5, 1, 2, 0), *samples(5, 2, 3, 1)], samples(7, 4, 1, 1))
+
+    assert [sample[3] for sample in shown] == [1 + 2 + 4, 2 + 3 + 1, 1, 7]  # entries are counted by the log process

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from penstock.core.clock import Clock, WallClock
@@ -37,6 +38,9 @@ class Failing:
     error: str
 
 
+_name_of: Final = attrgetter("loop")
+
+
 class Background:
     """Starts loops and knows how they go. Whoever starts one stops it."""
 
@@ -44,6 +48,7 @@ class Background:
         self._clock = clock or WallClock()
         self._failing: dict[str, Failing] = {}
         self.failures: Counter[str] = Counter()  # rounds that failed, by loop; a loop that never failed has a 0
+        self.failing_in_log_process: Sequence[Failing] = ()  # as a worker of it has heard
 
     def every(
         self, seconds: float, name: str, work: Work, *, wake: asyncio.Event | None = None, at_once: bool = False
@@ -57,8 +62,8 @@ class Background:
 
     @property
     def failing(self) -> list[Failing]:
-        """Loops whose last round failed, by name."""
-        return [self._failing[name] for name in sorted(self._failing)]
+        """Loops whose last round failed, by name, those of the log process included."""
+        return sorted([*self._failing.values(), *self.failing_in_log_process], key=_name_of)
 
     def samples(self) -> Iterator[Sample]:
         """What `/metrics` shows of them."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from penstock.core.metering import Sample
 from penstock.values import Entry
 
 log = logging.getLogger("penstock.followers")
 
 Follower = Callable[[Sequence[Entry]], None]
+
+
+def followers_failed(followers: Followers) -> Sample:
+    """What `/metrics` shows of them."""
+    return "counter", "followers_failed", "Times that a part of the server failed at new entries.", followers.failed, {}
 
 
 class Followers:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.api.context import Context
 from penstock.api.describing import operation
+from penstock.core.followers import followers_failed
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger
 from penstock.core.metering import Histogram, Sample, process_samples
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 GREATEST = frozenset({"lag", "log_id", "log_trimmed_id", "log_queue", "log_trouble", "log_bytes", "background_failing"})
 LEAST = frozenset({"disk_days_left"})
 """What all processes of a machine say of the same thing, or of the worst. All else is added up."""
+OF_EACH = frozenset({"followers_failed"})
+"""What the process that keeps the log counts for itself alone, as each worker does."""
 
 
 class Counted(msgspec.Struct):
@@ -86,9 +89,14 @@ class Metrics:
             return counted[0]
         workers: Sample = ("gauge", "workers", "Workers that answer.", len(counted), {})
         of_keeper = list(await self._keeper())
-        known = {name for _, name, _, _, labels in of_keeper if not labels}
-        samples = merged(sample for one in counted for sample in one.samples if sample[1] not in known)
-        return Counted([*samples, *of_keeper, workers], _summed([one.histograms for one in counted]))
+        samples = of_machine([sample for one in counted for sample in one.samples], of_keeper)
+        return Counted([*samples, workers], _summed([one.histograms for one in counted]))
+
+
+def of_machine(of_workers: Iterable[Sample], of_keeper: Sequence[Sample]) -> list[Sample]:
+    """The samples of all processes. What the one that keeps the log knows better is left out of the workers'."""
+    better = {name for _, name, _, _, labels in of_keeper if not labels} - OF_EACH
+    return merged([*(sample for sample in of_workers if sample[1] not in better), *of_keeper])
 
 
 def merged(samples: Iterable[Sample]) -> list[Sample]:
@@ -174,8 +182,7 @@ def samples(
     yield "counter", "trimmed", "Entries that log.keep dropped.", house.trimmed, {}
     yield "counter", "ledger_lost", "Records that the log did not take in time.", ledger.lost, {}
     yield "counter", "feeds_failed", "Live readers that were ended by a defect.", hub.failed, {}
-    failed = engine.log.followers.failed
-    yield "counter", "followers_failed", "Times that a part of the server failed at new entries.", failed, {}
+    yield followers_failed(engine.log.followers)
     yield "counter", "ledger_refused", "Records that the log refuses for good.", ledger.refused, {}
     dropped = engine.bus.dropped
     yield "counter", "bus_dropped", "Messages of other nodes that could not be taken.", dropped, {}

@@ -40,7 +40,7 @@ class LogServer:
 
     def __init__(self, engine: Storage, path: Path, background: Background | None = None) -> None:
         self.engine, self._path = engine, path
-        self._background = background or Background()
+        self.background = background or Background()
         self.interest: Interest[ServedWorker] = Interest()
         self.links: dict[ServedWorker, None] = {}  # all who have said who they are
         self.followed = engine.log.followed
@@ -65,7 +65,7 @@ class LogServer:
         )
         self._path.chmod(0o600)
         self._looked = asyncio.get_running_loop().time()
-        self._beat = self._background.every(BEAT_SECONDS, "workers", self._look_after)
+        self._beat = self.background.every(BEAT_SECONDS, "workers", self._look_after)
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -14,8 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
+from penstock.core.background import Background, Failing
 from penstock.core.change_watch import MailboxChange, RecordChange
 from penstock.core.export import ExportRange
+from penstock.core.followers import followers_failed
 from penstock.core.matching import Interest, quick_cover
 from penstock.core.metering import Sample, process_samples
 from penstock.core.names import is_exact
@@ -89,6 +91,7 @@ class WorkersHome(Protocol):
     """What a worker's link needs of the server that it belongs to (`engines/local/log_process.py`)."""
 
     engine: Storage
+    background: Background
     interest: Interest[ServedWorker]
     links: dict[ServedWorker, None]
     newest: NewestIds
@@ -433,8 +436,14 @@ class ServedWorker(FramedSocket):
             ("gauge", "log_queue", "Batches that wait for the writer.", self._engine.queued, {}),
             ("gauge", "workers_connected", "Workers that the log process knows.", len(server.links), {}),
             ("counter", "workers_cut", "Workers that were ended: silent, or too slow.", server.cut, {}),
+            followers_failed(self._engine.log.followers),
+            *server.background.samples(),
             *process_samples("log"),
         ]
+
+    async def failing(self) -> list[Failing]:
+        """The background loops of the log process whose last round failed."""
+        return self._server.background.failing
 
     async def backup(self, directory: str) -> object:
         return await self._engine.backup(Path(directory))
@@ -496,6 +505,7 @@ OTHER_CALLS: Final[dict[str, tuple[Any, Callable[..., Awaitable[object]]]]] = {
     "look": (tuple[tuple[str, ...]], ServedWorker.look),
     "backup": (tuple[str], ServedWorker.backup),
     "counts": (tuple[()], ServedWorker.counts),
+    "failing": (tuple[()], ServedWorker.failing),
     "find_readers": (tuple[tuple[str, ...]], ServedWorker.find_readers),
     "blocks": (tuple[int, int, int], ServedWorker.blocks),
     "export_open": (tuple[int, ExportRange], ServedWorker.export_open),

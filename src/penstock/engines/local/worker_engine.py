@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
-from penstock.core.background import Background, Loop
+from penstock.core.background import Background, Failing, Loop
 from penstock.core.bus import Receivers
 from penstock.core.change_watch import MailboxChange, RecordChange
 from penstock.core.mailbox import Mailbox
@@ -52,6 +52,7 @@ class WorkerEngine:
         self._on_lost = on_lost
         self._background = background or Background()
         self._beat: Loop | None = None
+        self._asked: Call | None = None
         self.trouble = ""
 
     async def __aenter__(self) -> Self:
@@ -124,7 +125,16 @@ class WorkerEngine:
             self.members.hear(frame.members)
 
     async def _show_life(self) -> None:
-        self._link.book()
+        """Say something, and ask what fails in the log process: the loop that tells by itself may be what does."""
+        if self._asked is None or self._asked.done():
+            self._asked = self._link.call("failing", list[Failing])
+            self._asked.add_done_callback(self._hear_failing)
+        else:
+            self._link.book()
+
+    def _hear_failing(self, asked: Call) -> None:
+        if asked.error is None:
+            self._background.failing_in_log_process = asked.result()
 
     def _lost(self) -> None:
         self.trouble = GONE
