@@ -23,5 +23,6 @@ def test_a_device_of_a_killed_node_confirms_at_another(nodes: list[RunningServer
     with Wire(second, uid=uid, hid="phone", o=ids[1]).opened() as wire:
         assert wire.line()["id"] == ids[2]
         wait_until(lambda: verdicts(third, ids, f"{uid}/phone") == ["acked", "acked", "sent"])
-        assert verdicts(third, other, f"{uid}/phone") == ["no_record"]
+        # while the killed node still counts as one that lives, nobody knows what it may have recorded
+        wait_until(lambda: verdicts(third, other, f"{uid}/phone") == ["no_record"])
     first.restart()

@@ -23,6 +23,23 @@ Answerer = Callable[[bytes], Awaitable[bytes]]
 _Told = TypeVar("_Told")
 
 
+class NodeSilent(PenstockError):
+    """Another process or node of this server did not answer in time, so nobody knows what it has."""
+
+    code = "node_silent"
+    status = 503
+    retry_after = 1
+    remedy = "Try again; one that stays silent is given up within seconds, and what it had is known then."
+
+    def __init__(self, count: int = 1) -> None:
+        super().__init__(words_of_silence(count))
+
+
+def words_of_silence(count: int) -> str:
+    """Says that so many did not answer."""
+    return f"{'one' if count == 1 else count} of the server's processes did not answer"
+
+
 class _Letter(msgspec.Struct, array_like=True):
     """A question, or the answer with the same number."""
 

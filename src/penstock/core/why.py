@@ -21,6 +21,7 @@ from penstock.core.hub import Hub
 from penstock.core.ledger import STREAM, Ledger, LedgerEvent, decode
 from penstock.core.log import Log
 from penstock.core.matching import matches
+from penstock.core.node_calls import NodeSilent, words_of_silence
 from penstock.errors import NotFound, PenstockError, Trimmed
 from penstock.values import Entry, Kind
 from penstock.wire.eventhorizon import timestamp
@@ -57,7 +58,7 @@ class WhyAnswer(msgspec.Struct):
     entry: int | str  # an entry's id, or an item's message id
     stream: str
     recipient: str
-    verdict: str  # a state of the ledger, or "waiting", "not_subscribed", "no_record"
+    verdict: str  # a state of the ledger, or "waiting", "not_subscribed", "no_record", "unknown"
     words: str
     events: list[LedgerEvent]
 
@@ -97,7 +98,7 @@ class Why:
         entry = await self._log.entry(id)
         if entry is None:
             raise self.missing(id)
-        events = await self._of_entry(entry, recipient)
+        events, silent = await self._of_entry(entry, recipient)
         story = [f"accepted and stored at {timestamp(entry.published_ms)} in {entry.stream} as id {entry.id}"]
         if entry.id <= self._log.trimmed_upto:
             story.append("it has moved from the log to the lake")
@@ -107,10 +108,14 @@ class Why:
         if events:
             found, reason = _verdict(events), ""
         else:
-            found, reason = _without_record(await all_consumers(self._hub, self._other_workers), entry, recipient)
+            consumers = await all_consumers(self._hub, self._other_workers, recipient)
+            found, reason = _without_record(consumers.told, entry, recipient)
+            silent = max(silent, consumers.silent)
         if found == "no_record" and position is not None:
             event = "it" if position.last == id else f"a later event, id {position.last},"
             reason = f"{recipient} confirmed {event} at {timestamp(position.ms)}; no record of the sending"
+        if silent:
+            found, reason = _with_silence(found, reason, bool(events), silent)
         return _answer(id, entry.stream, recipient, found, story, events, reason)
 
     def missing(self, id: int) -> PenstockError:
@@ -123,34 +128,43 @@ class Why:
 
     async def item(self, key: str, recipient: str) -> WhyAnswer:
         """What became of an item of a mailbox, by its message id. `NotFound` if nothing was ever recorded of it."""
-        events = await self._of_item(key, recipient)
+        events, silent = await self._of_item(key, recipient)
+        if not events and silent:
+            raise NodeSilent(silent)
         if not events:
             raise NotFound(
                 "record of message", key, remedy="Give the id of an entry or of a message, and its recipient."
             )
-        return _answer(key, "", recipient, _verdict(events), [], events, "")
+        found, reason = _verdict(events), ""
+        if silent:
+            found, reason = _with_silence(found, reason, True, silent)
+        return _answer(key, "", recipient, found, [], events, reason)
 
-    async def _of_entry(self, entry: Entry, recipient: str) -> list[LedgerEvent]:
-        after = max(entry.id, await self.flushed())  # only batches after an entry can speak of it
+    async def _of_entry(self, entry: Entry, recipient: str) -> tuple[list[LedgerEvent], int]:
+        upto, silent = await self.flushed()
+        after = max(entry.id, upto)  # only batches after an entry can speak of it
         found = await self.folded.of_entry(entry.stream, entry.id, recipient) if self.folded else []
         async for span, body in self.batches(after):
             if span.min <= entry.id <= span.max:
                 found += [event for event in events_in(body) if _is_about(event, entry, recipient)]
-        return sorted(found, key=_ms)
+        return sorted(found, key=_ms), silent
 
-    async def _of_item(self, key: str, recipient: str) -> list[LedgerEvent]:
-        after = await self.flushed()
+    async def _of_item(self, key: str, recipient: str) -> tuple[list[LedgerEvent], int]:
+        after, silent = await self.flushed()
         found = await self.folded.of_item(key, recipient) if self.folded else []
         async for span, body in self.batches(after):
             if span.items:
                 found += [event for event in events_in(body) if (event.key, event.recipient) == (key, recipient)]
-        return sorted(found, key=_ms)
+        return sorted(found, key=_ms), silent
 
-    async def flushed(self) -> int:
-        """Have everything recorded; return the id up to which it need not be read from the log."""
-        await asyncio.gather(self._ledger.flush(), self._other_workers.ask(FLUSH, bool))
+    async def flushed(self) -> tuple[int, int]:
+        """Have everything recorded; return the id up to which it need not be read from the log.
+
+        And how many other workers or nodes did not say that they have recorded what they know.
+        """
+        _, others = await asyncio.gather(self._ledger.flush(), self._other_workers.ask(FLUSH, bool))
         # Asked before the table is read: what is folded in between is then read twice rather than never.
-        return await self.folded.folded_upto() if self.folded else self._log.trimmed_upto
+        return await self.folded.folded_upto() if self.folded else self._log.trimmed_upto, others.silent
 
     async def batches(self, after: int) -> AsyncIterator[tuple[BatchSpan, bytes]]:
         """The ledger's batches after an id, each with what it speaks of."""
@@ -200,6 +214,14 @@ def _without_record(consumers: Sequence[Consumer], entry: Entry, recipient: str)
                 return "waiting", f"{recipient} is connected, and {entry.id - feed.position} ids behind it"
             return "no_record", f"{recipient} began to read after it"
     return "not_subscribed", f"{recipient} is connected, but not subscribed to {entry.stream}"
+
+
+def _with_silence(found: str, reason: str, recorded: bool, silent: int) -> tuple[str, str]:
+    """What can be said while *silent* processes may have records or readers that nobody else knows of."""
+    silence = words_of_silence(silent)
+    if recorded or found == "waiting":  # that much is true, whatever they have
+        return found, f"{reason}; {silence}, and may know more" if reason else f"{silence}, and may know more"
+    return "unknown", f"whether it was sent is not known: {silence}"
 
 
 def _verdict(events: list[LedgerEvent]) -> str:

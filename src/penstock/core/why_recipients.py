@@ -17,6 +17,7 @@ import msgspec
 from penstock.core.hub import Hub
 from penstock.core.ledger import LedgerEvent, LedgerRow, decode_rows
 from penstock.core.log import Log
+from penstock.core.node_calls import NodeSilent
 from penstock.core.why import Why
 from penstock.errors import NotFound
 from penstock.limits import WAY_LEDGER_BYTES, WAY_RECIPIENTS
@@ -89,7 +90,7 @@ class WayAnswer(msgspec.Struct):
     accepted_ms: int | None  # when it was accepted and stored; None for a message
     kind: str  # data, expired, erased …; "message" for a message
     cold: bool  # it has moved from the log to the lake
-    complete: bool  # False: there was more in the ledger than one answer reads
+    complete: bool  # False: the ledger has more than one answer reads, or one of the server's processes was silent
     states: dict[str, int]  # of all recipients, in the order of the list
     doors: dict[str, int]
     total: int
@@ -166,11 +167,12 @@ class Way:
         entry = await self._log.entry(id)
         if entry is None:
             raise self._why.missing(id)
-        fanout, after = _Fanout(entry, ""), max(id, await self._why.flushed())
+        upto, silent = await self._why.flushed()
+        fanout, after = _Fanout(entry, ""), max(id, upto)
         if self._why.folded is not None:
             for event in await self._why.folded.of_entry(entry.stream, id, None):
                 fanout.add_event(event)
-        complete = await self._read(fanout, after, id)
+        complete = await self._read(fanout, after, id) and not silent
         for feed in self._hub.readers(entry.stream):
             name = (feed.who.door, feed.who.name)
             if feed.lag and feed.position < id and not feed.away and name not in fanout.records:
@@ -183,11 +185,14 @@ class Way:
 
     async def message(self, key: str, wanted: WayFilter) -> WayAnswer:
         """The way of a message of mailboxes, by its message id. `NotFound` if nothing was ever recorded of it."""
-        fanout, after = _Fanout(None, key), await self._why.flushed()
+        fanout = _Fanout(None, key)
+        after, silent = await self._why.flushed()
         if self._why.folded is not None:
             for event in await self._why.folded.of_item(key, None):
                 fanout.add_event(event)
-        complete = await self._read(fanout, after, None)
+        complete = await self._read(fanout, after, None) and not silent
+        if not fanout.records and silent:
+            raise NodeSilent(silent)
         if not fanout.records:
             raise NotFound("record of message", key, remedy="Give the id of an entry or of a message.")
         answer = WayAnswer(key, "", None, "message", False, complete, {}, {}, 0, 0, [])

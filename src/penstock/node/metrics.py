@@ -84,9 +84,10 @@ class Metrics:
 
     async def _everybodys(self) -> Counted:
         """What all processes of this machine have counted, as if they were one."""
-        counted = [await self._counted(), *await self._context.other_workers.ask("metrics", Counted)]
         if self._keeper is None:
-            return counted[0]
+            return await self._counted()
+        others = await self._context.other_workers.ask("metrics", Counted)
+        counted = [await self._counted(), *others.told]
         workers: Sample = ("gauge", "workers", "Workers that answer.", len(counted), {})
         of_keeper = list(await self._keeper())
         samples = of_machine([sample for one in counted for sample in one.samples], of_keeper)

@@ -124,13 +124,14 @@ class Node:
         self._start_housekeeping(clock, trimming)
         self._authenticator = open_authenticator(self._data, settings.auth)
         change_poller = ChangePoller(engine.changes, self._background)
+        members = await self._membership()
         context = Context(
             source, engine.mailbox, engine.registry, engine.bus, self._hub, self._ledger, self._authenticator, clock,
             wheel := Wheel(asyncio.get_running_loop(), self._background),
             settings.server.body_limit,
             caps := make_caps(settings.server),
-            await self._membership(),
-            self._background, change_poller, self._other_workers(),
+            members,
+            self._background, change_poller, self._other_workers(members),
         )  # fmt: skip
         self._stats = StatsApi(context)
         routes = self._routes(context, trimming, lake)
@@ -188,15 +189,16 @@ class Node:
         if members is None or members.living()[0] == members.me:
             await self._housekeeping.round()
 
-    def _other_workers(self) -> OtherWorkers:
-        """The other workers of this machine; nobody, if there are none."""
+    def _other_workers(self, members: Membership) -> OtherWorkers:
+        """The other workers of this machine, or nodes of this cluster; nobody, if there are none."""
         engine = self._engine
         other_workers = OtherWorkers()
-        if isinstance(engine, KnowsMembers):
-            other_workers = OtherWorkers(engine.bus, engine.members, engine.find_readers)
+        if not members.alone:
+            find_readers = engine.find_readers if isinstance(engine, KnowsMembers) else None
+            other_workers = OtherWorkers(engine.bus, members, find_readers)
 
-        async def consumers(_: bytes) -> list[Consumer]:
-            return consumers_of(self._hub)
+        async def consumers(recipient: bytes) -> list[Consumer]:
+            return consumers_of(self._hub, recipient.decode())
 
         async def flush(_: bytes) -> bool:
             await self._ledger.flush()

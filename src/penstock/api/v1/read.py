@@ -245,14 +245,18 @@ class ReadApi:
 
     @operation(
         "List those who read now, with their lag.",
-        answers={200: an_object(consumers=a_list(Consumer), upto=INTEGER)},
+        answers={200: an_object(consumers=a_list(Consumer), upto=INTEGER, silent=INTEGER)},
     )
     async def consumers(self, request: Request) -> Response:
-        """Everybody who is reading now, with the ids between them and the end of the log."""
+        """Everybody who is reading now, with the ids between them and the end of the log.
+
+        *silent* workers did not answer, so their readers are missing.
+        """
         self._context.caller(request).check_admin("consumers")
         only(request)
         shown = await all_consumers(self._context.hub, self._context.other_workers)
-        return Response(200, _encode({"consumers": shown, "upto": self._context.hub.position}))
+        answer = {"consumers": shown.told, "upto": self._context.hub.position, "silent": shown.silent}
+        return Response(200, _encode(answer))
 
 
 def _search(request: Request) -> str:

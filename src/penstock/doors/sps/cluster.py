@@ -24,8 +24,9 @@ import msgspec
 
 from penstock.api.auth import Caller
 from penstock.api.context import Context
+from penstock.core.all_workers import Answers
 from penstock.core.liveness import node_of
-from penstock.core.node_calls import Calls
+from penstock.core.node_calls import Calls, NodeSilent
 from penstock.core.ownership import ABSENT, RETRY_SECONDS, Ownership, RecordForm, Rule
 from penstock.doors.sps.presence_stream import Presence
 from penstock.doors.sps.requests import Topics
@@ -229,10 +230,14 @@ class RemoteWires:
         await self._calls.__aexit__(kind, error, trace)
 
     async def ask_owner(self, call: WireCall) -> bytes:
-        """What the node with the wire answers; raises what it raised."""
+        """What the node with the wire answers; raises what it raised. `NodeSilent` if it does not answer."""
         member = await self._owners.of_device(call.uid, call.hid)
-        told = await self._ask(member, call) if member else None
-        if told is None or told.status == HTTPStatus.NOT_FOUND:
+        if member is None:
+            raise offline(call.uid, call.hid)
+        told = await self._ask(member, call)
+        if told is None:
+            raise NodeSilent
+        if told.status == HTTPStatus.NOT_FOUND:
             raise offline(call.uid, call.hid)
         if told.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise TooLarge("topics", msgspec.json.decode(told.body, type=int), PATTERNS)
@@ -241,18 +246,22 @@ class RemoteWires:
         return bytes(told.body)
 
     async def ask_owners(self, call: WireCall) -> list[bytes]:
-        """The answers of the other nodes that have the user's devices, or the one named."""
+        """The answers of the other nodes that have the user's devices, or the one named. `NodeSilent` without one."""
         devices = await self._owners.of_user(call.uid)
-        return await self._ask_all({member for hid, member in devices.items() if call.hid in ("", hid)}, call)
+        answers = await self._ask_all({member for hid, member in devices.items() if call.hid in ("", hid)}, call)
+        if answers.silent:
+            raise NodeSilent(answers.silent)
+        return answers.told
 
     async def ask_everybody(self, call: WireCall) -> list[bytes]:
         """The answers of all other nodes, as far as they answer."""
-        return await self._ask_all(set(self._members.living()), call)
+        return (await self._ask_all(set(self._members.living()), call)).told
 
-    async def _ask_all(self, members: set[str], call: WireCall) -> list[bytes]:
+    async def _ask_all(self, members: set[str], call: WireCall) -> Answers[bytes]:
         others = sorted(members - {self._members.me})
         told = await asyncio.gather(*(self._ask(member, call) for member in others))
-        return [bytes(answer.body) for answer in told if answer is not None]
+        found = [bytes(answer.body) for answer in told if answer is not None]
+        return Answers(found, len(told) - len(found))
 
     async def _ask(self, member: str, call: WireCall) -> CallAnswer | None:
         call.caller = msgspec.structs.replace(call.caller, expires=0.0)  # checked here; JSON knows no infinity

@@ -136,7 +136,7 @@ class Notify:
     ) -> Response | Coroutine[None, None, Response]:
         reached = Reached(appended.last.id, address.reaches, address.name)
         delivered = self._wires.count_reached(reached)
-        if self._context.other_workers.alone:
+        if not self._context.other_workers.on_this_machine:
             return _answer(address, plain, reached.id, delivered)
         return self._response_of_all(address, plain, reached, delivered)
 
@@ -144,7 +144,7 @@ class Notify:
         """The same, with the wires of the other workers of this machine counted."""
         other_workers, about = self._context.other_workers, msgspec.msgpack.encode(reached)
         others = await other_workers.ask_readers(address.reaches, REACHED, int, about)
-        return _answer(address, plain, reached.id, here + sum(others))
+        return _answer(address, plain, reached.id, here + sum(others.told))
 
 
 async def count_for_others(wires: Wires, about: bytes) -> int:
