@@ -2,11 +2,14 @@
 
 Nothing is counted for this page alone: the parts keep plain integers, and they are read here when
 somebody asks. prometheus-client is imported then, not at start.
+
+Of several workers, counters and histograms are shown for each process, and gauges are added up. A sum of counters falls
+when one of the workers is silent or begins anew, and Prometheus then counts what is left of it as new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,16 +33,19 @@ if TYPE_CHECKING:
 
 GREATEST = frozenset({"lag", "log_id", "log_trimmed_id", "log_queue", "log_trouble", "log_bytes", "background_failing"})
 LEAST = frozenset({"disk_days_left"})
-"""What all processes of a machine say of the same thing, or of the worst. All else is added up."""
+"""What all processes of a machine say of the same thing, or of the worst. All other gauges are added up."""
 OF_EACH = frozenset({"followers_failed"})
 """What the process that keeps the log counts for itself alone, as each worker does."""
+
+HistogramSample = tuple[str, str, list[int], float, dict[str, str]]
+"""Name, what it means, counts, total, labels."""
 
 
 class Counted(msgspec.Struct):
     """What one process has counted."""
 
     samples: list[Sample]
-    histograms: dict[str, tuple[str, list[int], float]]  # meaning, counts, total
+    histograms: list[HistogramSample]
 
 
 class Metrics:
@@ -76,28 +82,39 @@ class Metrics:
 
     async def _counted(self, _: bytes = b"") -> Counted:
         """What this process has counted."""
-        histograms = {name: (meaning, one.counts, one.total) for name, (meaning, one) in self._histograms.items()}
-        samples = list(self._samples())
+        samples, labels, node = list(self._samples()), {}, self._context.bus.node
         if self._keeper is not None:
-            samples += process_samples(self._context.bus.node)
-        return Counted(samples, histograms)
+            labels = {"process": node}
+            samples = [*labelled(samples, node), *process_samples(node)]
+        histograms = self._histograms.items()
+        return Counted(samples, [(name, meaning, one.counts, one.total, labels) for name, (meaning, one) in histograms])
 
     async def _everybodys(self) -> Counted:
-        """What all processes of this machine have counted, as if they were one."""
+        """What all processes of this machine have counted."""
         if self._keeper is None:
             return await self._counted()
         others = await self._context.other_workers.ask("metrics", Counted)
         counted = [await self._counted(), *others.told]
         workers: Sample = ("gauge", "workers", "Workers that answer.", len(counted), {})
+        silent: Sample = ("gauge", "workers_silent", "Workers whose counts are missing here.", others.silent, {})
         of_keeper = list(await self._keeper())
         samples = of_machine([sample for one in counted for sample in one.samples], of_keeper)
-        return Counted([*samples, workers], _summed([one.histograms for one in counted]))
+        return Counted([*samples, workers, silent], [each for one in counted for each in one.histograms])
 
 
 def of_machine(of_workers: Iterable[Sample], of_keeper: Sequence[Sample]) -> list[Sample]:
     """The samples of all processes. What the one that keeps the log knows better is left out of the workers'."""
     better = {name for _, name, _, _, labels in of_keeper if not labels} - OF_EACH
-    return merged([*(sample for sample in of_workers if sample[1] not in better), *of_keeper])
+    counted = [sample for sample in of_workers if sample[1] not in better]
+    of_each = {sample[1] for sample in counted}
+    own = labelled((sample for sample in of_keeper if sample[1] in of_each), "log")
+    return merged([*counted, *own, *(sample for sample in of_keeper if sample[1] not in of_each)])
+
+
+def labelled(samples: Iterable[Sample], process: str) -> Iterator[Sample]:
+    """The same, with counters told apart by their process."""
+    for kind, name, meaning, value, labels in samples:
+        yield kind, name, meaning, value, {**labels, "process": process} if kind == "counter" else labels
 
 
 def merged(samples: Iterable[Sample]) -> list[Sample]:
@@ -111,17 +128,6 @@ def merged(samples: Iterable[Sample]) -> list[Sample]:
             value = max(both) if name in GREATEST else min(both) if name in LEAST else sum(both)
         found[key] = (kind, name, meaning, value, labels)
     return list(found.values())
-
-
-def _summed(
-    all_histograms: Sequence[dict[str, tuple[str, list[int], float]]],
-) -> dict[str, tuple[str, list[int], float]]:
-    summed = {}
-    for name, (meaning, _, _) in all_histograms[0].items():
-        same = [histograms[name] for histograms in all_histograms if name in histograms]
-        counts = [sum(column) for column in zip(*(one[1] for one in same), strict=True)]
-        summed[name] = (meaning, counts, sum(one[2] for one in same))
-    return summed
 
 
 class MetricsPage:
@@ -142,12 +148,14 @@ class MetricsPage:
                 family = families[name] = make(f"penstock_{name}", meaning, labels=list(labels))
             family.add_metric(list(labels.values()), value)
         yield from families.values()
-        for name, (meaning, counts, total) in self._counted.histograms.items():
+        timed: dict[str, HistogramMetricFamily] = {}
+        for name, meaning, counts, total, labels in self._counted.histograms:
+            if name not in timed:
+                timed[name] = HistogramMetricFamily(f"penstock_{name}", meaning, labels=list(labels))
             histogram = Histogram()
-            histogram.counts, histogram.total = counts, total
-            yield HistogramMetricFamily(
-                f"penstock_{name}", meaning, buckets=histogram.cumulative(), sum_value=histogram.total
-            )
+            histogram.counts = counts
+            timed[name].add_metric(list(labels.values()), histogram.cumulative(), total)
+        yield from timed.values()
 
 
 def samples(
