@@ -176,6 +176,10 @@ REDRIVES: Final = 1_000
 RECIPIENTS_SEEN: Final = 20_000
 """Recipients of one kind that one list looks at. Over it: the answer says that there are more; one is found by name."""
 
+RECIPIENTS_TOLD_BYTES: Final = 512 * 1024
+"""Bytes of recipients that a worker or node tells another one for one list: some 3,000, in one message, of which NATS
+takes 1 MiB. Over it: the first ones in the order of the list; the answer says that there are more."""
+
 LAKE_READS: Final = 256
 """Reads of the lake that run or wait at once: each holds a place in line for its two threads. Over it: 503."""
 

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.testing import RunningServer, wait_until
 from tests.api.client import Reply, Tail, ask, publish
+from tests.api.test_v1_recipients import act
 from tests.cluster.homes import new_prefix
 from tests.doors.sps_client import Wire
 
@@ -65,12 +66,15 @@ def check_silence_is_no_answer(first: RunningServer, second: RunningServer) -> N
             consumers = at_once.submit(ask, first, "GET", "/v1/consumers")
             online = at_once.submit(ask, first, "GET", "/online", uid=device.uid)
             living = at_once.submit(ask, first, "POST", "/subsist", uid=device.uid, hid="phone")
+            recipients = at_once.submit(ask, first, "GET", "/v1/recipients")
+            ended = at_once.submit(act, first, "wire", f"{device.uid}/phone", "disconnect")
         told = why.result().json
         assert told["verdict"] == "unknown"
         assert "one of the server's processes did not answer" in told["words"]
         assert everybody.result().json["complete"] is False
         assert consumers.result().json["silent"] == int(is_machine)  # of a cluster each node answers for itself
-        for reply in (item, online, living):
+        assert (recipients.result().json["complete"], recipients.result().json["silent"]) == (False, 1)
+        for reply in (item, online, living, ended):
             assert (reply.result().status, reply.result().code) == (503, "node_silent")
             assert reply.result().headers["retry-after"] == "1"
     # Then it goes on, and all is known

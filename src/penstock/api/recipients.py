@@ -84,6 +84,7 @@ class RecipientKind:
 
     kind: str
     actions: tuple[Action, ...] = ()
+    known_everywhere = True  # False: each node knows those that are connected to it, and no others
 
     def each(self) -> AsyncIterator[RecipientView]:
         """Everybody of this kind."""

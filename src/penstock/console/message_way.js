@@ -98,7 +98,7 @@ function facts(way) {
     "accepted and stored": way.accepted_ms === null ? null : moment(way.accepted_ms),
     kept: way.kind === "message" ? "in mailboxes"
       : `in the ${way.cold ? "lake" : "log"}${way.kind === "data" ? "" : `, its body is ${way.kind}`}`,
-    recipients: `${count(way.total)}${way.complete ? "" : " or more: the ledger holds more than one answer reads"}`,
+    recipients: `${count(way.total)}${way.complete ? "" : " or more: not all that was recorded could be read"}`,
     "looked at": moment(Date.now()),
   };
   return h("dl", { class: "facts card columns" },

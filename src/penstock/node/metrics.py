@@ -9,7 +9,7 @@ when one of the workers is silent or begins anew, and Prometheus then counts wha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec

@@ -4,14 +4,12 @@
     GET   /v1/recipients/waiting    what waits for one of them
     POST  /v1/recipients/act        pause, resume, retry, disconnect
 
-Wires, tails and channels are those of the node that is asked; all others are known to every node.
+Whichever worker or node is asked speaks of all (`all_recipients.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,8 +25,10 @@ from penstock.api.recipients import (
     RecipientView,
     WaitingPage,
 )
+from penstock.api.v1.all_recipients import ORDERS, AllRecipients, Kinds, RecipientQuery
 from penstock.api.v1.operator_actions import ActionLog
 from penstock.api.v1.why_recipients import checked
+from penstock.core.node_calls import NodeSilent
 from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Response
@@ -36,16 +36,14 @@ from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES, RECIPIENT_BYTES, RECIPIENTS_SEEN, WAY_PAGE
 
 KINDS: Final = ("wire", "tail", "session", "agent", "pusher", "binding", "channel", "consumer")
-SORTS: Final = ("name", "lag", "since")
-AT_ONCE: Final = 1_000
-"""Recipients that are looked at before the loop may do something else: some milliseconds."""
+SORTS: Final = tuple(ORDERS)
 
-Kinds = Callable[[], Sequence[RecipientKind]]
 _COUNTS: Final = {"type": "object", "additionalProperties": INTEGER}
 _LIST: Final = an_object(
     recipients=a_list(RecipientView), kinds=_COUNTS, states=_COUNTS, total=INTEGER, found=INTEGER, complete=BOOLEAN,
-    upto=INTEGER, ms=INTEGER,
+    silent=INTEGER, upto=INTEGER, ms=INTEGER,
 )  # fmt: skip
+_ACTED: Final = an_object(action=INTEGER, recipient={"anyOf": [RecipientView, {"type": "null"}]}, silent=INTEGER)
 _KIND: Final = {"type": "string", "enum": list(KINDS)}
 _encode = msgspec.json.Encoder().encode
 
@@ -63,6 +61,7 @@ class RecipientsApi:
 
     def __init__(self, context: Context, kinds: Kinds, actions: ActionLog) -> None:
         self._context, self._kinds, self._actions = context, kinds, actions
+        self._all = AllRecipients(context, kinds)
 
     def routes(self) -> list[Route]:
         """Its part of the table."""
@@ -93,39 +92,25 @@ class RecipientsApi:
         sort = _chosen(request, "sort", SORTS) or "name"
         begin = integer(request, "from", 0, most=RECIPIENTS_SEEN * len(KINDS))
         limit = integer(request, "limit", 100, least=1, most=WAY_PAGE)
-        views, complete = await self._views(_chosen(request, "kind", KINDS))
-        found = [view for view in views if state in ("", view.state) and (not words or _has(view, words))]
-        found.sort(key=_ORDERS[sort])
+        query = RecipientQuery(_chosen(request, "kind", KINDS), state, words, sort, begin + limit)
+        found = await self._all.look(query)
         shown: dict[str, Any] = {
-            "recipients": [await self._complete(view) for view in found[begin : begin + limit]],
-            "kinds": Counter(view.kind for view in views),
-            "states": Counter(view.state for view in views),
-            "total": len(views),
-            "found": len(found),
-            "complete": complete,
+            "recipients": [await self._complete(view) for view in found.rows[begin:]],
+            "kinds": found.kinds,
+            "states": found.states,
+            "total": found.total,
+            "found": found.found,
+            "complete": found.complete,
+            "silent": found.silent,
             "upto": self._context.hub.position,
             "ms": self._context.clock.now_ms(),
         }
         return Response(200, _encode(shown))
 
-    async def _views(self, kind: str) -> tuple[list[RecipientView], bool]:
-        views: list[RecipientView] = []
-        complete = True
-        for one in self._kinds():
-            if kind in ("", one.kind):
-                seen = 0
-                async for view in one.each():
-                    views.append(view)
-                    seen += 1
-                    if seen == RECIPIENTS_SEEN:
-                        complete = False
-                        break
-                    if seen % AT_ONCE == 0:
-                        await asyncio.sleep(0)
-        return views, complete
-
     async def _complete(self, view: RecipientView) -> RecipientView:
-        return await self._kind(view.kind).complete(view)
+        """A view of another node may be of a kind whose door is not open here."""
+        kind = next((one for one in self._kinds() if one.kind == view.kind), None)
+        return await kind.complete(view) if kind is not None else view
 
     @operation(
         "What waits for one recipient, the oldest first.",
@@ -142,28 +127,38 @@ class RecipientsApi:
         self._context.caller(request).check_admin("recipients")
         only(request, "kind", "name", "limit")
         kind = self._kind(_chosen(request, "kind", KINDS))
-        view = await self._find(kind, checked(request, "name", RECIPIENT_BYTES))
+        name = checked(request, "name", RECIPIENT_BYTES)
+        view = _found(kind, name, *await self._all.find(kind, name))
         page = await kind.waiting(view, integer(request, "limit", 100, least=1, most=500))
         return Response(200, _encode({"recipient": view, "waiting": page}))
 
     @operation(
         "Pause, resume, retry or disconnect one recipient. What was done is an entry of /_actions.",
         body=ActRequest,
-        answers={200: an_object(action=INTEGER, recipient={"anyOf": [RecipientView, {"type": "null"}]})},
+        answers={
+            200: an_object(action=INTEGER, recipient={"anyOf": [RecipientView, {"type": "null"}]}, silent=INTEGER)
+        },
         errors=(404, 409, 507),
     )
     async def act(self, request: Request) -> Response:
-        """Do one thing about one recipient; 409 where that makes no sense for its kind, or as it is now."""
+        """Do one thing about one recipient; 409 where that makes no sense for its kind, or as it is now.
+
+        *silent* workers or nodes did not answer: a tail may have connections there that still are as they were.
+        """
         caller = self._context.caller(request)
         caller.check_admin("recipients")
         only(request)
         asked = decoded(request.body, ActRequest)
         kind = self._kind(asked.kind)
-        view = await self._find(kind, asked.name)
+        view, silent = await self._all.find(kind, asked.name)
+        view = _found(kind, asked.name, view, silent)
+        if silent and asked.action in kind.actions and asked.action not in view.actions:
+            raise NodeSilent(silent)  # which may be able to do it
         _check(kind, view, asked.action)
         async with self._actions.noted(request, caller, asked.action, kind=view.kind, recipient=view.name) as id:
-            await kind.act(view, asked.action)
-        return Response(200, _encode({"action": id, "recipient": await kind.find(view.name)}))
+            silent = await self._all.act(kind, asked.name, asked.action)
+        view_now, still_silent = await self._all.find(kind, asked.name)
+        return Response(200, _encode({"action": id, "recipient": view_now, "silent": max(silent, still_silent)}))
 
     def _kind(self, name: str) -> RecipientKind:
         for kind in self._kinds():
@@ -171,11 +166,14 @@ class RecipientsApi:
                 return kind
         raise NotFound("kind of recipient", name, remedy=f"Known are {', '.join(KINDS)}, where their doors are open.")
 
-    async def _find(self, kind: RecipientKind, name: str) -> RecipientView:
-        view = await kind.find(name)
-        if view is None:
-            raise NotFound(kind.kind, name[:RECIPIENT_BYTES], remedy="GET /v1/recipients lists them.")
-        return view
+
+def _found(kind: RecipientKind, name: str, view: RecipientView | None, silent: int) -> RecipientView:
+    """It, or why there is none."""
+    if view is None and silent:
+        raise NodeSilent(silent)
+    if view is None:
+        raise NotFound(kind.kind, name[:RECIPIENT_BYTES], remedy="GET /v1/recipients lists them.")
+    return view
 
 
 def _check(kind: RecipientKind, view: RecipientView, action: Action) -> None:
@@ -189,25 +187,6 @@ def _check(kind: RecipientKind, view: RecipientView, action: Action) -> None:
         raise ActionImpossible(
             f"{view.kind} {view.name} is {view.state}{where}: {action} does nothing", f"What can be done now: {known}."
         )
-
-
-def _has(view: RecipientView, words: str) -> bool:
-    return any(words in text.casefold() for text in (view.name, view.error, *view.streams))
-
-
-def _by_lag(view: RecipientView) -> tuple[int, str, str]:
-    return -(view.lag if view.lag is not None else -1), view.kind, view.name
-
-
-def _by_name(view: RecipientView) -> tuple[str, str]:
-    return view.kind, view.name
-
-
-def _by_time(view: RecipientView) -> tuple[int, str]:
-    return -(view.since_ms or 0), view.name
-
-
-_ORDERS: Final[dict[str, Callable[[RecipientView], Any]]] = {"name": _by_name, "lag": _by_lag, "since": _by_time}
 
 
 def _chosen(request: Request, name: str, known: Sequence[str]) -> str:

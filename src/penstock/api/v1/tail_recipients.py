@@ -20,6 +20,7 @@ class TailRecipients(RecipientKind):
     """The readers of `/v1/tail` on this node, one for each name, as in the ledger."""
 
     kind, actions = "tail", DISCONNECT
+    known_everywhere = False
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -19,8 +19,8 @@ from penstock.api.context import Context, decoded, integer, only
 from penstock.api.describing import LARGEST, number, operation, shown_as, text
 from penstock.api.describing import limit as limit_parameter
 from penstock.api.recipients import Redriven
+from penstock.api.v1.all_recipients import Kinds
 from penstock.api.v1.operator_actions import ActionLog
-from penstock.api.v1.recipients import Kinds
 from penstock.api.v1.why_recipients import checked
 from penstock.core.trouble import Trouble, TroubleFilter, TroubleIndex, by_recipient
 from penstock.errors import InputInvalid

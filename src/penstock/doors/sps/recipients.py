@@ -14,6 +14,7 @@ class WireRecipients(RecipientKind):
     """The wires that are open on this node."""
 
     kind, actions = "wire", DISCONNECT
+    known_everywhere = False
 
     def __init__(self, context: Context, wires: Wires) -> None:
         self._context, self._wires = context, wires

@@ -16,6 +16,7 @@ class ChannelRecipients(RecipientKind):
     """The channels that are open on this node."""
 
     kind, actions = "channel", DISCONNECT
+    known_everywhere = False
 
     def __init__(self, context: Context, channels: Channels) -> None:
         self._context, self._channels = context, channels
