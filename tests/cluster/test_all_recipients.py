@@ -32,6 +32,7 @@ def test_every_node_lists_the_connections_of_all(nodes: Nodes) -> None:
         stack.enter_context(Tail(nodes[0], "/x", consumer=f"innocent-of-{name}"))
         channel = trickle_client.made(nodes[2], name)
         for node in nodes:
+            wait_until(lambda node=node: listed(node, search=name)["found"] == 7)  # it knows of the others by then
             shown = listed(node, search=name, sort="name", limit=100)
             rows = [(view["kind"], view["name"], view["connections"]) for view in shown["recipients"]]
             assert sorted(rows) == [
@@ -49,7 +50,7 @@ def test_every_node_lists_the_connections_of_all(nodes: Nodes) -> None:
             assert [_place(view) for page in pages for view in page] == [_place(view) for view in shown["recipients"]]
             assert listed(node, kind="wire", search=name)["found"] == 3
             for wire in wires:
-                assert state(node, "wire", f"{wire.uid}/{name}") == "live"
+                wait_until(lambda node=node, wire=wire: state(node, "wire", f"{wire.uid}/{name}") == "live")
                 assert waiting(node, "wire", f"{wire.uid}/{name}")["items"] == []
 
 
@@ -84,7 +85,7 @@ def test_whoever_is_connected_to_another_node_is_disconnected_and_nobody_else(no
         # And nobody else is
         publish(third, f"/{name}", b"still here")
         assert innocent.line()["data"] == "still here"
-        assert state(first, "wire", f"{wire.uid}/tv") == "live"
+        wait_until(lambda: state(first, "wire", f"{wire.uid}/tv") == "live")
         assert other.uid == wire.uid
 
 
