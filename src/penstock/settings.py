@@ -231,13 +231,14 @@ class WebPushSettings:
     )  # fmt: skip
     msg_limit: int = setting(
         150,
-        "Stored messages that a user agent may come back to; with more it is dropped and subscribes anew. What is "
-        "stored while it is connected does not count. 0: no limit.",
+        "Stored messages of one subscription that a user agent may come back to. The rest of them is dropped; if it "
+        "has no other subscription, the user agent is, and subscribes anew. What is stored while it is connected does "
+        "not count. 0: no limit.",
     )
     stored_most: int = setting(
         500,
-        "Messages that are stored for one user agent: whoever knows an endpoint can send, and a user agent that comes "
-        "back to more than msg_limit is dropped anyway. Over it: 507 with Retry-After, nothing is taken.",
+        "Messages that are stored for one user agent: whoever knows an endpoint can send. Over it: 507 with "
+        "Retry-After, nothing is taken.",
         least=1, most=100_000,
     )  # fmt: skip
     stored_bytes: int = setting(

@@ -1,8 +1,9 @@
-"""Many sessions at once, of one user agent or of one who has a lot to say: nobody waits for ever or is kept out."""
+"""Many sessions at once, or one who has a lot to say to a user agent: nobody waits for ever or is kept out."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from penstock.testing import wait_until_async
 from tests.doors.webpush_place import Agent, NodePlace, Stop, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
+OTHER = "5f0d2c0e-6f3a-4d0b-9c39-1f6f8f2b7a11"
+MSG_LIMIT = 4
 
 
 @pytest.fixture
@@ -116,3 +119,53 @@ async def test_commands_that_wait_are_bounded_in_bytes_too(tmp_path: Path, make:
 
         assert await agent.closed() == 1008
         stop.go_on()
+
+
+async def test_one_site_does_not_cost_a_user_agent_the_subscriptions_of_others(
+    tmp_path: Path, make: type[Agents]
+) -> None:
+    async with place(tmp_path, make=make, msg_limit=MSG_LIMIT) as made:
+        # Given a user agent that is away, and a site that sends more to its endpoint than one may come back to
+        node, away = made.nodes[0], await made.nodes[0].agent()
+        loud, innocent = await away.register(CHANNEL), await away.register(OTHER)
+        await away.socket.close()
+        await wait_until_async(lambda: not node.agents.table)
+        for number in range(3 * MSG_LIMIT):
+            assert (await node.send(loud, b"%d" % number)).status == 201
+        assert (await node.send(innocent, b"mine")).status == 201
+        # When it comes back
+        agent = await node.agent(away.uaid)
+        heard = []
+        for _ in range(MSG_LIMIT + 1):
+            heard.append(await agent.notification())
+            await agent.ack(heard[-1])
+        # Then it has as much of that site as the limit, all of the other, and both subscriptions
+        assert [one["channelID"] for one in heard] == [CHANNEL] * MSG_LIMIT + [OTHER]
+        assert await agent.heard() == []
+        assert agent.uaid == away.uaid
+        for endpoint in (loud, innocent):
+            assert (await node.send(endpoint, b"again")).status == 201
+            await agent.ack(await agent.notification())
+        assert await made.stored(agent.uaid, node.agents.month()) == []
+        dropped = [event.reason for event in await made.ledger_events(agent.uaid) if event.state == "dropped"]
+        assert dropped == ["msg_limit"] * 2 * MSG_LIMIT
+
+
+async def test_who_waits_for_receipts_of_what_is_past_the_limit_hears_that_it_is_gone(
+    tmp_path: Path, make: type[Agents]
+) -> None:
+    async with place(tmp_path, make=make, msg_limit=1) as made:
+        node, away = made.nodes[0], await made.nodes[0].agent()
+        endpoint = await away.register(CHANNEL)
+        await away.register(OTHER)
+        await away.socket.close()
+        await wait_until_async(lambda: not node.agents.table)
+        for _ in range(2):
+            assert (await node.send(endpoint, Prefer="respond-async")).status == 202
+
+        agent = await node.agent(away.uaid)
+        await agent.ack(await agent.notification())
+
+        assert await agent.heard() == []
+        outcomes = (await made.engine.log.read_after(("/_receipts/*",), 0)).entries
+        assert sorted(json.loads(entry.body)["status"] for entry in outcomes) == [204, 410]

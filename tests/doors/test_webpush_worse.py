@@ -6,20 +6,22 @@ The same checks must fail with them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.session import AgentSession
 from penstock.testing import TooLate
+from penstock.values import Item
 from penstock.wire import webpush as wire
 from penstock.wire.webpush import Close
-from penstock.wire.webpush_actions import Action
+from penstock.wire.webpush_actions import Action, DropAgent
 from penstock.wire.webpush_session import PushSession
 from tests.doors import test_webpush_crowds as crowds
 from tests.doors import test_webpush_ends as ends
@@ -89,6 +91,23 @@ class Unweighed(AgentSession):
     machine = UnweighedMachine
 
 
+class LumpingMachine(PushSession):
+    """Counts what lies there whichever channel it is of, and drops the user agent."""
+
+    __slots__ = ()
+
+    def page(self, month: str, items: Sequence[Item]) -> list[Action]:
+        if len(items) > self._rules.msg_limit:
+            self._follow_up = DropAgent((month,))
+            return []
+        return super().page(month, items)
+
+
+class Lumping(AgentSession):
+    __slots__ = ()
+    machine = LumpingMachine
+
+
 class Sabotaged(Agents):
     """Ends also when sessions wait for each other for ever."""
 
@@ -114,6 +133,10 @@ class WithTalkative(Sabotaged, crowds.OneAtATime):
 
 class WithUnweighed(Sabotaged):
     kind = Unweighed
+
+
+class WithLumping(Sabotaged):
+    kind = Lumping
 
 
 class Impatient(Sabotaged):
@@ -149,6 +172,8 @@ CASES: list[tuple[type[Agents], Check]] = [
     (Greedy, crowds.test_who_waits_for_an_older_session_does_not_keep_it_from_its_turn),
     (WithTalkative, crowds.test_who_has_much_to_say_lets_others_have_their_turn),
     (WithUnweighed, crowds.test_commands_that_wait_are_bounded_in_bytes_too),
+    (WithLumping, crowds.test_one_site_does_not_cost_a_user_agent_the_subscriptions_of_others),
+    (WithLumping, crowds.test_who_waits_for_receipts_of_what_is_past_the_limit_hears_that_it_is_gone),
 ]
 
 
@@ -158,5 +183,5 @@ async def test_a_door_without_the_guard_is_found_out(
 ) -> None:
     monkeypatch.setattr(webpush_place, "WITHIN", 0.5)  # what these wait for never comes
 
-    with pytest.raises((AssertionError, TimeoutError, TooLate)):
+    with pytest.raises((AssertionError, TimeoutError, TooLate, ConnectionClosed)):
         await check(tmp_path, make=worse)

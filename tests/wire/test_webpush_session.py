@@ -519,7 +519,7 @@ def test_commands_that_wait_are_bounded() -> None:
 def test_a_user_agent_that_lets_too_much_lie_is_dropped() -> None:
     session = PushSession(PushSessionRules(1, 3, 30.0, 300.0, 4.0, 60.0), 0.0)
     assert session.phase is SILENT
-    session.identified(AgentIdentity(UAID, 1, NEW, channels=frozenset(CHANNELS), saved=True, waiting_upto=4))
+    session.identified(AgentIdentity(UAID, 1, NEW, channels=frozenset(CHANNELS[:1]), saved=True, waiting_upto=4))
     session.greeted({}, {}, 0.0, alone=True)
     storage = Storage()
     for number in range(4):
@@ -530,3 +530,23 @@ def test_a_user_agent_that_lets_too_much_lie_is_dropped() -> None:
     assert session.work(0.0, full=False) == ([], DropAgent((NEW,)))
     assert session.dropped("too many") == [Leave(), CloseSocket(Close.NORMAL, "too many")]
     assert session.saved is False
+
+
+def test_of_a_channel_with_too_much_only_as_much_as_the_limit_is_sent_and_the_others_have_all() -> None:
+    session = PushSession(PushSessionRules(9, 3, 30.0, 300.0, 4.0, 60.0), 0.0)
+    session.identified(AgentIdentity(UAID, 1, NEW, channels=frozenset(CHANNELS), saved=True, waiting_upto=7))
+    session.greeted({}, {}, 0.0, alone=True)
+    storage = Storage()
+    for number, channel in enumerate([*CHANNELS, *CHANNELS[:1] * 4, "gone"]):
+        storage.put(NEW, PushMessage(UAID, channel, f"v{number}", 1, 1))
+    assert session.work(0.0, full=False) == ([], ReadPage(NEW, 0))
+
+    actions = session.page(NEW, storage.take(NEW, 0))
+
+    assert [heard(one.frame)["version"] for one in actions if isinstance(one, SendFrame)] == ["v0", "v1", "v2", "v3"]
+    assert [one for one in actions if isinstance(one, RecordState)] == [
+        RecordState("dropped", "v4", NEW, 5, "msg_limit"),
+        RecordState("dropped", "v5", NEW, 6, "msg_limit"),
+        RecordState("dropped", "v6", NEW, 7, "unregistered"),
+    ]
+    assert session.work(0.0, full=False) == ([], Discard({NEW: [5, 6, 7]}))

@@ -140,7 +140,7 @@ class ReadPage(msgspec.Struct, frozen=True):
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """Delete messages of channels that are gone, by month."""
+    """Delete messages by month: their channels are gone, or had more than they may."""
 
     numbers: dict[str, list[int]]
 
@@ -152,7 +152,7 @@ class MoveMonth(msgspec.Struct, frozen=True):
 
 
 class DropAgent(msgspec.Struct, frozen=True):
-    """Forget the user agent: it left too many messages unread. Then `dropped`."""
+    """Forget the user agent: it left too many messages of its one channel unread. Then `dropped`."""
 
     months: tuple[str, ...]
 

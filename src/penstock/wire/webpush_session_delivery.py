@@ -95,7 +95,7 @@ class DeliveringSession:
         self._stored = 0  # of them, and of those whose acks are being settled: those that are in the storage
         self._read: dict[str, int] = {}  # months to look into, oldest first, and up to where that was done
         self._waiting_upto: dict[str, float] = {}  # by month: the numbers that lay there when it came
-        self._lay = 0  # how many of them were read
+        self._lay: dict[str, int] = {}  # by channel: how many of them were read
         self._unflushed: list[Unacked] | None = None  # sent, but not with the kernel yet
         self._commands: list[wire.Heard | wire.Mistake] | None = None  # that wait for the worker
         self._follow_up: Job | None = None  # what a job leads to, before any command
@@ -174,23 +174,42 @@ class DeliveringSession:
         if not items:
             self._month_is_empty(month)
             return []
-        upto = self._waiting_upto.get(month, 0)
-        self._lay += sum(item.number <= upto for item in items)
-        if self._rules.msg_limit and self._lay > self._rules.msg_limit:
+        too_many = self._past_the_limit(month, items)
+        if too_many and len(self.channels) == 1:
             self._follow_up = DropAgent(tuple(self._read))
             return []
         if self.phase is not OPEN:  # it has left: its items were counted for the limit, but are not sent
             self.storage = READ
             return []
         self.storage, self._read[month] = UNREAD, items[-1].number
-        if foreign := [item for item in items if item.channel not in self.channels]:
-            self._follow_up = Discard({month: [item.number for item in foreign]})
-        return [action for item in items if (action := self._take_item(month, item)) is not None]
+        unwanted = dict.fromkeys(too_many, "msg_limit")
+        unwanted |= {item.number: "unregistered" for item in items if item.channel not in self.channels}
+        if unwanted:
+            self._follow_up = Discard({month: list(unwanted)})
+        return [
+            action
+            for item in items
+            if (action := self._take_item(month, item, unwanted.get(item.number, ""))) is not None
+        ]
 
-    def _take_item(self, month: str, item: Item) -> Action | None:
+    def _past_the_limit(self, month: str, items: Sequence[Item]) -> list[int]:
+        """Count what lay there; the numbers of those with which their channel has more than it may.
+
+        By channel, as whoever knows the endpoint of one must not cost the user agent its other subscriptions. If it
+        has no other, it is dropped and subscribes anew, as with autopush.
+        """
+        limit, upto, past = self._rules.msg_limit, self._waiting_upto.get(month, 0), list[int]()
+        for item in items:
+            if limit and item.number <= upto and item.channel in self.channels:
+                self._lay[item.channel] = self._lay.get(item.channel, 0) + 1
+                if self._lay[item.channel] > limit:
+                    past.append(item.number)
+        return past
+
+    def _take_item(self, month: str, item: Item, unwanted: str) -> Action | None:
         """Send one; if it is on its way already as a direct one, only its ack has to reach the storage."""
-        if item.channel not in self.channels:
-            return RecordState("dropped", item.message_id, month, item.number, "unregistered")
+        if unwanted:
+            return RecordState("dropped", item.message_id, month, item.number, unwanted)
         one = Unacked(wire.from_item(self.uaid, item), month, item.number)
         self._stored += 1
         if item.message_id in self.unacked:

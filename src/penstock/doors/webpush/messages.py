@@ -115,7 +115,16 @@ class Messages:
         """A stored message will not arrive: say so in the ledger, and to who wants a receipt."""
         door = uaid.partition("/")[0] if "/" in uaid else "webpush"  # the months are everybody's
         self.record(Recipient(door, uaid), state, item.message_id, month, item.number, reason)
-        if door == "webpush" and (receipt := receipt_of(item)):
+        if door == "webpush":
+            await self._say_gone(item)
+
+    async def discard(self, uaid: str, month: str, numbers: Sequence[int]) -> None:
+        """Delete what the ledger has as dropped already."""
+        for item in await self.mailbox.confirm(uaid, month, numbers):
+            await self._say_gone(item)
+
+    async def _say_gone(self, item: Item) -> None:
+        if receipt := receipt_of(item):
             await self.receipts.report(receipt, item.message_id, GONE)
 
     async def cancel(self, uaid: str, month: str, id: str) -> None:

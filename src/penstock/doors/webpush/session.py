@@ -200,7 +200,7 @@ class AgentSession(Timed):
                 return await self._read(job)
             case Discard(numbers):
                 for month, some in numbers.items():
-                    await home.messages.mailbox.confirm(state.uaid, month, some)
+                    await home.messages.discard(state.uaid, month, some)
             case Greet(uaid, asked):
                 await self._identify(uaid)
                 actions = state.greeted(asked, home.broadcasts.versions, home.time(), alone=home.alone)
