@@ -46,7 +46,9 @@ FACING_DOORS = tuple(
 )  # fmt: skip
 """The side that the connection layer turns towards doors. Never its listener or its connections."""
 
-FOR_DOORS = tuple(f"penstock.api.{name}" for name in ("auth", "context", "describing", "door", "live", "recipients"))
+FOR_DOORS = tuple(
+    f"penstock.api.{name}" for name in ("auth", "context", "describing", "door", "live", "recipients", "shares")
+)
 """What a door needs of a request's owner. Never Penstock's API itself."""
 
 MAY_IMPORT = {

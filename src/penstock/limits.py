@@ -233,6 +233,11 @@ BINDINGS: Final = 100_000
 SUBJECT_BYTES: Final = 256
 """Bytes of a token's subject: it is part of the ledger's records and of every idempotency key. Over it: 401."""
 
+SUBJECT_SHARE: Final = 2
+"""What one token's subject may have of PUSHERS, of BINDINGS, and of the settings `trickle.channels`, `trickle.waiting`
+and `trickle.memory_bytes`, as a divisor: half, so that it keeps nobody else out. The admin may have all. A right in a
+channel's name counts as its maker. Over it: as over the whole."""
+
 SECRET_BYTES: Final = 32
 """Least bytes of an HS256 secret in keys.json: as many as its digests have (RFC 7518, 3.2). Under it: the file is
 refused, at the start or when it is read again."""

@@ -312,7 +312,7 @@ async def whoever_leaves_is_forgotten(tmp_path: Path, door: Door) -> None:
         for peer in (*waiting, connected):
             peer.cut()
         await wait_until_async(lambda: not any(s.readers or s.writer for s in channel), within=patience(door))
-        assert node.door.channels.waiting == 0
+        assert node.door.channels.readers.taken == 0
         assert await node.publish("ch", 0, b"another one") == 200
 
 
@@ -428,7 +428,7 @@ async def a_channel_has_one_owner_and_every_node_knows_it(tmp_path: Path, door: 
         assert await two.publish("rec", 1, b"through two") == 200
         assert two.door.channels.get("rec") is None
         waiting = await two.get("rec", 2)
-        await wait_until_async(lambda: one.door.channels.waiting == 1)
+        await wait_until_async(lambda: one.door.channels.readers.taken == 1)
         posting = await two.post("rec", 2, b"live, ")
         assert await waiting.head() == 200
         assert waiting.headers["lp-trickle-seq"] == "2"

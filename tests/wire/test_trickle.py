@@ -53,27 +53,44 @@ def test_a_change_is_compact_json_as_go_writes_it() -> None:
     assert trickle.changed(removed=["é"]) == '{"removed":["é"]}'.encode()
 
 
-@given(st.text(min_size=1, max_size=30), st.sets(st.sampled_from("psd"), min_size=1), st.integers(0, 10**11))
-def test_a_right_in_a_name_holds_until_its_time(name: str, rights: set[str], expires: int) -> None:
+MAKER = trickle.maker_of(KEY, "alice")
+
+
+@given(
+    st.text(min_size=1, max_size=30), st.sets(st.sampled_from("psd"), min_size=1), st.integers(0, 10**11),
+    st.sampled_from(["", MAKER]),
+)  # fmt: skip
+def test_a_right_in_a_name_holds_until_its_time(name: str, rights: set[str], expires: int, maker: str) -> None:
     given_rights = "".join(sorted(rights))
     try:
-        sealed = trickle.seal(KEY, name, given_rights, expires)
+        sealed = trickle.seal(KEY, name, given_rights, expires, maker)
     except UnicodeEncodeError:
         return
     found = parse_capability(sealed)
 
     assert found is not None
-    assert found[:3] == (name, given_rights, expires)
+    assert found._replace(mac="") == (name, given_rights, expires, "", maker)
     assert trickle.holds(found, KEY, expires - 1)
     assert trickle.holds(found, KEY, expires) is (expires == 0)
     assert not trickle.holds(found, b"another key", 0)
 
 
-@pytest.mark.parametrize("changed", [{"name": "cam2"}, {"rights": "psd"}, {"expires": 9_999}, {"mac": "A" * 22}])
-def test_nothing_of_it_can_be_changed(changed: dict[str, object]) -> None:
-    found = parse_capability(trickle.seal(KEY, "cam1", "s", 1000))
+@pytest.mark.parametrize("maker", ["", MAKER])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "cam2"},
+        {"rights": "psd"},
+        {"expires": 9_999},
+        {"mac": "A" * 22},
+        {"maker": trickle.maker_of(KEY, "bob")},
+    ],
+)
+def test_nothing_of_it_can_be_changed(changed: dict[str, object], maker: str) -> None:
+    found = parse_capability(trickle.seal(KEY, "cam1", "s", 1000, maker))
 
     assert found is not None
+    assert trickle.holds(found, KEY, 0)
     assert not trickle.holds(found._replace(**changed), KEY, 0)  # type: ignore[arg-type]
 
 

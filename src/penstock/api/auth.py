@@ -51,6 +51,11 @@ class Caller(msgspec.Struct, frozen=True):
     grants: frozenset[str] = frozenset()
     expires: float = float("inf")  # seconds since 1970
 
+    @property
+    def sharer(self) -> str:
+        """Under whose name it takes room that all share: the admin's share is all of it."""
+        return "" if self.admin else self.subject
+
     def check_publish(self, stream: str) -> None:
         """Raise `Forbidden` unless this caller may publish to *stream*; nobody may to a stream of the system."""
         if is_system(stream):

@@ -5,6 +5,7 @@ A channel is a level of a path, `BASE/<channel>/<seq>`. Three things hide in tha
     cam1                 a channel
     /orders/eu           a stream of the log, its slashes encoded: its index is the seq
     cam1~ps.0.MAC        a channel, and the right to publish and to subscribe, for clients without headers
+    cam1~ps.0.BY.MAC     the same, and which subject has made it
 
 `wire/trickle_channel.py` says what happens to segments.
 """
@@ -17,6 +18,7 @@ import json
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -91,7 +93,9 @@ def changed(added: Collection[str] = (), removed: Collection[str] = ()) -> bytes
 PUBLISH, SUBSCRIBE, DELETE = "p", "s", "d"
 RIGHTS: Final = {"publish": PUBLISH, "subscribe": SUBSCRIBE, "delete": DELETE}
 _CAPABILITY = re.compile(
-    r"(?P<name>.+)~(?P<rights>[psd]{1,3})\.(?P<expires>[0-9]{1,12})\.(?P<mac>[A-Za-z0-9_-]{22})", re.DOTALL
+    r"(?P<name>.+)~(?P<rights>[psd]{1,3})\.(?P<expires>[0-9]{1,12})(\.(?P<maker>[A-Za-z0-9_-]{11}))?"
+    r"\.(?P<mac>[A-Za-z0-9_-]{22})",
+    re.DOTALL,
 )
 
 
@@ -102,25 +106,36 @@ class Capability(NamedTuple):
     rights: str
     expires: int  # seconds since 1970; 0 is never
     mac: str
+    maker: str = ""  # as `maker_of` names it; empty for the admin
 
 
 def parse_capability(text: str) -> Capability | None:
     """Take a name apart; None if no right is in it."""
     found = _CAPABILITY.fullmatch(text)
-    return None if found is None else Capability(found["name"], found["rights"], int(found["expires"]), found["mac"])
+    if found is None:
+        return None
+    return Capability(found["name"], found["rights"], int(found["expires"]), found["mac"], found["maker"] or "")
 
 
-def seal(key: bytes, name: str, rights: str, expires: int) -> str:
+def seal(key: bytes, name: str, rights: str, expires: int, maker: str = "") -> str:
     """The channel's name with a right in it that only holders of *key* can make."""
-    return f"{name}~{rights}.{expires}.{_mac(key, name, rights, expires)}"
+    by = f".{maker}" if maker else ""
+    return f"{name}~{rights}.{expires}{by}.{_mac(key, name, rights, expires, maker)}"
 
 
 def holds(capability: Capability, key: bytes, now: float) -> bool:
     """It was made with *key*, and its time has not run out."""
-    made = _mac(key, capability.name, capability.rights, capability.expires)
+    made = _mac(key, capability.name, capability.rights, capability.expires, capability.maker)
     return hmac.compare_digest(made, capability.mac) and (not capability.expires or capability.expires > now)
 
 
-def _mac(key: bytes, name: str, rights: str, expires: int) -> str:
-    text = f"trickle\0{rights}\0{expires}\0{name}".encode()
+@lru_cache(4096)
+def maker_of(key: bytes, subject: str) -> str:
+    """A subject as rights name it: one for all of them, and not for strangers to read."""
+    return urlsafe_b64encode(hmac.digest(key, f"maker\0{subject}".encode(), hashlib.sha256)[:8]).decode()[:11]
+
+
+def _mac(key: bytes, name: str, rights: str, expires: int, maker: str) -> str:
+    by = f"/{maker}" if maker else ""
+    text = f"trickle{by}\0{rights}\0{expires}\0{name}".encode()
     return urlsafe_b64encode(hmac.digest(key, text, hashlib.sha256)[:17]).decode()[:22]

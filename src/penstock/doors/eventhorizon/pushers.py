@@ -8,6 +8,7 @@ from penstock.api.auth import Caller
 from penstock.api.context import Context, integer, only
 from penstock.api.describing import BOOLEAN, PATH_LEVEL, a_list, an_object, operation, text
 from penstock.api.describing import limit as limit_parameter
+from penstock.api.shares import share
 from penstock.core.names import check_name
 from penstock.doors.eventhorizon.cluster import ManagedPusher, PusherRecord, Pushers
 from penstock.doors.eventhorizon.local_source import LocalSource
@@ -42,6 +43,9 @@ class PusherCalls:
         await self._pushers.refresh()
         if len(self._pushers.all) >= PUSHERS:
             raise TooLarge("pushers", len(self._pushers.all) + 1, PUSHERS)
+        own = sum(one.record.owner == caller.subject for one in self._pushers.all.values())
+        if own >= share(PUSHERS, caller.sharer):
+            raise TooLarge("pushers of one subject", own + 1, share(PUSHERS, caller.sharer))
         record = PusherRecord(
             asked.url, asked.secret, asked.allow_private, caller.subject, caller.admin, caller.subscribe,
             self._context.clock.now_ms(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import Final, Self
 import msgspec
 
 from penstock.api.context import Context
+from penstock.api.shares import SharedRoom, share
 from penstock.core.waking import Waking
 from penstock.doors.trickle.channel import LiveChannel, Recorder, size_in_log
 from penstock.doors.trickle.cluster import ChannelOwners, ChannelRecord, ChannelState, KnownChannel
@@ -48,12 +49,13 @@ class Channels(Timed):
         self._open: dict[str, LiveChannel] = {}
         self._left: OrderedDict[str, LiveChannel] = OrderedDict()  # closed a moment ago, in that order
         self._closing: dict[str, asyncio.Task[None]] = {}
-        self._making = 0  # channels whose records are being written
+        self._places = SharedRoom("trickle.channels", settings.channels)  # of open channels, and of those to come
         self.changed: Callable[[tuple[str, ...], tuple[str, ...]], None] = _nobody  # hears what was added, removed
-        self.waiting = 0
+        self.readers = SharedRoom("trickle.waiting", settings.waiting)  # that wait for a first byte
         self.waking = Waking()  # of readers, when their segment grows
         self.posting = 0  # publishers that are connected to a segment
         self.held = 0  # memory of all channels, as of the last sweep
+        self._held_by = Counter[str]()  # and of those of each payer
         self.relayed = 0
         self.timeouts = 0
         self._slow = 0  # of channels that are gone
@@ -135,16 +137,15 @@ class Channels(Timed):
                 return found
             if found.state is ChannelState.ELSEWHERE:
                 return found
-            if len(self._open) + self._making >= self.settings.channels:
-                raise Busy("trickle.channels", self.settings.channels)
+            self._places.check(record.payer)
             # Once a channel was recorded its record stays, and with it the count of its epochs.
             kept = found.record.epoch if found.record is not None else 0
             wanted = msgspec.structs.replace(record, epoch=kept + 1)
-            self._making += 1
+            self._places.take(record.payer)
             try:
                 claimed = await self.owners.claim(wanted, found)
             finally:
-                self._making -= 1
+                self._places.leave(record.payer)
             if claimed:
                 made = self.kind(wanted, self.time(), gaps=self.settings.gaps)
                 made.passing = passing
@@ -180,6 +181,7 @@ class Channels(Timed):
                 lambda: self._taken(channel),
             )  # fmt: skip
         self._open[name] = channel
+        self._places.take(channel.record.payer)
         self._left.pop(name, None)
         self.wheel.arm(self, SWEEP_SECONDS)
         self.changed((name,), ())
@@ -220,6 +222,7 @@ class Channels(Timed):
         if self._open.get(channel.name) is not channel:
             return
         del self._open[channel.name]
+        self._places.leave(channel.record.payer)
         channel.closed_at = self.time()
         unused = channel.passing and channel.unused
         channel.close(channel.closed_at, reason)
@@ -250,21 +253,29 @@ class Channels(Timed):
                 self.close(channel, ABANDONED)
         while self._left and now - next(iter(self._left.values())).closed_at > settings.linger:
             self._left.popitem(last=False)
-        self.held = sum(channel.memory for channel in (*self._open.values(), *self._left.values()))
+        self._weigh()
         if not self._open and not self._left:
             self.wheel.disarm(self)
+
+    def _weigh(self) -> None:
+        self._held_by.clear()
+        for channel in (*self._open.values(), *self._left.values()):
+            self._held_by[channel.record.payer] += channel.memory
+        self.held = self._held_by.total()
+
+    def check_memory(self, channel: LiveChannel) -> None:
+        """Raise `Busy` while all channels, or those that whoever made this one has made, take too much."""
+        most, payer = self.settings.memory_bytes, channel.record.payer
+        if self.held >= most:
+            raise Busy("trickle.memory_bytes", most)
+        if self._held_by[payer] >= share(most, payer):
+            raise Busy("the share of one subject in trickle.memory_bytes", share(most, payer))
 
     def _lost(self, record: ChannelRecord) -> None:
         """The others took this node for dead: what it had is theirs."""
         channel = self._open.get(record.name)
         if channel is not None and channel.epoch == record.epoch:
             self._taken(channel)
-
-    def admit_waiting(self) -> None:
-        """Let one more reader wait; raises `Busy` when too many do."""
-        if self.waiting >= self.settings.waiting:
-            raise Busy("trickle.waiting", self.settings.waiting)
-        self.waiting += 1
 
 
 def _nobody(added: tuple[str, ...], removed: tuple[str, ...]) -> None:

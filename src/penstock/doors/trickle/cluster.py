@@ -38,6 +38,7 @@ class ChannelRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     record: bool = False
     closed: bool = False
     address: str = ""  # of the owner's internal listener
+    payer: str = ""  # whose share of each node's room it takes; empty: nobody's
 
     @property
     def keep(self) -> Keep:

@@ -25,7 +25,7 @@ from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.recipients import ChannelRecipients
 from penstock.doors.trickle.requests import DOOR, CapabilityRequest, ChannelRequest, ChannelRights, SegmentRequest
 from penstock.doors.trickle.streams import Streams
-from penstock.errors import Busy, Conflict, PenstockError, TooLarge
+from penstock.errors import Conflict, PenstockError, TooLarge
 from penstock.http.requests import Request
 from penstock.http.responses import LIVE, Held, Response
 from penstock.http.routing import STREAM, WHOLE, Route
@@ -76,7 +76,7 @@ class Trickle:
         channels = self.channels
         yield "gauge", "trickle_channels", "Trickle channels that are open.", len(channels), {}
         yield "gauge", "trickle_bytes", "Memory that segments take, in bytes.", channels.held, {}
-        yield "gauge", "trickle_waiting", "Readers that wait for a first byte.", channels.waiting, {}
+        yield "gauge", "trickle_waiting", "Readers that wait for a first byte.", channels.readers.taken, {}
         yield "counter", "trickle_relayed_bytes", "Bytes of segments that came.", channels.relayed, {}
         yield "counter", "trickle_slow_readers", "Readers cut as too slow for their window.", channels.slow, {}
         yield "counter", "trickle_timeouts", "Publishers that connected and sent nothing.", channels.timeouts, {}
@@ -92,7 +92,7 @@ class Trickle:
 
     def served(self) -> tuple[str, int]:
         """Readers that wait for a first byte, and publishers that are connected to a segment."""
-        return DOOR, self.channels.waiting + self.channels.posting
+        return DOOR, self.channels.readers.taken + self.channels.posting
 
     def recipient_kinds(self) -> list[RecipientKind]:
         """Channels."""
@@ -120,7 +120,7 @@ class Trickle:
     async def create(self, request: Request) -> Answer:
         """Make a channel, if there is none."""
         asked = self._rights.check(request, request.captures[0], PUBLISH)
-        wanted = requests.named_channel(request, asked.name, self._settings)
+        wanted = requests.named_channel(request, asked, self._settings)
         if not asked.trusted and not self._settings.autocreate:
             # In open mode anybody can ask: then, as in the original, only the operator's word makes channels.
             found = await self.channels.find(asked.name)
@@ -194,7 +194,7 @@ class Trickle:
 
     async def _make_passing(self, request: Request, asked: ChannelRequest, number: int) -> LiveChannel | KnownChannel:
         """Make the channel of a segment, unless that would be refused."""
-        record = requests.implied_channel(request, asked.name, self._settings)
+        record = requests.implied_channel(request, asked, self._settings)
         new = self.channels.kind(record, 0.0)
         self._check_room(request, new)
         self.posting(self.channels, new, request).check(number)
@@ -210,8 +210,7 @@ class Trickle:
         return posting
 
     def _check_room(self, request: Request, channel: LiveChannel) -> None:
-        if self.channels.held >= self._settings.memory_bytes:
-            raise Busy("trickle.memory_bytes", self._settings.memory_bytes)
+        self.channels.check_memory(channel)
         limit, length = self.channels.segment_limit(channel), int(request.header(b"content-length") or 0)
         if length > limit:
             raise TooLarge("segment bytes", length, limit)
@@ -242,7 +241,7 @@ class Trickle:
         if segment is not None:
             return self._read(request, channel, segment, wanted)
         if channel.recorder is not None and seq < channel.recorder.next:
-            return self._streams.serve(request, channel.recorder.stream, seq, wanted.who, wait=wanted.wait)
+            return self._streams.serve(request, channel.recorder.stream, seq, wanted)
         oldest = channel.oldest if channel.recorder is None else 0
         return answers.missing(self._settings.missing_status, wanted.number, channel.head, oldest)
 
@@ -253,7 +252,7 @@ class Trickle:
         if segment.cut:
             return answers.cut_off(self._settings.missing_status, wanted.number, segment.seq)
         reading = self.reading(self.channels, channel, request, segment, wanted.who, wanted.number)
-        reading.begin(wanted.wait)
+        reading.begin(wanted.wait, wanted.payer)
         return reading
 
     async def _subscribe_closed(self, request: Request, asked: ChannelRequest, text: str) -> Answer:
@@ -303,7 +302,7 @@ class Trickle:
             wanted = self._wanted(request, asked, text)
         except SeqInvalid as error:
             return answers.error(error)
-        return await self._streams.serve(request, stream, wanted.number, wanted.who, wait=wanted.wait, closed=closed)
+        return await self._streams.serve(request, stream, wanted.number, wanted, closed=closed)
 
     # ── Penstock's API ────────────────────────────────────────────────────────────────────────
 
@@ -318,7 +317,7 @@ class Trickle:
         wanted = requests.capability_request(request)
         for right in wanted.letters:
             requests.check_caller(caller, wanted.channel, right)
-        sealed = self._rights.seal(wanted.channel, wanted.letters, wanted.ttl)
+        sealed = self._rights.seal(caller, wanted.channel, wanted.letters, wanted.ttl)
         return Response(201, msgspec.json.encode({"channel": sealed}))
 
     @operation("List the Trickle channels that are open on this node.", answers={200: _CHANNELS})

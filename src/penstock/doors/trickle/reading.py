@@ -27,18 +27,19 @@ log = logging.getLogger("penstock.trickle")
 class WaitingReader(Timed, Held):
     """A reader whose answer has not begun. Those who wait are counted, and may wait so long."""
 
-    __slots__ = ("_home", "_request", "_seconds", "_waits", "seq")
+    __slots__ = ("_home", "_payer", "_request", "_seconds", "_waits", "seq")
 
     def __init__(self, home: Channels, request: Request, seq: int) -> None:
         super().__init__()
         self._home, self.seq = home, seq
         self._request: Request | None = request  # until its answer begins
-        self._waits, self._seconds = False, 0.0
+        self._waits, self._seconds, self._payer = False, 0.0, ""
 
-    def wait(self, seconds: float) -> None:
-        """Wait for so long, 0 is for ever. Raises `Busy` when too many wait."""
-        self._home.admit_waiting()
-        self._waits, self._seconds = True, seconds
+    def wait(self, seconds: float, payer: str) -> None:
+        """Wait for so long, 0 is for ever. Raises `Busy` when too many wait, or too many of that *payer*."""
+        self._home.readers.check(payer)
+        self._home.readers.take(payer)
+        self._waits, self._seconds, self._payer = True, seconds, payer
         if seconds:
             self._home.wheel.arm(self, seconds)
 
@@ -46,7 +47,7 @@ class WaitingReader(Timed, Held):
         """The request, once, for whoever answers it: the wait is over."""
         request, self._request = self._request, None
         if request is not None and self._waits:
-            self._home.waiting -= 1
+            self._home.readers.leave(self._payer)
             self._home.wheel.forget(self)
         return request
 
@@ -95,11 +96,11 @@ class SegmentReading(WaitingReader):
         self._at = 0
         self._done = False
 
-    def begin(self, wait: float) -> None:
+    def begin(self, wait: float, payer: str) -> None:
         """Send what is there, or wait for it: *wait* seconds, 0 for ever. Raises `Busy` when too many wait."""
         segment = self._segment
         if not segment.begun:
-            self.wait(wait)
+            self.wait(wait, payer)
         segment.readers[self] = None
         if segment.begun:
             self.look()

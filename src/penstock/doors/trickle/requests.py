@@ -36,6 +36,7 @@ class ChannelRequest(NamedTuple):
     subject: str
     trusted: bool  # known by a token or a capability, not only by being local
     admin: bool = False
+    payer: str = ""  # whose share of the server's room it takes; empty: nobody's
 
     @property
     def stream(self) -> str:
@@ -61,16 +62,21 @@ class ChannelRights:
                 raise Forbidden("the right in the channel's name", _WORDS[right], name)
             # Without a subject: it is not counted as a token's, but a live answer ends with it.
             request.caller = Caller("", expires=capability.expires or float("inf"))
-            return ChannelRequest(name, f"capability/{name}", trusted=True)
+            subject = f"capability/{name}"
+            return ChannelRequest(name, subject, trusted=True, payer=capability.maker or subject)
         if self._settings.open and request.header(b"authorization") is None and _is_local(request.peer):
             return ChannelRequest(name, LOCAL, trusted=False)
         caller = self._context.caller(request)
         check_caller(caller, name, right)
-        return ChannelRequest(name, caller.subject, trusted=True, admin=caller.admin)
+        return ChannelRequest(name, caller.subject, trusted=True, admin=caller.admin, payer=self._payer(caller))
 
-    def seal(self, name: str, rights: str, ttl: int) -> str:
+    def seal(self, caller: Caller, name: str, rights: str, ttl: int) -> str:
         """The name with rights in it, for *ttl* seconds; 0 is for ever."""
-        return trickle.seal(self._key, name, rights, int(time.time()) + ttl if ttl else 0)
+        return trickle.seal(self._key, name, rights, int(time.time()) + ttl if ttl else 0, self._payer(caller))
+
+    def _payer(self, caller: Caller) -> str:
+        """The same whether it comes with its token or with a right that it has made."""
+        return trickle.maker_of(self._key, caller.sharer) if caller.sharer else ""
 
 
 def check_caller(caller: Caller, name: str, right: str) -> None:
@@ -127,22 +133,23 @@ def capability_request(request: Request) -> CapabilityRequest:
     return wanted
 
 
-def named_channel(request: Request, name: str, settings: TrickleSettings) -> ChannelRecord:
+def named_channel(request: Request, asked: ChannelRequest, settings: TrickleSettings) -> ChannelRecord:
     """A channel that is to be made as this request says; the settings stand for what it does not name."""
     return ChannelRecord(
-        name, 0, "",
+        asked.name, 0, "",
         segments=integer(request, "segments", settings.segments, least=1, most=10_000),
         bytes=integer(request, "bytes", settings.window_bytes, least=1, most=settings.window_bytes),
         seconds=float(integer(request, "seconds", int(settings.keep_seconds), most=10**9)),
         mime=_content_type(request.header(trickle.EXPECT_CONTENT)),
-        record=flag(request, "record"),
+        record=flag(request, "record"), payer=asked.payer,
     )  # fmt: skip
 
 
-def implied_channel(request: Request, name: str, settings: TrickleSettings) -> ChannelRecord:
+def implied_channel(request: Request, asked: ChannelRequest, settings: TrickleSettings) -> ChannelRecord:
     """A channel that is to be made because a segment of it comes."""
     mime = _content_type(request.header(b"content-type"))
-    return ChannelRecord(name, 0, "", settings.segments, settings.window_bytes, settings.keep_seconds, mime)
+    keep = settings.segments, settings.window_bytes, settings.keep_seconds
+    return ChannelRecord(asked.name, 0, "", *keep, mime, payer=asked.payer)
 
 
 def _content_type(value: bytes | None) -> str:
@@ -158,6 +165,7 @@ class SegmentRequest(NamedTuple):
     number: int  # as it was given: a negative one counts from the head
     who: Recipient
     wait: float  # seconds for a first byte; 0 is for ever
+    payer: str  # under whose name it waits
 
 
 def segment_request(request: Request, asked: ChannelRequest, text: str, most: float) -> SegmentRequest:
@@ -167,7 +175,8 @@ def segment_request(request: Request, asked: ChannelRequest, text: str, most: fl
     if header and not (header.isascii() and header.isdigit() and len(header) < 7 and int(header)):
         raise InputInvalid("header Lp-Trickle-Wait", f"{header[:20]!r} is not a number of seconds")
     wait = float(header) if header else most
-    return SegmentRequest(number, Recipient(DOOR, _consumer(request, asked)), min(wait, most) if most else wait)
+    who = Recipient(DOOR, _consumer(request, asked))
+    return SegmentRequest(number, who, min(wait, most) if most else wait, asked.payer)
 
 
 def _consumer(request: Request, asked: ChannelRequest) -> str:

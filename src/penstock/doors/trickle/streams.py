@@ -15,6 +15,7 @@ from penstock.doors.trickle import answers
 from penstock.doors.trickle.channel import attributes_of, is_cut
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.reading import WaitingReader
+from penstock.doors.trickle.requests import SegmentRequest
 from penstock.errors import PenstockError, Trimmed
 from penstock.http.live_answer import Outlet
 from penstock.http.problems import error_response
@@ -38,7 +39,7 @@ class Streams:
         return None if head is None else head.next_index
 
     async def serve(
-        self, request: Request, stream: str, asked: int, who: Recipient, *, wait: float, closed: bool = False
+        self, request: Request, stream: str, asked: int, wanted: SegmentRequest, *, closed: bool = False
     ) -> Response | Held:
         """Answer with the entry at that index. A closed channel says so beyond its end, any other waits there."""
         head = await self._context.log.head(stream)
@@ -47,14 +48,14 @@ class Streams:
             return answers.no_stream()
         seq = asked if asked >= 0 else max(0, next_index + asked + 1)
         if seq < next_index:
-            return await self._send(request, stream, seq, next_index, who) or answers.missing(
+            return await self._send(request, stream, seq, next_index, wanted.who) or answers.missing(
                 self._home.settings.missing_status, asked, next_index
             )
         if closed:
             return answers.nothing_more(seq, next_index)
         if seq > next_index or head is None:
             return answers.missing(self._home.settings.missing_status, asked, next_index)
-        return self._follow(request, stream, seq, head.last_id, who, wait)
+        return self._follow(request, stream, seq, head.last_id, wanted)
 
     async def _send(self, request: Request, stream: str, seq: int, head: int, who: Recipient) -> Response | Held | None:
         """Send the entry, if the log still has it."""
@@ -70,9 +71,9 @@ class Streams:
         sending.begin(request, page.entries, head)
         return sending
 
-    def _follow(self, request: Request, stream: str, seq: int, after: int, who: Recipient, wait: float) -> Held:
-        following = self.following(self._home, self._context.ledger, request, seq, who)
-        following.wait(wait)
+    def _follow(self, request: Request, stream: str, seq: int, after: int, wanted: SegmentRequest) -> Held:
+        following = self.following(self._home, self._context.ledger, request, seq, wanted.who)
+        following.wait(wanted.wait, wanted.payer)
         following.feed = self._context.hub.start(following, (stream,), after=after)
         if following.full:  # what it waited for came with the feed's beginning
             following.stop()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from typing import Final
@@ -65,6 +66,7 @@ class Bindings:
         self._registry, self._members = context.registry, context.members
         self._duties = Duties(context.registry, context.members)
         self.running: dict[str, Binding] = {}
+        self.of_owner = Counter[str]()  # how many of them
         self._queues: dict[tuple[str, bool], ServiceQueue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
@@ -134,7 +136,7 @@ class Bindings:
                 position = await self.position(id, record)
                 self._begin(id, record, position)
             elif self.running[id].record != record:
-                self.running[id].change(record)
+                self._change(self.running[id], record)
 
     async def _leave_shard(self, shard: str) -> None:
         for binding in [one for id, one in self.running.items() if id[0] == shard]:
@@ -201,7 +203,7 @@ class Bindings:
             await self._registry.put(BINDINGS + id, _encode(record))
             running = self.running.get(id)
             if running is not None and running.record.allow_private == record.allow_private:
-                running.change(record)
+                self._change(running, record)
             elif running is not None:  # another line before the same service
                 self._end(running)
                 self._begin(id, record, running.position)
@@ -233,7 +235,19 @@ class Bindings:
         queue = self._queue(record.subscription.endpoint, record.allow_private)
         queue.members += 1
         binding = self.running[id] = self.kind(id, record, position, queue, self._means)
+        self.of_owner[record.owner] += 1
         binding.start()
+
+    def _change(self, binding: Binding, record: BindingRecord) -> None:
+        owner = binding.record.owner
+        binding.change(record)
+        self.of_owner[record.owner] += 1
+        self._one_less(owner)
+
+    def _one_less(self, owner: str) -> None:
+        self.of_owner[owner] -= 1
+        if not self.of_owner[owner]:
+            del self.of_owner[owner]
 
     def _may(self, id: str) -> bool:
         return self._duties.mine(_duty(id[0]))
@@ -247,6 +261,7 @@ class Bindings:
 
     def _end(self, binding: Binding, *, removed: bool = False) -> None:
         del self.running[binding.id]
+        self._one_less(binding.record.owner)
         binding.removed = removed
         binding.stop()
         queue = binding.queue

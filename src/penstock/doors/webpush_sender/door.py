@@ -18,6 +18,7 @@ from penstock.api.context import Context, integer, only
 from penstock.api.describing import BOOLEAN, PATH_LEVEL, STRING, a_list, an_object, operation, text
 from penstock.api.describing import limit as limit_parameter
 from penstock.api.recipients import RecipientKind
+from penstock.api.shares import share
 from penstock.core.metering import Sample
 from penstock.core.names import check_pattern
 from penstock.core.registry import made_once
@@ -129,6 +130,9 @@ class WebPushSender:
             raise NotFound("binding", id)
         if known is None and len(self._bindings.running) >= BINDINGS:
             raise TooLarge("bindings", len(self._bindings.running) + 1, BINDINGS)
+        own = self._bindings.of_owner[caller.subject]
+        if known is None and own >= share(BINDINGS, caller.sharer):
+            raise TooLarge("bindings of one subject", own + 1, share(BINDINGS, caller.sharer))
         after, made_ms = self._context.hub.position, self._context.clock.now_ms()
         if order.after is not None:
             after = order.after
