@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import ExitStack
 from http.client import IncompleteRead
 from pathlib import Path
 
-from penstock.testing import RunningServer, start_nodes, wait_until
+from penstock.testing import NatsCluster, RunningServer, start_nodes, wait_until
 from tests.cluster.homes import new_prefix
 from tests.doors.trickle_client import Get, Post, create, delete, get, made, post, readers
 
@@ -51,3 +52,19 @@ def test_every_node_serves_every_channel_and_a_recorded_one_outlives_its_node(en
         assert get(two, plain, 0).status == 404
         assert delete(two, recorded).status == 200
         assert get(two, recorded, 3).body == b"three"
+
+
+def test_who_waits_at_another_node_hears_that_the_owner_stands_still(nats_alone: NatsCluster, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        settings = {"log_prefix": new_prefix(), "log_replicas": 1}
+        one, two = start_nodes(stack, tmp_path, nats_alone.url, 2, **settings, **SMALL)
+        theirs, own = made(one), made(two)
+        with Get(two, theirs, 0) as waiting, Get(two, own, 0) as innocent:
+            wait_until(lambda: (readers(one, theirs), readers(two, own)) == (1, 1))
+            one.process.send_signal(signal.SIGSTOP)  # its kernel goes on: no connection breaks
+            try:
+                assert waiting.head() == 503
+            finally:
+                one.process.send_signal(signal.SIGCONT)
+            assert post(two, own, 0, b"mine").status == 200
+            assert (innocent.head(), innocent.chunk()) == (200, b"mine")

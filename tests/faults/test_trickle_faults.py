@@ -19,6 +19,7 @@ from penstock.doors.trickle import Trickle
 from penstock.doors.trickle.channel import RECORD_BACKLOG_BYTES, LiveChannel, Recorder, WaitingPublisher
 from penstock.doors.trickle.channels import Channels
 from penstock.doors.trickle.cluster import ChannelOwners, KnownChannel
+from penstock.doors.trickle.forwarding import Forwarder, Forwarding
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.streams import Following
@@ -450,6 +451,58 @@ async def a_channel_has_one_owner_and_every_node_knows_it(tmp_path: Path, door: 
 @pytest.mark.parametrize(("door", "holds"), [(Trickle, True), (door_with(owners=BelievingInNobody), False)])
 async def test_a_channel_has_one_owner_and_every_node_knows_it(tmp_path: Path, door: Door, holds: bool) -> None:
     await expect(a_channel_has_one_owner_and_every_node_knows_it(tmp_path, door), holds)
+
+
+class WaitingForEver(Forwarder):
+    """Hears of no node that is gone."""
+
+    def _look_at(self, one: Forwarding) -> None:
+        pass
+
+
+async def an_owner_that_falls_silent_keeps_nobody_waiting(tmp_path: Path, door: Door) -> None:
+    async with two_nodes(tmp_path, door) as (one, two, cluster):
+        # Given a reader in the middle of a segment, one that waits, and a publisher, all through another node
+        assert await one.publish("cam", 0, b"zero") == 200
+        posting = await two.post("cam", 1, b"half")
+        reading, waiting = await two.get("cam", 1), await two.get("cam", 2)
+        assert await reading.head() == 200
+        await wait_until_async(lambda: one.door.channels.readers.taken == 1)
+        # and others, of a channel of that node
+        assert await two.publish("own", 0, b"zero") == 200
+        innocent = await two.get("own", 1)
+        await wait_until_async(lambda: two.door.channels.readers.taken == 1)
+        # When the owner shows no life: its connections stay as they are
+        await cluster.pass_time("two")
+        # Then nobody takes what came for all there is, or waits
+        async with asyncio.timeout(patience(door)):
+            assert await waiting.head() == 503
+            assert await posting.head() == 503
+            with pytest.raises(asyncio.IncompleteReadError):
+                await reading.rest()
+        assert await two.publish("own", 1, b"one") == 200
+        assert await innocent.head() == 200
+        assert await innocent.rest() == b"one"
+        assert not two.door._forwarder._under_way
+
+
+@pytest.mark.parametrize(("door", "holds"), [(Trickle, True), (door_with(forwarding=WaitingForEver), False)])
+async def test_an_owner_that_falls_silent_keeps_nobody_waiting(tmp_path: Path, door: Door, holds: bool) -> None:
+    await expect(an_owner_that_falls_silent_keeps_nobody_waiting(tmp_path, door), holds)
+
+
+async def test_whoever_is_gone_leaves_no_request_that_is_sent_on(tmp_path: Path) -> None:
+    async with two_nodes(tmp_path, Trickle) as (one, two, _):
+        assert await one.publish("cam", 0, b"zero") == 200
+        assert await two.read("cam", 0) == b"zero"
+        waiting = await two.get("cam", 1)
+        await wait_until_async(lambda: one.door.channels.readers.taken == 1)
+        assert len(two.door._forwarder._under_way) == 1
+
+        waiting.cut()
+
+        await wait_until_async(lambda: not two.door._forwarder._under_way)
+        await wait_until_async(lambda: one.door.channels.readers.taken == 0)
 
 
 class PoliteReading(SegmentReading):

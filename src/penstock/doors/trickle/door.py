@@ -19,7 +19,7 @@ from penstock.doors.trickle import answers, requests
 from penstock.doors.trickle.channel import LiveChannel
 from penstock.doors.trickle.channels import ChangeFeed, Channels
 from penstock.doors.trickle.cluster import ChannelState, KnownChannel, check_membership
-from penstock.doors.trickle.forwarding import forward
+from penstock.doors.trickle.forwarding import Forwarder
 from penstock.doors.trickle.posting import Posting
 from penstock.doors.trickle.reading import SegmentReading
 from penstock.doors.trickle.recipients import ChannelRecipients
@@ -48,6 +48,7 @@ class Trickle:
     """Live segments over HTTP."""
 
     kind: type[Channels] = Channels
+    forwarding: type[Forwarder] = Forwarder
     posting: type[Posting] = Posting
     reading: type[SegmentReading] = SegmentReading
 
@@ -57,6 +58,7 @@ class Trickle:
         self._context, self._settings = context, settings.trickle
         self.channels = self.kind(context, settings.trickle, time)
         self._streams = Streams(context, self.channels)
+        self._forwarder = self.forwarding(context.members)
 
     async def __aenter__(self) -> Self:
         key = await made_once(self._context.registry, KEY, lambda: secrets.token_bytes(32))
@@ -157,7 +159,7 @@ class Trickle:
     async def _not_here(self, request: Request, found: KnownChannel) -> Response | Held:
         """Let the node that has the channel answer, or say that there is none."""
         if found.state is ChannelState.ELSEWHERE and found.record is not None:
-            return await forward(request, found.record)
+            return await self._forwarder.forward(request, found.record)
         return answers.no_stream()
 
     # ── publishing ────────────────────────────────────────────────────────────────────────────
@@ -180,7 +182,7 @@ class Trickle:
         try:
             found = await self.channels.find(asked.name)
             if isinstance(found, KnownChannel) and found.state is ChannelState.ELSEWHERE and found.record is not None:
-                answer = await forward(request, found.record, body=True)
+                answer = await self._forwarder.forward(request, found.record, body=True)
                 return answer if isinstance(answer, Held) else _refuse(request, answer)
             if isinstance(found, KnownChannel) and self._settings.autocreate:
                 found = await self._make_passing(request, asked, number)

@@ -7,8 +7,10 @@ no task is needed. The other node checks the rights itself, from the same header
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, cast
 
+from penstock.core.liveness import Membership
 from penstock.doors.trickle import answers
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Busy, PeerError, PenstockError
@@ -39,16 +41,45 @@ class Elsewhere(Busy):
         )
 
 
-async def forward(request: Request, record: ChannelRecord, *, body: bool = False) -> Response | Held:
-    """Have the channel's owner answer; *body* says that the request's own is to be sent on."""
-    if request.header(FORWARDED) is not None or not record.address:
-        return error_response(Elsewhere(record.owner))
-    owner = Target(parse_url(record.address), allow_private=True, connect_timeout=CONNECT_SECONDS)
-    head = _head(request, owner.url.authority, body)
-    try:
-        return await owner.connect(lambda: Forwarding(request, head, body))
-    except OutgoingError:
-        return error_response(Elsewhere(record.owner))
+class Forwarder:
+    """Sends requests on, and breaks off those whose node is gone.
+
+    A reader may wait for ever, so nothing has a deadline; and a node that loses its power, or its network, says no
+    word: its connections stay open here. That the others count it as dead is what is heard of it.
+    """
+
+    def __init__(self, members: Membership) -> None:
+        self._members = members
+        self._under_way: set[Forwarding] = set()
+        members.on_change.append(self._look)
+
+    async def forward(self, request: Request, record: ChannelRecord, *, body: bool = False) -> Response | Held:
+        """Have the channel's owner answer; *body* says that the request's own is to be sent on."""
+        if request.header(FORWARDED) is not None or not record.address:
+            return error_response(Elsewhere(record.owner))
+        target = Target(parse_url(record.address), allow_private=True, connect_timeout=CONNECT_SECONDS)
+        head, owner = _head(request, target.url.authority, body), record.owner
+        lived = owner in self._members.living()
+        try:
+            made = await target.connect(lambda: Forwarding(request, head, body, self._under_way.discard))
+        except OutgoingError:
+            return error_response(Elsewhere(owner))
+        made.owner, made.lived = owner, lived
+        if not made.ended:
+            self._under_way.add(made)
+            self._look_at(made)
+        return made
+
+    def _look(self) -> None:
+        for one in list(self._under_way):
+            self._look_at(one)
+
+    def _look_at(self, one: Forwarding) -> None:
+        """One that joined a moment ago may not be known here yet: only who was seen alive can be seen dead."""
+        if one.owner in self._members.living():
+            one.lived = True
+        elif one.lived:
+            one.break_off()
 
 
 def _head(request: Request, host: str, body: bool) -> bytes:
@@ -65,14 +96,21 @@ def _head(request: Request, host: str, body: bool) -> bytes:
 class Forwarding(asyncio.Protocol, Held):
     """One request and its answer: a body sink and an owner of an outlet on this side, a protocol on the other."""
 
-    def __init__(self, request: Request, head: bytes, body: bool) -> None:
+    owner, lived = "", False  # the member that answers, and whether it was ever seen alive here
+
+    def __init__(self, request: Request, head: bytes, body: bool, over: Callable[[Forwarding], None]) -> None:
+        """*over* is told when the connection has ended."""
         self._request: Request | None = request  # until it is answered
         self._head, self._body = head, body
         self._reader = AnswerReader(None, bodiless=request.method == "HEAD")
         self._interims = 0  # that were passed on
         self._transport = cast("asyncio.Transport", None)
         self._outlet: Outlet | None = None
-        self._stuck = False
+        self._stuck, self._over, self.ended = False, over, False
+
+    def break_off(self) -> None:
+        """The owner will not answer any more."""
+        self._transport.abort()
 
     # ── towards the owner ─────────────────────────────────────────────────────────────────────
 
@@ -126,6 +164,8 @@ class Forwarding(asyncio.Protocol, Held):
             self._complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.ended = True
+        self._over(self)
         if self._outlet is not None:
             self._outlet.abort()  # in the middle: it must not look like the segment's end
         self._answer(error_response(Elsewhere("that broke off")), close=True)
