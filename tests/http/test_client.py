@@ -20,6 +20,7 @@ from penstock.http.client import (
     is_public,
     parse_url,
 )
+from penstock.http.resolving import Resolver
 from penstock.wire.http_client import AnswerReader
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -213,28 +214,18 @@ async def test_a_private_address_is_refused_before_anything_is_sent() -> None:
     assert seen == []
 
 
-class Names:
-    """A resolver that answers as it is told; the part of a loop that resolving needs."""
-
-    def __init__(self, *addresses: str) -> None:
-        self._addresses = addresses
-
-    async def getaddrinfo(self, host: str, port: int, *, type: int) -> list[Any]:
-        return [(socket.AF_INET, type, 6, "", (address, port)) for address in self._addresses]
-
-
 @pytest.mark.parametrize("addresses", [("1.1.1.1", "127.0.0.1"), ("127.0.0.1", "1.1.1.1"), ("::ffff:10.0.0.1",)])
 async def test_one_private_address_among_a_names_is_enough_to_refuse(addresses: tuple[str, ...]) -> None:
     target = Target(parse_url("http://rebinding.example/"))
 
     with pytest.raises(Unreachable, match="private"):
-        await target._resolve(Names(*addresses))  # type: ignore[arg-type]
+        await target._resolve(Resolver(lambda host: list(addresses)))
 
 
 async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
     target = Target(parse_url("http://rebinding.example/"))
 
-    assert await target._resolve(Names("1.1.1.1")) == "1.1.1.1"  # type: ignore[arg-type]
+    assert await target._resolve(Resolver(lambda host: ["1.1.1.1"])) == "1.1.1.1"
 
 
 async def test_an_answer_without_a_limit_is_taken_as_it_comes() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 from penstock.errors import InputInvalid, PeerError
+from penstock.http.resolving import Resolver, resolver
 from penstock.limits import ANSWER_BODY_BYTES
 from penstock.wire.http_client import AnswerReader, request_head
 
@@ -121,9 +121,10 @@ class Target:
         timeout: float | None = 30.0,
         connect_timeout: float = 10.0,
         limit_bytes: int | None = ANSWER_BODY_BYTES,
+        names: Resolver | None = None,
     ) -> None:
-        """Without *limit_bytes* a body has no limit, and has to be taken as it comes."""
-        self.url = url
+        """Without *limit_bytes* a body has no limit, and has to be taken as it comes. *names*: the loop's, if None."""
+        self.url, self._resolver = url, names
         self._allow_private, self._timeout, self._connect_timeout = allow_private, timeout, connect_timeout
         self._limit_bytes = limit_bytes
         self._idle: list[_Connection] = []
@@ -184,7 +185,7 @@ class Target:
         name = self.url.host if self._context else None
         try:
             async with asyncio.timeout(self._connect_timeout):
-                address = await self._resolve(loop)
+                address = await self._resolve(self._resolver or resolver())
                 _, connection = await loop.create_connection(
                     protocol, address, self.url.port, ssl=self._context, server_hostname=name
                 )
@@ -195,10 +196,12 @@ class Target:
             raise Unreachable(f"no connection to {self.url.origin}: {reason}") from None
         return connection
 
-    async def _resolve(self, loop: asyncio.AbstractEventLoop) -> str:
+    async def _resolve(self, names: Resolver) -> str:
         """An address of the target, all of whose addresses are allowed."""
-        found = await loop.getaddrinfo(self.url.host, self.url.port, type=socket.SOCK_STREAM)
-        addresses = [str(one[4][0]) for one in found]
+        try:
+            addresses = [str(ipaddress.ip_address(self.url.host))]
+        except ValueError:
+            addresses = await names.find(self.url.host)
         for address in addresses:
             if not self._allow_private and not is_public(address):
                 raise AddressPrivate(f"{self.url.host} is at {address}, which is private, and allow_private is not set")
