@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.aging import JUMP_SECONDS, LISTEN_ROUNDS, ClockWatch
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
 from penstock.node import housekeeping as housekeeping_module
-from penstock.node.housekeeping import Housekeeping
+from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.values import Batch, Draft
 
 NOVEMBER_30 = 1_796_040_000_000  # 2026-11-30T12:00:00Z
@@ -163,6 +164,72 @@ async def test_nothing_expires_for_good_while_the_clock_was_just_set(tmp_path: P
         clock.advance(7201)
         await house.round()
         assert (house.expired, len(dropped)) == (1, 1)
+
+
+class Nodes:
+    """Nodes of one cluster, each with a clock of its own."""
+
+    def __init__(self, engine: MemoryEngine, data: Path, **ahead: float) -> None:
+        self.clocks = {node: ManualClock() for node in ahead}
+        for node, seconds in ahead.items():
+            self.clocks[node].jump(seconds)
+        self.houses = {
+            node: Housekeeping(
+                engine.log, engine.mailbox, engine.registry, clock, data, keep_seconds=KEEP, node=node
+            )
+            for node, clock in self.clocks.items()
+        }  # fmt: skip
+
+    async def pass_time(self, *living: str, rounds: int = 2 * LISTEN_ROUNDS) -> None:
+        """Half minutes in which the clocks go on, and those who live keep house."""
+        for _ in range(rounds):
+            for clock in self.clocks.values():
+                clock.advance(INTERVAL_SECONDS)
+            for node in living:
+                await self.houses[node].round()
+
+
+async def believe_the_own_clock(watch: ClockWatch, now_ms: int) -> bool:
+    """The sabotage."""
+    return False
+
+
+@pytest.mark.parametrize("sabotage", [None, believe_the_own_clock])
+@pytest.mark.parametrize("ahead", [365 * 24 * 3600, -365 * 24 * 3600])
+async def test_a_node_whose_clock_was_wrong_from_the_start_trims_nothing(
+    tmp_path: Path, sabotage: Callable[..., object] | None, ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sabotage:
+        monkeypatch.setattr(ClockWatch, "_may_be_apart", sabotage)
+    clock = ManualClock()
+    clock.jump(min(0.0, ahead))  # whose entries these are; the other node is ahead of it
+    async with MemoryEngine(clock=clock) as engine:
+        await engine.log.append(Batch((Draft("/a", b"fresh"),)))
+        nodes = Nodes(engine, tmp_path, n1=0.0, n2=ahead)
+
+        await nodes.pass_time("n1", "n2")
+
+        assert (engine.log.trimmed_upto == 0) is (sabotage is None)
+        if sabotage is None:  # and once the wrong one is gone the others go on
+            nodes.clocks["n1"].advance(KEEP)
+            await nodes.pass_time("n1")
+            assert engine.log.trimmed_upto == engine.log.followed
+
+
+async def test_nodes_whose_clocks_agree_trim_although_others_were_there_once(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with MemoryEngine(clock=clock) as engine:
+        await engine.log.append(Batch((Draft("/a", b"old"),)))
+        nodes = Nodes(engine, tmp_path, n1=0.0, n2=JUMP_SECONDS / 2, gone=10 * KEEP)
+        await nodes.pass_time("gone", rounds=1)
+        for one in nodes.clocks.values():
+            one.advance(KEEP)
+
+        await nodes.pass_time("n1", "n2", rounds=1)
+        assert engine.log.trimmed_upto == 0  # they have not heard of each other yet
+
+        await nodes.pass_time("n1", "n2")
+        assert engine.log.trimmed_upto == engine.log.followed
 
 
 async def leaping(log: Log, keep_seconds: float, now_ms: int) -> int:

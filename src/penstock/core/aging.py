@@ -8,11 +8,13 @@ docs/decisions/0014-age.md says what follows from clocks that were wrong.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.registry import Registry
+from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
 
 log = logging.getLogger("penstock.aging")
@@ -21,7 +23,13 @@ STEP_ENTRIES: Final = 100_000
 """Old entries that one look finds at most; they are trimmed before the next look."""
 JUMP_SECONDS: Final = 60.0
 """A wall clock that is further off than this from where it should be by now was set."""
-_JUMPED = "clock/jumped"
+APART_SECONDS: Final = 2 * JUMP_SECONDS
+"""Two nodes' clocks that are further apart than this: one of them is wrong. What another wrote down of its clock may be
+half a minute old."""
+LISTEN_ROUNDS: Final = 4
+"""Rounds, of half a minute each, in which no clock may have been seen to be apart: so often a node that lives has
+written its own down, a busy one, too."""
+_JUMPED, _CLOCKS = "clock/jumped", "clock/nodes/"
 
 
 async def aged_upto(
@@ -49,17 +57,23 @@ class ClockWatch:
     """Notices that the wall clock was set, and keeps that in the registry, for all nodes and the next start.
 
     Entries from before that moment may have any time. So nothing is trimmed by age until `log.keep` has passed since.
+
+    A clock that was wrong from the start does not jump. So each *node* of a cluster writes its own down, and what it
+    reads of those that changed theirs tells whether one is wrong; which one it is nobody can tell.
     """
 
-    def __init__(self, clock: Clock, registry: Registry) -> None:
-        self._clock, self._registry = clock, registry
+    def __init__(self, clock: Clock, registry: Registry, node: str = "") -> None:
+        """Without *node* there are no others."""
+        self._clock, self._registry, self._node = clock, registry, node
+        self._seen: dict[str, int] = {}  # the others' clocks: the version of each record
+        self._holding = LISTEN_ROUNDS if node else 0
         self._offset = self._measured()
 
     def _measured(self) -> float:
         return self._clock.now_ms() / 1000 - self._clock.running()
 
     async def seconds_since_jump(self) -> float:
-        """How long ago a clock was last seen to be set; infinite if never."""
+        """How long ago a clock was last seen to be set, or to be apart from others'; infinite if never."""
         now_ms, offset = self._clock.now_ms(), self._measured()
         record = await self._registry.get(_JUMPED)
         jumped_ms = int(record.value) if record else None
@@ -68,4 +82,22 @@ class ClockWatch:
             log.warning("clock.jumped", extra={"seconds": round(offset - self._offset)})
             await self._registry.put(_JUMPED, str(now_ms).encode())
             self._offset, jumped_ms = offset, now_ms
+        if self._node and await self._may_be_apart(now_ms):
+            return 0.0
         return float("inf") if jumped_ms is None else (now_ms - jumped_ms) / 1000
+
+    async def _may_be_apart(self, now_ms: int) -> bool:
+        """Write this node's clock down, and compare it with those that others have written down since the last time."""
+        with suppress(PenstockError):  # a full storage must still be trimmed
+            await self._registry.put(_CLOCKS + self._node, str(now_ms).encode())
+        before, self._seen = self._seen, {}
+        self._holding = max(0, self._holding - 1)
+        for record in await self._registry.list(_CLOCKS):
+            self._seen[record.key] = record.version
+            apart = (now_ms - int(record.value)) / 1000
+            lives = before.get(record.key, record.version) != record.version
+            if lives and record.key != _CLOCKS + self._node and abs(apart) > APART_SECONDS:
+                self._holding = LISTEN_ROUNDS
+                node = record.key.removeprefix(_CLOCKS)
+                log.warning("clock.apart", extra={"node": node, "seconds": round(apart)})
+        return self._holding > 0

@@ -44,11 +44,13 @@ class Housekeeping:
         keep_seconds: float | None = None,
         keep_bytes: int | None = None,
         bound: Callable[[], Awaitable[Bound]] | None = None,
+        node: str = "",
     ) -> None:
+        """*node* is this one's name, where there are others with clocks of their own."""
         self._log, self._mailbox, self._registry, self._clock, self._data = source, mailbox, registry, clock, data
         self._keep_seconds, self._keep_bytes = keep_seconds, keep_bytes
         self._bound = bound
-        self._watch = ClockWatch(clock, registry)
+        self._watch = ClockWatch(clock, registry, node)
         self.daily: Callable[[], Awaitable[object]] | None = None  # asked each round; works once a day
         self.forecast = DiskForecast(time.monotonic)
         self.expired = 0
@@ -58,7 +60,7 @@ class Housekeeping:
         """Do everything once, also what comes after something that failed; then raises what went wrong.
 
         A full storage refuses new months, and must still be trimmed. Nothing expires or is trimmed by age for a while
-        after the clock was set, or while the registry cannot say whether it was.
+        after the clock was set, while it is apart from other nodes', or while the registry cannot say so.
         """
         errors: list[Exception] = []
         try:

@@ -154,6 +154,8 @@ class Node:
         self._housekeeping = Housekeeping(
             engine.log, engine.mailbox, engine.registry, clock, self._data,
             keep_seconds=keep_seconds, keep_bytes=keep_bytes, bound=trimming.bound,
+            # Workers have one clock.
+            node="" if engine.bus.alone or isinstance(engine, KnowsMembers) else engine.bus.node,
         )  # fmt: skip
         loop = self._background.every(INTERVAL_SECONDS, "housekeeping", self._keep_house, at_once=True)
         self._stack.push_async_callback(loop.stop)
