@@ -162,7 +162,7 @@ def _then_wait(work: Refusing) -> Callable[[], asyncio.Future[None]]:
 
 ONE_SHOT = {
     "core/node_calls.py": "one answer to one question of a node",
-    "core/hub.py": "readers of the line before the log, guarded feed by feed",
+    "core/hub.py": "one recall of what is newest; one page, or the newest id, for one feed",
     "core/ledger.py": "one flush",
     "core/promise.py": "makes one awaitable a future",
     "doors/eventhorizon/pusher.py": "one push",

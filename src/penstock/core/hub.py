@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
+from penstock.core.background import Background, Loop
 from penstock.core.fanout import ABSENT, MANY, Round, RoundPart, Seats
 from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
 from penstock.core.log import Log
@@ -23,7 +24,7 @@ from penstock.core.names import is_exact
 from penstock.core.recent_entries import LOOKED_AT, RecentEntries
 from penstock.core.slow_pattern_feeds import SlowPatternFeeds
 from penstock.core.wanted_streams import WantedStreams
-from penstock.errors import PenstockError, Trimmed
+from penstock.errors import EngineGone, PenstockError, Trimmed
 from penstock.settings import HubSettings
 from penstock.values import Entry, Page
 
@@ -57,10 +58,10 @@ class Hub:
 
     def __init__(
         self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE,
-        many: int = MANY, selective: bool = False, alone: bool = False,
+        many: int = MANY, selective: bool = False, alone: bool = False, background: Background | None = None,
     ) -> None:  # fmt: skip
         """*selective*: the log need not tell of entries that no feed wants. *alone*: no other node serves this log."""
-        self._log, self._alone = source, alone
+        self._log, self._alone, self._background = source, alone, background or Background()
         self._wanted = WantedStreams(moved=self._moved) if selective else None
         self._interest: Interest[Feed] = Interest()
         self._in_turn = SlowPatternFeeds()
@@ -75,6 +76,8 @@ class Hub:
         self._returning: list[Feed] = []  # those that take their seats when it is over
         self._line: deque[Feed] = deque()
         self._work = asyncio.Event()
+        self._serving: list[Loop] = []
+        self._leaving = False
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead: dict[Feed, _Ahead] = {}
         self._unseen: dict[Feed, _Unseen] = {}  # of feeds that may not be given anything yet
@@ -88,16 +91,19 @@ class Hub:
 
     async def __aenter__(self) -> Self:
         self._log.follow(self._follow, self._wanted)
-        self._tasks = [asyncio.create_task(self._serve_line()) for _ in range(self._readers)]
+        self._serving = [self._background.forever("hub.line", self._serve_line) for _ in range(self._readers)]
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._finish_round()
         for feed in list(self._ahead):
             self._forget_ahead(feed)
+        for unseen in self._unseen.values():
+            unseen.forget()
+        self._leaving = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *(loop.stop() for loop in self._serving), return_exceptions=True)
 
     @property
     def feeds(self) -> Sequence[Feed]:
@@ -456,29 +462,38 @@ class Hub:
         return found, begin, 0 if cut else room
 
     async def _serve_line(self) -> None:
-        joined = 0
-        while True:
-            while not self._line:
-                self._work.clear()
-                await self._work.wait()
-            feed = self._line.popleft()
-            while self._looked_at >= LOOKED_AT:  # noqa: ASYNC110 - others have their turn, which is all that it waits for
+        """Serve feeds of the line until others have their turn. One round of a loop that several do at once."""
+        while not self._line:
+            self._work.clear()
+            await self._work.wait()
+        served = 0
+        while self._line and served < JOINS:
+            served += await self._serve(self._line.popleft())
+        if served >= JOINS:
+            await asyncio.sleep(0)
+
+    async def _serve(self, feed: Feed) -> int:
+        """Give a feed what is next for it; how many joins that is worth."""
+        served = JOINS
+        try:
+            while self._looked_at >= LOOKED_AT:  # noqa: ASYNC110 - others have their turn, which is all it waits for
                 await asyncio.sleep(0)
-            try:
-                if (size := self._join(feed)) is not None:
-                    joined += max(1, JOINS * size // SLICE_BYTES)
-                    if joined >= JOINS:
-                        joined = 0
-                        await asyncio.sleep(0)
-                elif feed.can_step:
-                    await self._step(feed)
-            except Exception as error:  # noqa: BLE001
-                # One reader's trouble must not end the service of all others.
-                self._end(feed, error)
-            # Only now: a feed that asks for more while its page is being read must not be read for twice.
-            feed.queued = False
-            if feed.can_step:
-                self.enqueue(feed)
+            if (size := self._join(feed)) is not None:
+                served = max(1, JOINS * size // SLICE_BYTES)
+            elif feed.can_step:
+                await self._step(feed)
+        except asyncio.CancelledError:
+            if not self._leaving:  # what it waited for was: else the feed would be neither live nor in the line
+                self._end(feed, EngineGone("a read of the log was broken off"))
+            raise
+        except Exception as error:  # noqa: BLE001
+            # One reader's trouble must not end the service of all others.
+            self._end(feed, error)
+        # Only now: a feed that asks for more while its page is being read must not be read for twice.
+        feed.queued = False
+        if feed.can_step:
+            self.enqueue(feed)
+        return served
 
     async def _step(self, feed: Feed) -> None:
         """Read one page for one feed, and begin with the next while this one is encoded."""
@@ -532,19 +547,23 @@ class _Unseen:
     now on is to be shown. The newest id of the log, as it is when the reader comes, tells which.
     """
 
-    __slots__ = ("_after", "_allow", "_newest", "_upto")
+    __slots__ = ("_after", "_allow", "_left", "_newest", "_upto")
 
     def __init__(self, after: int, newest: asyncio.Future[int], allow: Allow | None) -> None:
         self._after, self._newest, self._allow = after, newest, allow
         self._upto = after
+        self._left = False
         newest.add_done_callback(_look_at_error)
 
     async def find_out(self) -> None:
         """Wait for the newest id. Before that the reader may not be given anything."""
-        self._upto = min(self._after, await asyncio.shield(self._newest))
+        await asyncio.wait((self._newest,))  # which raises nothing if the reader leaves meanwhile
+        if not self._left:
+            self._upto = min(self._after, self._newest.result())
 
     def forget(self) -> None:
         """The reader has left."""
+        self._left = True
         self._newest.cancel()
 
     def __call__(self, entry: Entry) -> bool:

@@ -113,7 +113,9 @@ class Node:
         engine.log.follow(self._rates.follow, WantedStreams())
         engine.log.follow(self._traffic.follow, WantedStreams())
         selective = log_socket(settings) is not None
-        self._hub = await enter(Hub(source, settings.hub, selective=selective, alone=engine.bus.alone))
+        self._hub = await enter(
+            Hub(source, settings.hub, selective=selective, alone=engine.bus.alone, background=self._background)
+        )
         self._rates.index_of = self._hub.index_of
         self._ledger = Ledger(engine.log, clock, node=engine.bus.node, settings=settings.ledger, throughput=self._rates)
         await self._ledger.open(engine.registry)
