@@ -138,6 +138,10 @@ Over it: 413."""
 RECORD_KEY_BYTES: Final = 512
 """Bytes of a registry key. Over it: 400."""
 
+NODE_ANSWER_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of what one node or worker answers another, such as the devices of a user that listen there: whoever asked
+holds it whole. Over it: 413."""
+
 # ── the ledger ─────────────────────────────────────────────────────────────────────────────────
 
 LEDGER_REASON_CHARACTERS: Final = 200

@@ -121,6 +121,25 @@ def test_any_node_lists_a_pusher_and_tells_the_one_that_runs_it_to_try_again(nod
             ask(nodes[0], "DELETE", f"/v1/pushers/{id}")
 
 
+def test_any_node_lists_pushers_in_pages_wherever_they_run(nodes: Nodes) -> None:
+    with scripted(lambda request: (500, "broken")) as app:
+        ids = sorted(add_pusher(nodes[0], app.url) for _ in range(5))
+        after = ids[0][:-1]
+        try:
+            for node in nodes:
+                wait_until(lambda node=node: _states(node, after, 4) == dict.fromkeys(ids[:4], "failing"))
+                wait_until(lambda node=node: _states(node, ids[3], 1) == {ids[4]: "failing"})
+        finally:
+            for id in ids:
+                ask(nodes[0], "DELETE", f"/v1/pushers/{id}")
+
+
+def _states(node: RunningServer, after: str, limit: int) -> dict[str, str]:
+    shown = ask(node, "GET", "/v1/pushers", after=after, limit=limit).json["pushers"]
+    assert all(one["node"] for one in shown if one["state"] == "failing")
+    return {one["id"]: one["state"] for one in shown}
+
+
 def _view(node: RunningServer, id: str) -> dict[str, Any]:
     reply = ask(node, "GET", "/v1/recipients/waiting", kind="pusher", name=id)
     view: dict[str, Any] = reply.json["recipient"] if reply.status == 200 else {"state": "", "node": ""}

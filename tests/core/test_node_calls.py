@@ -9,6 +9,8 @@ import pytest
 
 from penstock.core.bus import Receivers
 from penstock.core.node_calls import Calls
+from penstock.errors import TooLarge
+from penstock.testing import wait_until_async
 from tests.nodes import Network
 
 
@@ -72,3 +74,38 @@ async def test_what_a_letter_holds_and_cannot_be_read_counts_as_lost(
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.message for record in warnings] == ["call.failed", "call.unreadable"]
     assert not any(record.exc_info for record in warnings)
+
+
+class Shuffling(Network):
+    """Delivers all that goes to a node twice, and in another order, when it is told to."""
+
+    def shuffle(self) -> None:
+        waiting, self.late = self.late or [], None
+        for letter in reversed(waiting * 2):
+            self.give(*letter)
+
+
+async def test_the_parts_of_an_answer_may_come_twice_and_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.core.node_calls.PART_BYTES", 3)
+    network = Shuffling()
+
+    async def answer(body: bytes) -> bytes:
+        network.late = []
+        return await shout(body)
+
+    async with Calls(network.bus("a"), "t", shout) as a, Calls(network.bus("b"), "t", answer):
+        for said in (b"", b"abc", b"abcdefg"):
+            asked = asyncio.create_task(a.ask("b", said, bytes))
+            parts = max(1, -(-len(said) // 3))
+            await wait_until_async(lambda parts=parts: network.late is not None and len(network.late) == parts)
+            network.shuffle()
+            assert await asked == said.upper()
+
+
+async def test_who_asks_for_too_much_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.core.node_calls.NODE_ANSWER_BYTES", 5)
+    network = Network()
+    async with Calls(network.bus("a"), "t", shout) as a, Calls(network.bus("b"), "t", shout):
+        assert await a.ask("b", b"abcde", bytes) == b"ABCDE"
+        with pytest.raises(TooLarge, match="the answer of a node of 6 is over the limit of 5"):
+            await a.ask("b", b"abcdef", bytes)

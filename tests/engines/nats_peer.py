@@ -18,7 +18,14 @@ BEHAVIOURS = {
     "polite": "answers every PING",
     "deaf": "answers the first PING, then reads nothing more",
     "fickle": "answers the first PING, then closes",
+    "refusing": "answers every PING, the first one with an error besides",
+    "forbidding": "answers every PING, the first one with an error about one subject besides",
     "half": "answers the first PING, then closes its own half and reads nothing more; says nothing to who comes later",
+}
+
+ERRORS = {
+    "refusing": b"-ERR 'Something Nobody Has Heard Of'\r\n",
+    "forbidding": b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n",
 }
 
 
@@ -31,7 +38,7 @@ class NatsPeer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.url = f"nats://127.0.0.1:{self.port}"
-        self.accepted = 0
+        self.accepted, self._said = 0, False
         self._threads = [threading.Thread(target=self._accept)]
         self._threads[0].start()
 
@@ -62,11 +69,14 @@ class NatsPeer:
                     self._ended.wait()
                     return
                 accepted.sendall(b"PONG\r\n")
+                if self.accepted == 1 and not self._said:
+                    self._said = True
+                    accepted.sendall(ERRORS.get(self._behaviour, b""))
                 if self._behaviour == "half":
                     accepted.shutdown(socket.SHUT_WR)
                 if self._behaviour in ("deaf", "half"):
                     self._ended.wait()
-                if self._behaviour != "polite":
+                if self._behaviour not in ("polite", *ERRORS):
                     return
 
     def _pings(self, accepted: socket.socket) -> Iterator[None]:

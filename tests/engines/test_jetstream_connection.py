@@ -15,11 +15,13 @@ from penstock.engines.jetstream import client as client_module
 from penstock.engines.jetstream import connection as connection_module
 from penstock.engines.jetstream.client import RawClient
 from penstock.engines.jetstream.connection import NatsConnection
+from penstock.engines.jetstream.engine import open_jetstream
 from penstock.engines.jetstream.frames import NatsMessage
-from penstock.errors import EngineGone
+from penstock.errors import ConfigInvalid, EngineGone
 from penstock.http.event_loop import run_loop
 from penstock.testing import wait_until_async
-from tests.engines.nats_peer import nats_peer, sockets_to
+from tests.engines import nats_peer as nats_peer_module
+from tests.engines.nats_peer import INFO, nats_peer, sockets_to
 
 End = Callable[[RawClient], Coroutine[Any, Any, None]]
 run = run_loop
@@ -178,3 +180,28 @@ def test_it_can_be_left_in_the_midst_of_a_reconnect(sabotaged: bool, monkeypatch
     with nats_peer("fickle") as peer, sabotage(monkeypatch, no_end if sabotaged else None):
         for turns in range(0, 400, 10):
             run(check(turns))
+
+
+@pytest.mark.parametrize("behaviour", ["refusing", "forbidding"])
+def test_after_an_error_of_the_server_it_is_connected(behaviour: str) -> None:
+    async def check() -> None:
+        async with asyncio.timeout(WITHIN), NatsConnection([peer.url], name="test") as connection:
+            await wait_until_async(lambda: connection._last_error)
+            await wait_until_async(lambda: connection.connected)
+            await connection.client.flush()  # type: ignore[no-untyped-call]
+
+    with nats_peer(behaviour) as peer:
+        run(check())
+        assert peer.accepted == (2 if behaviour == "refusing" else 1)
+
+
+def test_servers_that_do_not_take_the_largest_entry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_peer_module, "INFO", INFO.replace(b"67108864", b"65536"))
+
+    async def check() -> None:
+        with pytest.raises(ConfigInvalid, match="messages of 65,536 bytes at most, and an entry may need 1,048,576"):
+            await open_jetstream(peer.url, node="test").__aenter__()
+        await nothing_is_left(peer.port)
+
+    with nats_peer("polite") as peer:
+        run(check())

@@ -37,7 +37,7 @@ class Bus(Protocol):
         ...
 
     async def send(self, node: str, topic: str, message: bytes) -> bool:
-        """Give *message* to one node; False if that node is not known to listen."""
+        """Give *message* to one node; False if that node is not known to listen. `TooLarge` if it cannot be sent."""
         ...
 
     async def hint(self, topic: str, message: bytes) -> None:

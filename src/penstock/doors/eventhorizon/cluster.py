@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -194,9 +194,14 @@ class Pushers:
                     await asyncio.sleep(0.02)
 
     async def _asked(self, body: bytes) -> bytes:
-        """What another node wants to know: how those go that run here. It may want one of them to try again first."""
-        self._retry_here(body.decode())
-        return _encode([self.view(managed) for managed in self.all.values() if managed.task is not None])
+        """What another node wants to know: how some go that run here. It may want one of them to try again first.
+
+        It says the id of that one, or nothing, and after a space each those of the others.
+        """
+        retry, *ids = body.decode().split(" ")
+        self._retry_here(retry)
+        wanted = [self.all[id] for id in (retry, *ids) if id in self.all]
+        return _encode([self.view(managed) for managed in wanted if managed.task is not None])
 
     def _retry_here(self, id: str) -> bool:
         managed = self.all.get(id)
@@ -209,12 +214,13 @@ class Pushers:
         """Try at once what failed, on whichever node it runs; False if it runs on none."""
         return self._retry_here(managed.id) or managed.id in await self.views_elsewhere(retry=managed.id)
 
-    async def views_elsewhere(self, retry: str = "") -> dict[str, PusherView]:
-        """How those go that run on other nodes; one of them may be told to try again."""
+    async def views_elsewhere(self, ids: Iterable[str] = (), *, retry: str = "") -> dict[str, PusherView]:
+        """How some of these go that run on other nodes; one may be told to try again."""
+        question = " ".join((retry, *ids)).encode()
         found: dict[str, PusherView] = {}
         for member in self._members.living():
             if member != self._members.me:
-                shown = await self._calls.ask(node_of(member), retry.encode(), _views)
+                shown = await self._calls.ask(node_of(member), question, _views)
                 found |= {one.id: one for one in shown or ()}
         return found
 

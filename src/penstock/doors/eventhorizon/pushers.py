@@ -65,16 +65,17 @@ class PusherCalls:
         after = request.params.get("after", "")
         limit = integer(request, "limit", PAGE_ENTRIES, least=1, most=PAGE_ENTRIES)
         await self._pushers.refresh()
-        elsewhere = await self._pushers.views_elsewhere()
-        mine = sorted(id for id, one in self._pushers.all.items() if id > after and one.belongs_to(caller))
-        views = [elsewhere.get(id) or self._pushers.view(self._pushers.all[id]) for id in mine[:limit]]
+        mine = [one for id, one in sorted(self._pushers.all.items()) if id > after and one.belongs_to(caller)]
+        page = mine[:limit]
+        elsewhere = await self._pushers.views_elsewhere(one.id for one in page)
+        views = [elsewhere.get(one.id) or self._pushers.view(one) for one in page]
         return Response(200, _encode({"pushers": views, "more": len(mine) > limit}))
 
     @operation("One pusher.", path=_ID, answers={200: PusherView}, errors=(404,))
     async def show(self, request: Request) -> Response:
         """How one goes, on whichever node it runs."""
         managed = await self._find(request)
-        elsewhere = {} if managed.task is not None else await self._pushers.views_elsewhere()
+        elsewhere = {} if managed.task is not None else await self._pushers.views_elsewhere([managed.id])
         return Response(200, _encode(elsewhere.get(managed.id) or self._pushers.view(managed)))
 
     @operation("Push no more for now.", path=_ID, answers={200: PusherView}, errors=(404, 507))

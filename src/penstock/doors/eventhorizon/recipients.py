@@ -19,6 +19,7 @@ from penstock.api.recipients import (
 from penstock.core.trouble import Trouble
 from penstock.doors.eventhorizon.cluster import ManagedPusher, Pushers
 from penstock.doors.eventhorizon.requests import PusherView
+from penstock.limits import PAGE_ENTRIES
 
 
 class PusherRecipients(RecipientKind):
@@ -31,9 +32,12 @@ class PusherRecipients(RecipientKind):
 
     async def each(self) -> AsyncIterator[RecipientView]:
         await self._pushers.refresh()
-        elsewhere = await self._pushers.views_elsewhere()
-        for managed in list(self._pushers.all.values()):
-            yield self._view(managed, elsewhere.get(managed.id))
+        pushers = list(self._pushers.all.values())
+        for begin in range(0, len(pushers), PAGE_ENTRIES):
+            some = pushers[begin : begin + PAGE_ENTRIES]
+            elsewhere = await self._pushers.views_elsewhere(managed.id for managed in some)
+            for managed in some:
+                yield self._view(managed, elsewhere.get(managed.id))
 
     def _view(self, managed: ManagedPusher, elsewhere: PusherView | None) -> RecipientView:
         shown = elsewhere or self._pushers.view(managed)

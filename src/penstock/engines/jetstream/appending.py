@@ -243,7 +243,10 @@ class Appender:
                 self._answered(group, planned, headers, data)
             return True
 
-        group.number = self._connection.ask_batch(planned.messages, batch, answered)
+        try:
+            group.number = self._connection.ask_batch(planned.messages, batch, answered)
+        except TooLarge as error:  # than a NATS server takes that was set otherwise since the start
+            self._fail(group, error)
 
     def _answered(self, group: AppendGroup, planned: Planned, headers: bytes | None, data: bytes) -> None:
         try:

@@ -11,7 +11,8 @@ from urllib.parse import ParseResult
 
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
 from nats.aio.transport import TcpTransport
-from nats.errors import NoServersError
+from nats.errors import Error, NoServersError
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from penstock.engines.jetstream.frames import FrameParser, Receiver
 
@@ -104,6 +105,15 @@ class RawClient(Client):
             with suppress(OSError, RuntimeError):  # the connection has ended meanwhile: its rest is lost with it
                 self._transport.writelines(rest)
                 await self._transport.drain()  # type: ignore[no-untyped-call]
+
+    async def _process_err(self, err_msg: str) -> None:
+        # nats-py closes for good at most errors, though the server would take the next connection.
+        if PERMISSIONS_ERR in err_msg:  # of one subject: the connection stays
+            await super()._process_err(err_msg)
+            return
+        error = Error("nats: " + err_msg.strip("'"))
+        await self._error_cb(error)
+        await self._process_op_err(error)
 
     async def _attempt_reconnect(self) -> None:
         # A server that hangs reads nothing more: nats-py would wait for the rest to be sent before it goes elsewhere.

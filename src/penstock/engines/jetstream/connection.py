@@ -11,6 +11,8 @@ turn of the loop is one write. Connecting, reconnecting, TLS and credentials sta
 
 When the connection is lost, every open question is answered with `LOST`: its outcome is unknown, and
 whoever asked decides whether asking again is safe.
+
+What is larger than the server takes is refused before it is sent (`TooLarge`): the server would end the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from nats.errors import Error as NatsError
 
 from penstock.engines.jetstream.client import RawClient
 from penstock.engines.jetstream.frames import NatsMessage, Receiver, frame, frames_of_batch
-from penstock.errors import DiskFull, EngineGone, OperatorError
+from penstock.errors import DiskFull, EngineGone, OperatorError, TooLarge
 
 log = logging.getLogger("penstock.jetstream")
 
@@ -176,16 +178,25 @@ class NatsConnection:
         self._send([frame(message, reply)])
 
     def _send(self, frames: list[bytes]) -> None:
+        limit = self.max_payload
+        if max(map(len, frames)) > limit:
+            size = max(map(_payload_size, frames))
+            if size > limit:
+                raise TooLarge("a message to NATS", size, limit)
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += frames
 
     def ask(self, message: NatsMessage, answer: Answer) -> int:
         """Send a question; *answer* is called until it says that it was the last. Returns its number."""
-        number = self._expect(answer)
         if self.connected:
-            self.send(message, f"{self._inbox}{number}")
-        return number
+            self.send(message, self._next_inbox)
+        return self._expect(answer)
+
+    @property
+    def _next_inbox(self) -> str:
+        """Where the next question's answers come."""
+        return f"{self._inbox}{self._number + 1}"
 
     def _expect(self, answer: Answer) -> int:
         self._number = number = self._number + 1
@@ -203,10 +214,9 @@ class NatsConnection:
             # The first message is answered too: with nothing if it is fine, with an error if the batch is not.
             return (bool(data) or headers is not None) and answer(headers, data)
 
-        number = self._expect(once)
         if self.connected:
-            self._send(frames_of_batch(messages, batch, f"{self._inbox}{number}"))
-        return number
+            self._send(frames_of_batch(messages, batch, self._next_inbox))
+        return self._expect(once)
 
     def forget(self, number: int) -> None:
         """Do not wait for an answer any more."""
@@ -302,6 +312,11 @@ class NatsConnection:
 
 async def _ignored(message: object) -> None:
     """Raw subscriptions never get here; nats-py wants a callback."""
+
+
+def _payload_size(frame: bytes) -> int:
+    """Bytes of a frame that count as the message's: all but its first line and the end of the last."""
+    return len(frame) - frame.index(b"\r\n") - 4
 
 
 def status(headers: bytes | None) -> int:

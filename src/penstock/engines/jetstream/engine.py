@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from penstock.core.background import Background
 from penstock.core.clock import Clock, WallClock
@@ -22,6 +22,8 @@ from penstock.errors import ConfigInvalid, InputInvalid
 from penstock.settings import LogSettings
 
 SCHEME = "nats://"
+LEAST_PAYLOAD: Final = 1 << 20
+"""What a NATS server takes that was told nothing else, and the largest entry needs with its headers."""
 
 
 def open_jetstream(
@@ -79,6 +81,7 @@ class JetStreamEngine:
     async def _open(self) -> None:
         settings, clock = self._settings, self._clock
         connection = await self._stack.enter_async_context(self.connection)
+        _check_payload(connection.max_payload)
         home = Home(connection, settings.prefix, settings.replicas)
         subjects = Subjects(settings.prefix)
         await make_stream(connection, subjects, settings.replicas)
@@ -120,3 +123,13 @@ class JetStreamEngine:
     def trouble(self) -> str:
         """Why this engine should get no requests now; empty when all is well."""
         return self.connection.trouble or self.log.trouble
+
+
+def _check_payload(largest: int) -> None:
+    """Refuse servers that do not take an entry of the largest size."""
+    if largest < LEAST_PAYLOAD:
+        raise ConfigInvalid(
+            "log.engine",
+            f"the NATS servers take messages of {largest:,} bytes at most, and an entry may need {LEAST_PAYLOAD:,}",
+            remedy="Set max_payload to 2MB in the configuration of each NATS server.",
+        )
