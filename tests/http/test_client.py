@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from penstock.doors.webpush_sender.push_client import PushClient
 from penstock.errors import InputInvalid, PeerError
+from penstock.http import client as client_module
 from penstock.http.client import (
     AnswerBroken,
     Target,
@@ -22,6 +27,7 @@ from penstock.http.client import (
 )
 from penstock.http.resolving import Resolver
 from penstock.wire.http_client import AnswerReader
+from tests.http.certificates import make_certificate
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -251,3 +257,77 @@ async def test_whoever_takes_an_answer_may_break_it_off() -> None:
 
     with pytest.raises(AnswerBroken, match="b'ok' is not"):
         await talk(peer, lambda target: target.post(b"", on_piece=refuse))
+
+
+# ── https ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def start_secure(stack: AsyncExitStack, folder: Path) -> int:
+    """An https origin that says OK, with a certificate that it puts into *folder*; its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*make_certificate(folder, folder.name))
+    server = await asyncio.start_server(says(OK)[0], "127.0.0.1", 0, ssl=context)
+    stack.callback(server.close)
+    port: int = server.sockets[0].getsockname()[1]
+    return port
+
+
+def count_contexts(monkeypatch: pytest.MonkeyPatch) -> list[ssl.SSLContext]:
+    """Those that are made from now on."""
+    made: list[ssl.SSLContext] = []
+    create = ssl.create_default_context
+
+    def counted() -> ssl.SSLContext:
+        made.append(create())
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    return made
+
+
+async def post_to_many_origins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Post to https origins that are trusted and to one that is not; how many contexts that took."""
+    folders = [folder / name for name in ("one", "two", "three", "strange")]
+    made = count_contexts(monkeypatch)
+    async with AsyncExitStack() as stack:
+        for one in folders:
+            one.mkdir()
+        ports = [await start_secure(stack, one) for one in folders]
+        trusted = folder / "trusted.pem"
+        trusted.write_bytes(b"".join((one / "chain.pem").read_bytes() for one in folders[:3]))
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        for host in ("127.0.0.1", "localhost"):
+            for port, one in zip(ports, folders, strict=True):
+                target = Target(parse_url(f"https://{host}:{port}/p"), allow_private=True)
+                stack.callback(target.close)
+                if one.name == "strange":
+                    with pytest.raises(Unreachable, match="certificate"):
+                        await target.post(b"body")
+                else:
+                    assert (await target.post(b"body")).body == b"ok"
+        client = PushClient(ec.generate_private_key(ec.SECP256R1()), "mailto:a@example.com", 1)
+        for number in range(100):
+            client.target(f"https://{number}.example.com/push", allow_private=False)
+    return len(made)
+
+
+async def test_all_https_origins_are_verified_by_one_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await post_to_many_origins(tmp_path, monkeypatch) == 1
+
+
+async def test_the_same_count_finds_a_context_for_each_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "client_context", lambda: ssl.create_default_context())
+    assert await post_to_many_origins(tmp_path, monkeypatch) == 108
+
+
+async def test_other_certificates_of_the_environment_are_another_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[ssl.SSLContext] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        chain, _ = make_certificate(tmp_path / name, name)
+        monkeypatch.setenv("SSL_CERT_FILE", chain)
+        contexts.append(client_module.client_context())
+    assert contexts[0] is not contexts[1]
+    assert client_module.client_context() is contexts[1]

