@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from nats.aio.subscription import Subscription
 
 from penstock.core.clock import ManualClock
 from penstock.core.registry import NEW
 from penstock.engines.jetstream.connection import NatsConnection, PubAck
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
-from penstock.engines.jetstream.newest_messages import Cells
+from penstock.engines.jetstream.newest_messages import Cells, Home
 from penstock.engines.jetstream.subject_tokens import key_of, path
 from penstock.errors import ConfigInvalid, EngineGone, TooLarge, VersionMismatch
 from penstock.testing import NatsCluster, wait_until_async
@@ -237,3 +240,58 @@ async def test_what_no_node_has_sent_on_the_bus_is_dropped_and_the_connection_go
         assert received == [b"after them"]
         assert here.bus.dropped == 3
         assert connection.client.stats["reconnects"] == before
+
+
+class ScannedPage(list[Any]):
+    """A page of a scan, of which can be seen whether somebody still has it."""
+
+
+class Watching(Cells):
+    """Notes how many pages of a scan are held at once."""
+
+    def __init__(self, home: Home, name: str) -> None:
+        super().__init__(home, name)
+        self.pages: list[weakref.ref[ScannedPage]] = []
+        self.most = 0
+
+    async def _scan_page(self, subscription: Subscription) -> list[Any]:
+        page = ScannedPage(await super()._scan_page(subscription))
+        self.pages.append(weakref.ref(page))
+        self.most = max(self.most, sum(one() is not None for one in self.pages))
+        return page
+
+
+class Keeping(Watching):
+    """The sabotage: keeps what it has seen until the end."""
+
+    async def _scan_page(self, subscription: Subscription) -> list[Any]:
+        self.__dict__.setdefault("kept", []).append(page := await super()._scan_page(subscription))
+        return page
+
+
+async def most_pages_of_a_scan(nats: NatsCluster, monkeypatch: pytest.MonkeyPatch, kind: type[Watching]) -> int:
+    monkeypatch.setattr("penstock.engines.jetstream.newest_messages._PAGE", 7)
+    clock = ManualClock()
+    async with opened(nats, clock=clock) as here:
+        await here.mailbox.make_month(MONTH)
+        times = [clock.now_ms() + 10_000 + number * 17 % 50 for number in range(50)]
+        await here.mailbox.put("a", MONTH, [NewItem(f"{n}", expires_ms=at) for n, at in enumerate(times)])
+        await here.mailbox.put("b", MONTH, [NewItem("for ever")])
+        cells = kind(here.home, f"messages_{MONTH}")
+        for limit in (1, 10, 49, 60):
+            soonest = await cells.soonest(["*.i.*"], limit)
+            assert [one.expires_ms for one in soonest] == sorted(times)[:limit]
+            assert all(times[int(one.subject.rpartition(".")[2]) - 1] == one.expires_ms for one in soonest)
+        return cells.most
+
+
+async def test_no_more_is_held_of_a_month_than_expires_first(
+    nats_alone: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await most_pages_of_a_scan(nats_alone, monkeypatch, Watching) <= 2
+
+
+async def test_the_same_count_finds_a_scan_that_is_held_whole(
+    nats_alone: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await most_pages_of_a_scan(nats_alone, monkeypatch, Keeping) > 7

@@ -28,7 +28,6 @@ from penstock.core.clock import Clock
 from penstock.core.months import check_month
 from penstock.engines.checks import check_position, check_recipient, check_room, weight
 from penstock.engines.jetstream.newest_messages import (
-    EXPIRES,
     PATIENCE_SECONDS,
     Cell,
     Cells,
@@ -231,10 +230,9 @@ class JetStreamMailbox:
         cells, now_ms = self._month(month), self._clock.now_ms()
         if now_ms < self._due_ms.get(month, 0):
             return []
-        scanned = await self._call(month, cells.scan(["*.i.*", "*.t.*.*"]))
-        expiring = sorted((int(headers[EXPIRES]), name, seq) for name, seq, headers in scanned if EXPIRES in headers)
-        due = [(name, seq) for expires_ms, name, seq in expiring if expires_ms <= now_ms][:limit]
-        later = [expires_ms for expires_ms, _, _ in expiring[len(due) :]]
+        soonest = await self._call(month, cells.soonest(["*.i.*", "*.t.*.*"], limit + 1))
+        due = [(one.subject, one.sequence) for one in soonest[:limit] if one.expires_ms <= now_ms]
+        later = [one.expires_ms for one in soonest[len(due) :]]
         self._due_ms[month] = min([*later[:1], now_ms + _SCAN_MS])
         # A scan may be late; what is read now and removed at its sequence was there.
         read = {cell.subject: cell for cell in await cells.get_all(name for name, _ in due)}

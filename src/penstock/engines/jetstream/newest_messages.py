@@ -1,7 +1,7 @@
 """The newest message of each subject, in a JetStream stream: registry and mailboxes are made of these.
 
 Reads go to the stream's leader (`STREAM.MSG.GET`, `STREAM.INFO`): another replica could answer with the past. Only
-`scan`, for expiry, reads any replica; what it finds is checked by sequence when it is removed.
+`soonest`, for expiry, reads any replica; what it finds is checked by sequence when it is removed.
 A cell's sequence is its version. As a subject holds one message, a sequence is there exactly as long as it
 is the newest of its subject, and removing by sequence is a compare-and-set of its own.
 """
@@ -13,7 +13,7 @@ import secrets
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from nats.aio.subscription import Subscription
@@ -43,6 +43,14 @@ NO_STREAM, NO_MESSAGE, NOT_DELETED, EXISTS = 10059, 10037, 10057, 10058
 STALE = (10071, 10164)  # as stored; as others on their way will leave it
 AWAY = (503, 10005, 10008, 10009, 10039, 10076, 10118)  # no leader, not yet, not here, no peer yet: ask again
 _TOO_MANY = (10210, 10211)  # batches in flight
+
+
+class Expiring(NamedTuple):
+    """A cell that expires."""
+
+    expires_ms: int
+    subject: str
+    sequence: int
 
 
 class Stale(Exception):
@@ -183,8 +191,24 @@ class Cells:
             if not page or len(found) >= answer.get("total", 0):
                 return found
 
-    async def scan(self, patterns: Sequence[str]) -> list[Scanned]:
-        """Subject, sequence and headers of all cells that match. May be a moment late: it reads any replica."""
+    async def soonest(self, patterns: Sequence[str], limit: int) -> list[Expiring]:
+        """The cells that expire first, in order, at most *limit*. May be a moment late: it reads any replica.
+
+        All that match are looked at, a page at a time, and no more than these are held.
+        """
+        found: list[Expiring] = []
+
+        def take(page: list[Scanned]) -> None:
+            expiring = [Expiring(int(headers[EXPIRES]), name, seq) for name, seq, headers in page if EXPIRES in headers]
+            expiring = [one for one in expiring if one.expires_ms]  # 0: deleted, and JetStream takes it away
+            if len(found) == limit:
+                expiring = [one for one in expiring if one < found[-1]]
+            found[:] = sorted([*found, *expiring])[:limit]
+
+        await self._scan(patterns, take)
+        return found
+
+    async def _scan(self, patterns: Sequence[str], take: Callable[[list[Scanned]], None]) -> None:
         config = {
             "ack_policy": "none",
             "deliver_policy": "all",
@@ -195,23 +219,23 @@ class Cells:
             "filter_subjects": [self.root + pattern for pattern in patterns],
         }
         made = await self._api(f"CONSUMER.CREATE.{self.stream}", {"stream_name": self.stream, "config": config})
-        client, found = self._connection.client, list[Scanned]()
+        client, seen = self._connection.client, 0
         inbox = client.new_inbox()
         subscription = await client.subscribe(inbox)
         more = {"batch": _PAGE, "no_wait": True}
         try:
-            while len(found) < made["num_pending"]:
+            while seen < made["num_pending"]:
                 next_page = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{made['name']}"
                 self._connection.send(NatsMessage(next_page, msgspec.json.encode(more)), inbox)
                 page = await self._scan_page(subscription)
-                found += page
                 if not page:
                     break
+                seen += len(page)
+                take(page)
         except (NatsError, TimeoutError) as error:
             raise EngineGone(f"reading {self.stream} ended: {error!r}") from error
         finally:
             await subscription.unsubscribe()
-        return found
 
     async def _scan_page(self, subscription: Subscription) -> list[Scanned]:
         page: list[Scanned] = []

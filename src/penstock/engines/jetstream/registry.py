@@ -132,11 +132,10 @@ class JetStreamRegistry:
         now_ms = self._clock.now_ms()
         if now_ms < self._due_ms:
             return 0
-        scanned = [(int(headers.get(EXPIRES, _DELETED)), seq) for _, seq, headers in await self._cells.scan([">"])]
-        expiring = [(expires_ms, seq) for expires_ms, seq in scanned if expires_ms != _DELETED]
-        due = sorted(pair for pair in expiring if pair[0] <= now_ms)[:limit]
-        gone = await self._cells.remove_all(sequence for _, sequence in due)
-        later = [expires_ms for expires_ms, _ in sorted(expiring)[len(due) :]]
+        soonest = await self._cells.soonest([">"], limit + 1)
+        due = [one.sequence for one in soonest[:limit] if one.expires_ms <= now_ms]
+        gone = await self._cells.remove_all(due)
+        later = [one.expires_ms for one in soonest[len(due) :]]
         self._due_ms = min([*later[:1], now_ms + _SCAN_MS])
         return sum(gone)
 
