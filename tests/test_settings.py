@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,29 +187,47 @@ def defaults(tree: ast.AST) -> Iterator[tuple[int, str, ast.expr]]:
                     yield field.lineno, field.target.id, field.value
 
 
-def repeated(tree: ast.AST) -> list[int]:
-    """Lines in which a number, other than 0 and 1, is the default of a setting of the same name."""
-    numbers = {(name.partition(".")[2], about.default) for name, about in KNOWN.items() if about.type in (int, float)}
+def repeated(tree: ast.AST, place: str = "") -> list[int]:
+    """Lines in which the default of a setting stands as a default of the same name, but 0, 1 and what is empty.
+
+    In a file of a section, as *place* says, the end of the name is enough: `repeat` for `push_repeat`.
+    """
+    sections = [(*name.split("."), about.default) for name, about in KNOWN.items() if about.type in (int, float, str)]
     found = []
     for line, name, value in defaults(tree):
         if all(isinstance(part, (ast.Constant, ast.BinOp, ast.operator)) for part in ast.walk(value)):
-            number = eval(ast.unparse(value))  # noqa: S307 - of our own source, and no name is in it
-            if number not in (0, 1) and (name, number) in numbers:
+            given = eval(ast.unparse(value))  # noqa: S307 - of our own source, and no name is in it
+            same = [
+                setting == name or (section in place and setting.endswith(f"_{name}"))
+                for section, setting, default in sections
+                if default == given
+            ]
+            if given not in (0, 1, "") and any(same):
                 found.append(line)
     return found
 
 
 def test_a_default_stands_in_one_place() -> None:
     source = Path(settings.__file__).parent
-    texts = {file: file.read_text() for file in source.rglob("*.py") if file != Path(settings.__file__)}
-    names = "|".join({name.partition(".")[2] for name in KNOWN})
-    some = {file: text for file, text in texts.items() if re.search(rf"\b({names})\b[^=\n]*= ?\d", text)}
+    texts = {str(file.relative_to(source)): file.read_text() for file in source.rglob("*.py")}
+    found = {place: repeated(ast.parse(text), place) for place, text in texts.items() if place != "settings.py"}
 
-    assert [(file.name, lines) for file, text in some.items() if (lines := repeated(ast.parse(text)))] == []
+    assert {place: lines for place, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize(
-    "code", ["def hub(tail=1000): ...", "def hub(*, tail: int = 10 * 100): ...", "class Hub:\n    tail: int = 1000"]
+    "code",
+    [
+        "def hub(tail=1000): ...",
+        "def hub(*, tail: int = 10 * 100): ...",
+        "class Hub:\n    tail: int = 1000",
+        "def engine(server: str = '127.0.0.1'): ...",
+        "def pusher(repeat: Annotated[float, ...] = 5.0): ...",
+    ],
 )
 def test_one_that_is_repeated_is_found(code: str) -> None:
-    assert repeated(ast.parse(code))
+    assert repeated(ast.parse(code), "cli/eventhorizon.py")
+
+
+def test_another_default_of_a_short_name_is_none_of_them() -> None:
+    assert repeated(ast.parse("def target(timeout=30.0): ..."), "http/client.py") == []

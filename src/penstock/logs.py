@@ -17,6 +17,8 @@ import sys
 import time
 from typing import Any
 
+from penstock.settings import DEFAULTS
+
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """Attributes that every record has; what else is there came in as `extra`."""
 
@@ -40,7 +42,7 @@ def redact(text: str) -> str:
     return _JWT.sub("***", text)
 
 
-def set_up(format: str = "human", level: str = "info") -> None:
+def set_up(format: str = DEFAULTS.logs.format, level: str = DEFAULTS.logs.level) -> None:
     """Send this process's log lines to standard error, in *format* (`human` or `json`)."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())

@@ -6,7 +6,7 @@ A setting is `section.name` everywhere. Adding one is one line in its section. T
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 ROLES = ("all", "endpoint", "connection")
@@ -466,3 +466,7 @@ class Settings:
     auth: AuthSettings = AuthSettings()
     logs: LogsSettings = LogsSettings()
     metrics: MetricsSettings = MetricsSettings()
+
+
+DEFAULTS: Final = Settings()
+"""What holds where nobody sets anything, also outside of a server: other modules take their defaults from here."""

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -16,12 +16,14 @@ import typer
 from penstock.cli.options import Json, Token, Url, connect, find_token, server_url
 from penstock.cli.output import read_lines, show
 from penstock.errors import InputInvalid
+from penstock.settings import DEFAULTS
 
 if TYPE_CHECKING:
     from penstock.doors.eventhorizon.pusher import Pusher
 
 LINES = 1000  # of one append from a file
 _BATCH_BYTES = 3 * 1024 * 1024
+_PUSHER: Final = DEFAULTS.eventhorizon
 
 Stream = Annotated[str, typer.Argument(metavar="STREAM", help="Like /orders/eu.")]
 Subscription = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription's stream: /_sub/NAME.")]
@@ -168,12 +170,16 @@ def pusher(
     ] = "",
     token: Token = "",
     secret: Annotated[str, typer.Option(metavar="whsec_…", help="Sign by Standard Webhooks with this secret.")] = "",
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the app to answer.")] = 30.0,
-    retry: Annotated[float, typer.Option(metavar="SECONDS", help="Until the first retry; then twice as long.")] = 1.0,
-    retry_longest: Annotated[float, typer.Option(metavar="SECONDS", help="Between retries at most.")] = 60.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For the app to answer.")] = _PUSHER.push_timeout,
+    retry: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Until the first retry; then twice as long.")
+    ] = _PUSHER.push_retry,
+    retry_longest: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between retries at most.")
+    ] = _PUSHER.push_retry_longest,
     repeat: Annotated[
         float, typer.Option(metavar="SECONDS", help="Until an app that did not move is tried again.")
-    ] = 5.0,
+    ] = _PUSHER.push_repeat,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", help="End when standard input does.")] = False,
 ) -> int:
     """Push a subscription's streams to an app, until SIGTERM.
@@ -198,7 +204,8 @@ def pusher(
 
     async def push() -> int:
         async with RemoteSource(server_url(server), find_token(token)) as source:
-            return await _run_until_told(Pusher(app, source, policy, repeat=repeat, secret=key), stop_on_eof)
+            pusher = Pusher(app, source, policy, repeat=repeat, slots=_PUSHER.push_slots, secret=key)
+            return await _run_until_told(pusher, stop_on_eof)
 
     return asyncio.run(push())
 

@@ -17,7 +17,9 @@ from penstock.errors import InputInvalid
 Subscription = Annotated[
     str, typer.Argument(metavar="FILE", help="What JSON.stringify(subscription) gives in the browser; - is stdin.")
 ]
-Ttl = Annotated[int, typer.Option(metavar="SECONDS", min=0, help="How long it is worth delivering.")]
+Ttl = Annotated[
+    int | None, typer.Option(metavar="SECONDS", min=0, help="How long it is worth delivering; if not said, a day.")
+]
 Urgency = Annotated[str, typer.Option(metavar="very-low|low|normal|high", help="For devices that save power.")]
 Topic = Annotated[str, typer.Option(metavar="NAME", help="A later message of the same topic replaces one that waits.")]
 Private = Annotated[bool, typer.Option("--allow-private", help="The push service may be at a private address.")]
@@ -56,7 +58,7 @@ def keys(
 def send(
     subscription: Subscription,
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="What the page's service worker gets.")],
-    ttl: Ttl = 86_400,
+    ttl: Ttl = None,
     urgency: Urgency = "",
     topic: Topic = "",
     allow_private: Private = False,
@@ -79,7 +81,7 @@ def bind(
     subscription: Subscription,
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="A stream, or a pattern of streams.")],
     after: Annotated[int | None, typer.Option(metavar="ID", help="Begin after this id, not with what comes.")] = None,
-    ttl: Ttl = 86_400,
+    ttl: Ttl = None,
     urgency: Urgency = "",
     topic: Topic = "",
     receipts: Annotated[

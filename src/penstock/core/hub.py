@@ -25,7 +25,7 @@ from penstock.core.recent_entries import LOOKED_AT, RecentEntries
 from penstock.core.slow_pattern_feeds import SlowPatternFeeds
 from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import EngineGone, PenstockError, Trimmed
-from penstock.settings import HubSettings
+from penstock.settings import DEFAULTS, HubSettings
 from penstock.values import Entry, Page
 
 log = logging.getLogger("penstock.hub")
@@ -45,7 +45,6 @@ TOGETHER = 16
 offered feed by feed."""
 READ_AHEAD = 4
 """Pages that are read before they are asked for, of all feeds together: what they hold in memory at most."""
-DEFAULTS = HubSettings()
 F = TypeVar("F", bound=Feed)
 Allow = Callable[[Entry], bool]
 """Whether a reader may be given an entry."""
@@ -57,7 +56,7 @@ class Hub:
     """Between one log and its live readers. Lives in `async with`."""
 
     def __init__(
-        self, source: Log, settings: HubSettings = DEFAULTS, *, readers: int = 4, at_once: int = AT_ONCE,
+        self, source: Log, settings: HubSettings = DEFAULTS.hub, *, readers: int = 4, at_once: int = AT_ONCE,
         many: int = MANY, selective: bool = False, alone: bool = False, background: Background | None = None,
     ) -> None:  # fmt: skip
         """*selective*: the log need not tell of entries that no feed wants. *alone*: no other node serves this log."""

@@ -48,7 +48,7 @@ from penstock.core.registry import NEW, Registry
 from penstock.core.throughput import Throughput
 from penstock.errors import CallerError, NotRecorded, PenstockError
 from penstock.limits import LEDGER_REASON_CHARACTERS
-from penstock.settings import LedgerSettings
+from penstock.settings import DEFAULTS, LedgerSettings
 from penstock.values import Batch, Draft, Entry, PlainEntries
 from penstock.wire.ledger import CONFIRMED, RANKS, with_recipients
 
@@ -165,14 +165,11 @@ class Header(msgspec.Struct):
     groups: list[int] | None = None
 
 
-DEFAULTS = LedgerSettings()
-
-
 class Ledger:
     """Buffers records and appends them to `/_ledger`. `open` and `close` bracket a node's epoch."""
 
     def __init__(
-        self, target: Log, clock: Clock, *, node: str, settings: LedgerSettings = DEFAULTS,
+        self, target: Log, clock: Clock, *, node: str, settings: LedgerSettings = DEFAULTS.ledger,
         throughput: Throughput | None = None,
     ) -> None:  # fmt: skip
         self._log, self._clock, self._node, self._throughput = target, clock, node, throughput

@@ -13,8 +13,8 @@ LONGEST_RETRY_AFTER: Final = 3600.0
 class RetryPolicy:
     """How long to wait before something is tried again: twice as long after each failure in a row."""
 
-    first: float = 1.0  # seconds before the first retry
-    longest: float = 60.0  # seconds between two retries
+    first: float  # seconds before the first retry
+    longest: float  # seconds between two retries
 
     def delay(self, failures: int, chance: float, asked: float | None = None) -> float:
         """Seconds to wait after so many *failures* in a row.

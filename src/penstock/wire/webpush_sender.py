@@ -58,7 +58,7 @@ class PushReceiver:
 class SendOptions:
     """How a message is to be sent."""
 
-    ttl: int = 86_400  # seconds that the push service keeps it for a user agent that is away
+    ttl: int  # seconds that the push service keeps it for a user agent that is away
     urgency: str = ""
     topic: str = ""  # a later message of the same topic takes the place of one that waits
 

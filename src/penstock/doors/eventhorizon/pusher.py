@@ -85,8 +85,8 @@ class Pusher:
         source: PusherSource,
         retry: RetryPolicy,
         *,
-        repeat: float = 5.0,
-        slots: int = 8,
+        repeat: float,
+        slots: int,
         secret: bytes | None = None,
     ) -> None:
         self._target, self._source, self._retry, self._secret = target, source, retry, secret

@@ -29,6 +29,7 @@ from nats.errors import Error as NatsError
 from penstock.engines.jetstream.client import RawClient
 from penstock.engines.jetstream.frames import NatsMessage, Receiver, frame, frames_of_batch
 from penstock.errors import DiskFull, EngineGone, OperatorError, TooLarge
+from penstock.settings import DEFAULTS
 
 log = logging.getLogger("penstock.jetstream")
 
@@ -90,7 +91,13 @@ class NatsConnection:
     """One connection to any of several NATS servers. Lives in `async with`."""
 
     def __init__(
-        self, servers: Sequence[str], *, name: str, credentials: str = "", prefix: str = "penstock", replicas: int = 1
+        self,
+        servers: Sequence[str],
+        *,
+        name: str,
+        credentials: str = "",
+        prefix: str = DEFAULTS.log.prefix,
+        replicas: int = 1,
     ) -> None:
         self.client = RawClient()
         self.prefix, self.replicas = prefix, replicas  # of the names and the streams that this engine makes

@@ -19,7 +19,7 @@ from penstock.engines.jetstream.newest_messages import Home
 from penstock.engines.jetstream.registry import JetStreamRegistry
 from penstock.engines.jetstream.subjects import Subjects
 from penstock.errors import ConfigInvalid, InputInvalid
-from penstock.settings import LogSettings
+from penstock.settings import DEFAULTS, LogSettings
 
 SCHEME = "nats://"
 LEAST_PAYLOAD: Final = 1 << 20
@@ -30,13 +30,13 @@ def open_jetstream(
     servers: str,
     *,
     node: str,
-    server: str = "127.0.0.1",
+    server: str = DEFAULTS.eventhorizon.server,
     clock: Clock | None = None,
     settings: LogSettings | None = None,
     background: Background | None = None,
 ) -> JetStreamEngine:
     """The engine on the NATS servers of `nats://a,b,c`; `async with` opens and closes it."""
-    clock, settings = clock or WallClock(), settings or LogSettings()
+    clock, settings = clock or WallClock(), settings or DEFAULTS.log
     return JetStreamEngine(server_urls(servers), node, server, clock, settings, background or Background())
 
 

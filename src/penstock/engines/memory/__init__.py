@@ -18,6 +18,7 @@ from penstock.engines.memory.log import MemoryLog
 from penstock.engines.memory.mailbox import MemoryMailbox
 from penstock.engines.memory.registry import MemoryRegistry
 from penstock.errors import InputInvalid
+from penstock.settings import DEFAULTS
 
 __all__ = ["MemoryChanges", "MemoryEngine", "MemoryLog", "MemoryMailbox", "MemoryRegistry"]
 
@@ -25,7 +26,9 @@ __all__ = ["MemoryChanges", "MemoryEngine", "MemoryLog", "MemoryMailbox", "Memor
 class MemoryEngine:
     """Log, mailbox, registry and bus that live as long as the object."""
 
-    def __init__(self, *, node: str = "memory", server: str = "127.0.0.1", clock: Clock | None = None) -> None:
+    def __init__(
+        self, *, node: str = "memory", server: str = DEFAULTS.eventhorizon.server, clock: Clock | None = None
+    ) -> None:
         clock = clock or WallClock()
         self.log = MemoryLog(clock, server)
         self.mailbox = MemoryMailbox(clock)

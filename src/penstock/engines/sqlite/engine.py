@@ -27,8 +27,9 @@ from penstock.engines.sqlite.mailbox import SqliteMailbox
 from penstock.engines.sqlite.reader_threads import Readers
 from penstock.engines.sqlite.registry import SqliteRegistry
 from penstock.engines.sqlite.unfolded_entries import UnfoldedSpots
-from penstock.engines.sqlite.writer import DEFAULTS, Limits, SqliteWriter
+from penstock.engines.sqlite.writer import Limits, SqliteWriter
 from penstock.errors import DataCorrupt
+from penstock.settings import DEFAULTS
 from penstock.values import Head, Kind
 
 
@@ -37,14 +38,14 @@ class SqliteOptions(msgspec.Struct, frozen=True):
 
     limits: Limits = Limits()
     known_streams: int = KNOWN_STREAMS
-    readers: int = DEFAULTS.readers
+    readers: int = DEFAULTS.log.readers
     synchronous: str = "FULL"
     checkpoint_pages: int = CHECKPOINT_PAGES
     writer: type[SqliteWriter] = SqliteWriter
 
 
 def open_sqlite(
-    directory: Path, *, node: str, server: str = "127.0.0.1", clock: Clock | None = None,
+    directory: Path, *, node: str, server: str = DEFAULTS.eventhorizon.server, clock: Clock | None = None,
     faults: SqliteFaults | None = None, options: SqliteOptions | None = None,
 ) -> SqliteEngine:  # fmt: skip
     """The engine over `penstock.db` in *directory*; `async with` opens and closes it."""

@@ -34,10 +34,9 @@ from penstock.engines.sqlite.group_commit import GROUP_BYTES, GROUP_JOBS, WriteG
 from penstock.engines.sqlite.known_streams import KnownStreams
 from penstock.engines.sqlite.unfolded_entries import UnfoldedSpots
 from penstock.errors import Busy, DiskFull, EngineGone, PenstockError
-from penstock.settings import LogSettings
+from penstock.settings import DEFAULTS
 from penstock.values import Appended, Batch, Draft, Entry, PlainEvent
 
-DEFAULTS: Final = LogSettings()
 HAND_OVER_JOBS: Final = 128
 """Jobs of one turn of the loop, each of many counted, after which the writer begins, beside the rest of the turn."""
 
@@ -68,14 +67,14 @@ class WriterJob(Promise[Any]):
 class Limits(msgspec.Struct, frozen=True):
     """The writer's measures; tests make them small."""
 
-    queue_jobs: int = DEFAULTS.queue  # that wait or are being written; over it: `Busy`
-    queue_bytes: int = DEFAULTS.queue_bytes
+    queue_jobs: int = DEFAULTS.log.queue  # that wait or are being written; over it: `Busy`
+    queue_bytes: int = DEFAULTS.log.queue_bytes
     group_jobs: int = GROUP_JOBS
     group_bytes: int = GROUP_BYTES
-    fold_entries: int = DEFAULTS.fold
+    fold_entries: int = DEFAULTS.log.fold
     fold_rows: int = fold.FOLD_ROWS
     fold_few: int = fold.FEW_STREAMS
-    gather_ms: int = DEFAULTS.gather_ms  # how long batches wait for others to be stored with
+    gather_ms: int = DEFAULTS.log.gather_ms  # how long batches wait for others to be stored with
 
 
 class SqliteWriter:
