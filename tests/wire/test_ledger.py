@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.core.ledger import Header, Recipient, Recipients, _Columns, _encode, _Row, decode
-from penstock.wire.ledger import LATEST_MS, RANKS, STATES, decode_batch, verdict
+from penstock.wire.ledger import FAILED, FINAL, LATEST_MS, RANKS, STATES, decode_batch, verdict
 
 SOURCE = Path(penstock.__file__).parent
 
@@ -146,18 +148,41 @@ def test_names_of_states_are_given_once_and_in_order_of_rank() -> None:
 
 
 def test_no_second_list_of_states_stands_in_the_source() -> None:
+    """Three states in a list are one, if it is about states for the most part."""
     lists = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.js")]):
         text = path.read_text()
         if sum(f'"{state}"' in text for state in RANKS) < 3:
             continue
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Tuple | ast.List | ast.Set):
-                names = {one.value if isinstance(one, ast.Constant) else None for one in node.elts}
-                if len(names) > 2 and names <= RANKS.keys():
-                    lists.append(str(path.relative_to(SOURCE)))
+        named = lists_of_python(text) if path.suffix == ".py" else lists_of_javascript(text)
+        states = [names for names in named if len(names & RANKS.keys()) > max(2, len(names) / 2)]
+        lists += [str(path.relative_to(SOURCE))] * len(states)
 
-    assert lists == ["doors/eventhorizon/requests.py"]  # what a pusher that runs elsewhere may report
+    assert lists == [
+        "console/pipeline.js",  # what a chart shows
+        *["console/states.js"] * 2,  # those that the next test holds
+        "doors/eventhorizon/requests.py",  # what a pusher that runs elsewhere may report
+    ]
+
+
+def lists_of_python(text: str) -> Iterator[set[object]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            yield {one.value for one in node.elts if isinstance(one, ast.Constant)}
+
+
+def lists_of_javascript(text: str) -> Iterator[set[str]]:
+    for found in re.finditer(r"\[([^][]*)\]", text):
+        yield set(re.findall(r'"(\w+)"', found[1]))
+
+
+def test_the_console_names_the_same_states_as_failed_and_as_final() -> None:
+    text = (SOURCE / "console/states.js").read_text()
+
+    for name, states in (("FAILED", FAILED), ("FINAL", FINAL)):
+        listed = re.search(rf"const {name} = \[(.*)\];", text)
+        assert listed is not None, name
+        assert tuple(re.findall(r"\w+", listed[1])) == states
 
 
 def test_the_console_has_a_look_and_a_meaning_for_each_state() -> None:

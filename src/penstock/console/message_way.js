@@ -3,7 +3,7 @@
 import {
   api, count, copyButton, cut, duration, fill, h, many, moment, name, newestOf, notice, problem, table,
 } from "./kit.js";
-import { choice, field, fitting, lookOf, MEANING, pager, stateOf } from "./states.js";
+import { choice, field, FINAL, fitting, lookOf, MEANING, pager, stateOf } from "./states.js";
 
 const PAGE = 50;
 const AREA = 160_000; // square pixels that the picture of all recipients takes
@@ -181,7 +181,7 @@ function timeline(way, one, signal) {
     .then((answer) => { words.textContent = answer.words; }, () => {});
   const steps = way.accepted_ms === null ? []
     : [{ ms: way.accepted_ms, state: "accepted" }, { ms: way.accepted_ms, state: "stored" }];
-  const missing = ["acked", "dead", "dropped", "expired", "lost"].includes(one.state) ? []
+  const missing = FINAL.includes(one.state) ? []
     : [h("li", { class: "stop" }, stateOf("", "not confirmed"), h("span", { class: "quiet" }, "so far"))];
   return h("article", {}, h("h2", {}, name(one.recipient, { most: 60, copies: true })),
     h("p", { class: "row" }, stateOf(one.state), h("span", { class: "quiet" }, `over ${one.door}`)),

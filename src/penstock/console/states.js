@@ -26,6 +26,10 @@ export const MEANING = {
   expired: "Its time ran out before it was confirmed.", lost: "It was accepted, and storing it failed.",
 };
 
+/** States of a delivery that did not go well, or not yet; and those after which nothing more happens to it. */
+export const FAILED = ["dead", "dropped", "expired", "lost", "retried"];
+export const FINAL = ["acked", "dead", "dropped", "expired", "lost", "moved"];
+
 /** Columns of a table without those marked `wide` where there is little room: what is opened has them all. */
 export const fitting = (columns) => columns.filter((one) => !(one.wide && innerWidth < 800));
 

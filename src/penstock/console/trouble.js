@@ -1,10 +1,9 @@
 // Trouble: what is not delivered, by reason; and trying it again. Each action is an entry of /_actions.
 
 import { api, count, cut, h, moment, name, newestOf, notice, problem, repeat, say, table } from "./kit.js";
-import { careful, choice, field, fitting, MEANING, pager, stateOf } from "./states.js";
+import { careful, choice, FAILED, field, fitting, MEANING, pager, stateOf } from "./states.js";
 
 const PAGE = 50;
-const STATES = ["retried", "dropped", "dead", "expired", "lost"];
 
 export async function mount(root, { query, signal }) {
   const wanted = { state: query.get("state") ?? "", reason: null, door: "", search: query.get("search") ?? "",
@@ -100,7 +99,7 @@ export async function mount(root, { query, signal }) {
       h("div", { class: "head" }, h("h2", {}, "One by one, the newest first"), chosen), list.element, pages.element)];
   const search = h("input", { id: "search", type: "search", value: wanted.search,
     placeholder: "a recipient, a stream, a reason", oninput: () => look({ search: search.value.trim() }) });
-  const states = choice("state", [["", "every state"], ...STATES], wanted.state,
+  const states = choice("state", [["", "every state"], ...FAILED], wanted.state,
     (state) => look({ state, reason: null, door: "" }));
   root.append(h("div", { class: "head" }, h("h1", {}, "Trouble"), told),
     h("div", { class: "fields" }, field("Search", search), field("State", states)), said, place);

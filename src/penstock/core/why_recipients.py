@@ -22,23 +22,11 @@ from penstock.core.why import Why
 from penstock.errors import NotFound
 from penstock.limits import WAY_LEDGER_BYTES, WAY_RECIPIENTS
 from penstock.values import Entry
-from penstock.wire.ledger import CONFIRMED, COVERED, verdict
+from penstock.wire.ledger import CONFIRMED, COVERED, FAILED, STATES, verdict
 
 WAITING: Final = "waiting"
-ORDER: Final = (
-    "dead",
-    "lost",
-    "dropped",
-    "expired",
-    "retried",
-    WAITING,
-    "accepted",
-    "stored",
-    "moved",
-    "sent",
-    "acked",
-)
-"""States in the order in which they are listed: what needs a look comes first."""
+ORDER: Final = (*FAILED, WAITING, *(state.name for state in reversed(STATES) if not state.failed))
+"""States in the order in which they are listed: what needs a look comes first, what is done last."""
 
 AT_ONCE: Final = 2_000
 """Recipients that are looked at before the loop may do something else: some milliseconds."""
