@@ -191,22 +191,34 @@ def test_a_limit_without_a_reason_is_refused() -> None:
 
 
 def refusing(tree: ast.AST) -> Iterator[str]:
-    """Constants that a module refuses a caller by, other than those of limits.py."""
+    """Constants that a module refuses a caller by, other than those of limits.py; also plain numbers in their place.
+
+    A caller is refused by `Busy` and `TooLarge`, and by the `most` of a number in a query.
+    """
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "penstock.limits")
     limits = {alias.name for node in imports for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Busy", "TooLarge"):
             names = {part.id for argument in node.args[1:] for part in ast.walk(argument) if isinstance(part, ast.Name)}
             yield from (name for name in names if name.isupper() and not name.startswith("_") and name not in limits)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "integer":
+            for most in (keyword.value for keyword in node.keywords if keyword.arg == "most"):
+                names = {part.id for part in ast.walk(most) if isinstance(part, ast.Name)}
+                if not names & limits and not isinstance(most, ast.Attribute):  # an attribute is of the settings
+                    yield ast.unparse(most)
 
 
 def test_whoever_is_refused_by_a_limit_finds_it_on_the_page_of_limits() -> None:
     nats = {"GROUP_MESSAGES"}  # a limit of NATS' own, which no peer reaches: batches are cut before it
     texts = [file.read_text() for file in (ROOT / "src").rglob("*.py")]
-    found = {name for text in texts if re.search(r"\b(Busy|TooLarge)\(", text) for name in refusing(ast.parse(text))}
+    found = {
+        name for text in texts if re.search(r"\b(Busy|TooLarge|integer)\(", text) for name in refusing(ast.parse(text))
+    }
 
     assert found - nats == set()
     assert list(refusing(ast.parse('raise Busy("exports", EXPORTS)'))) == ["EXPORTS"]
+    assert list(refusing(ast.parse('integer(request, "hours", 48, most=HOURS)'))) == ["HOURS"]
+    assert list(refusing(ast.parse('integer(request, "segments", 5, most=10 * 1000)'))) == ["10 * 1000"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

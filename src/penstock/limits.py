@@ -28,7 +28,8 @@ TYPE_BYTES: Final = 256
 """Bytes of an entry's type: it becomes a header. Over it: 400."""
 
 EXPIRES_SECONDS: Final = 10 * 366 * 24 * 3600
-"""Longest time to live that a publisher may ask for; longer is as good as for ever. Over it: 400."""
+"""Longest time to live that a publisher may ask for, of an event or of a channel's segments; longer is as good as for
+ever. Over it: 400."""
 
 NAME_BYTES: Final = 512
 """Bytes of a stream name: it is part of every cursor and of JetStream subjects. Over it: 400."""
@@ -113,6 +114,10 @@ EXPORTS_SHARE: Final = 2
 """What one token's subject may have of EXPORTS, as a divisor: half. A client that reads slowly, or not at all, keeps
 nobody else from the log. Over it: 503."""
 
+PLAN_SLICES: Final = 10_000
+"""Slices of one plan, asked for with `parts=` or made by a clock that jumps to and fro over midnight. Over it:
+400 for the former, and the plan ends earlier for the latter."""
+
 NEWS_SECONDS: Final = 60
 """Longest time that a request for news waits: shorter than the silence that proxies cut. Over it: 400."""
 
@@ -122,7 +127,7 @@ RECIPIENT_BYTES: Final = 256
 """Bytes of a recipient's name. Over it: 400."""
 
 MAILBOX_PAGE: Final = 500
-"""Items that one `take` returns at most."""
+"""Items that one look into a mailbox returns at most. Over it, in a page that the API is asked for: 400."""
 
 MAILBOX_MONTHS: Final = 1
 """Months before the present one whose mailboxes are kept, as autopush does. After it: a user agent that was not seen
@@ -183,6 +188,9 @@ RECIPIENTS_SEEN: Final = 20_000
 RECIPIENTS_TOLD_BYTES: Final = 512 * 1024
 """Bytes of recipients that a worker or node tells another one for one list: some 3,000, in one message, of which NATS
 takes 1 MiB. Over it: the first ones in the order of the list; the answer says that there are more."""
+
+SUMMED_HOURS: Final = 90 * 24
+"""Hours that one answer of `/v1/pipeline/hours` sums up: three months. Over it: 400."""
 
 LAKE_READS: Final = 256
 """Reads of the lake that run or wait at once: each holds a place in line for its two threads. Over it: 503."""
@@ -414,6 +422,10 @@ CAPABILITY_SECONDS: Final = 10 * 366 * 24 * 3600
 
 CONTENT_TYPE_BYTES: Final = 256
 """Bytes of a channel's content type: it is written beside every recorded segment. Over it: 400."""
+
+CHANNEL_SEGMENTS: Final = 10_000
+"""Segments that a channel may ask to keep, and the most that `trickle.segments` can be: each is held in memory.
+Over it: 400."""
 
 SEGMENTS_AHEAD: Final = 5
 """Numbers beyond the head that a Trickle publisher may connect to: as many as the original keeps at all. Whoever cuts

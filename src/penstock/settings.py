@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from penstock.limits import CHANNEL_SEGMENTS
+
 T = TypeVar("T")
 ROLES = ("all", "endpoint", "connection")
 
@@ -302,7 +304,9 @@ class TrickleSettings:
     missing_status: int = setting(
         470, "Answer for a segment that is not there: 470, or the 404 of the protocol's text.", least=404, most=470
     )
-    segments: int = setting(5, "Segments kept of a channel; a channel may choose another number.", least=1, most=10_000)
+    segments: int = setting(
+        5, "Segments kept of a channel; a channel may choose another number.", least=1, most=CHANNEL_SEGMENTS
+    )
     window_bytes: int = setting(
         64 * 1024 * 1024,
         "Bytes kept of a channel, slow readers' included. Over it: the oldest go.",

@@ -22,16 +22,12 @@ from penstock.core.matching import matches
 from penstock.core.months import DAY_MS
 from penstock.core.names import ROOMS
 from penstock.errors import Busy, NotFound, PenstockError, Trimmed
-from penstock.limits import PAGE_BYTES
+from penstock.limits import PAGE_BYTES, PLAN_SLICES
 from penstock.values import Entry
 from penstock.wire.table_columns import NAMES
 
 PLAN_ROWS: Final = 10_000_000
 """Rows that one plan covers at most: some three seconds of looking. Over it: the plan ends earlier."""
-
-PLAN_SLICES: Final = 10_000
-"""Slices of one plan, asked for with `parts=` or made by a clock that jumps to and fro over midnight. Over it:
-400 for the former, and the plan ends earlier for the latter."""
 
 WINDOW_IDS: Final = 262_144
 """Ids that the engine sums up in one go: some 70 ms, during which SQLite keeps its write-ahead log."""

@@ -16,7 +16,6 @@ from penstock.api.context import flag as wants
 from penstock.api.describing import flag, number, operation, patterns, text
 from penstock.core.export import (
     PLAN_ROWS,
-    PLAN_SLICES,
     BeyondLog,
     Export,
     ExportPlan,
@@ -32,7 +31,7 @@ from penstock.core.wanted_streams import WantedStreams
 from penstock.errors import Busy, InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Headers, Response
-from penstock.limits import EXPORTS, EXPORTS_SHARE
+from penstock.limits import EXPORTS, EXPORTS_SHARE, PLAN_SLICES
 from penstock.values import Entry
 from penstock.wire.http_chunks import chunk
 from penstock.wire.table_columns import NAMES

@@ -51,6 +51,7 @@ from penstock.limits import (
     POSITION_BYTES,
     RECORD_BYTES,
     RECORD_KEY_BYTES,
+    SUMMED_HOURS,
 )
 from penstock.values import Record
 from penstock.wire.lake_files import shown_name
@@ -64,8 +65,6 @@ RUNS: Final = "pipeline/runs/"
 AT_ONCE: Final = 16
 """Records that are read in one go: of the largest size, no more than fits into a page."""
 
-HOURS: Final = 24 * 90
-"""Hours that one answer sums up at most."""
 HOUR_MS: Final = 3600 * 1000
 
 ANYBODY: Final = ("pipeline/consumers/", "pipeline/sinks/")
@@ -310,14 +309,14 @@ class PipelineApi:
 
     @operation(
         "What was published, sent, acked and expired, by hour and door, with latencies; from the rollup.",
-        query=(number("hours", "So many hours back; 48 if it is not said.", least=1, most=HOURS),),
+        query=(number("hours", "So many hours back; 48 if it is not said.", least=1, most=SUMMED_HOURS),),
         answers={200: _HOURS},
     )
     async def hours(self, request: Request) -> Response:
         """The sums of the last hours. Latencies are upper ends of classes that double."""
         self._context.caller(request).check_grant("export")
         only(request, "hours")
-        hours = integer(request, "hours", 48, least=1, most=HOURS)
+        hours = integer(request, "hours", 48, least=1, most=SUMMED_HOURS)
         since_ms = (self._now_ms() // HOUR_MS - hours + 1) * HOUR_MS
         found = await self._figures.hours(since_ms) if self._figures else []
         shown = {"lake": self._figures is not None, "since_ms": since_ms, "hours": found, "ms": self._now_ms()}

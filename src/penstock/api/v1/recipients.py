@@ -33,7 +33,7 @@ from penstock.errors import InputInvalid, NotFound
 from penstock.http.requests import Request
 from penstock.http.responses import Response
 from penstock.http.routing import WHOLE, Route
-from penstock.limits import CALL_BYTES, RECIPIENT_BYTES, RECIPIENTS_SEEN, WAY_PAGE
+from penstock.limits import CALL_BYTES, MAILBOX_PAGE, RECIPIENT_BYTES, RECIPIENTS_SEEN, WAY_PAGE
 
 KINDS: Final = ("wire", "tail", "session", "agent", "pusher", "binding", "channel", "consumer")
 SORTS: Final = tuple(ORDERS)
@@ -117,7 +117,7 @@ class RecipientsApi:
         query=(
             Parameter("kind", "Its kind.", _KIND, required=True),
             text("name", "Its name.", least=1, most=RECIPIENT_BYTES, required=True),
-            limit_parameter("Items at most.", 500),
+            limit_parameter("Items at most.", MAILBOX_PAGE),
         ),
         answers={200: an_object(recipient=RecipientView, waiting=WaitingPage)},
         errors=(404,),
@@ -129,7 +129,7 @@ class RecipientsApi:
         kind = self._kind(_chosen(request, "kind", KINDS))
         name = checked(request, "name", RECIPIENT_BYTES)
         view = _found(kind, name, *await self._all.find(kind, name))
-        page = await kind.waiting(view, integer(request, "limit", 100, least=1, most=500))
+        page = await kind.waiting(view, integer(request, "limit", 100, least=1, most=MAILBOX_PAGE))
         return Response(200, _encode({"recipient": view, "waiting": page}))
 
     @operation(

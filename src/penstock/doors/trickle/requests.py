@@ -19,7 +19,7 @@ from penstock.core.names import check_name
 from penstock.doors.trickle.cluster import ChannelRecord
 from penstock.errors import Forbidden, InputInvalid, Unauthenticated
 from penstock.http.requests import Request
-from penstock.limits import CAPABILITY_SECONDS, CONTENT_TYPE_BYTES, RECIPIENT_BYTES
+from penstock.limits import CAPABILITY_SECONDS, CHANNEL_SEGMENTS, CONTENT_TYPE_BYTES, EXPIRES_SECONDS, RECIPIENT_BYTES
 from penstock.settings import TrickleSettings
 from penstock.wire import trickle
 from penstock.wire.trickle import DELETE, SUBSCRIBE, parse_seq
@@ -137,9 +137,9 @@ def named_channel(request: Request, asked: ChannelRequest, settings: TrickleSett
     """A channel that is to be made as this request says; the settings stand for what it does not name."""
     return ChannelRecord(
         asked.name, 0, "",
-        segments=integer(request, "segments", settings.segments, least=1, most=10_000),
+        segments=integer(request, "segments", settings.segments, least=1, most=CHANNEL_SEGMENTS),
         bytes=integer(request, "bytes", settings.window_bytes, least=1, most=settings.window_bytes),
-        seconds=float(integer(request, "seconds", int(settings.keep_seconds), most=10**9)),
+        seconds=float(integer(request, "seconds", int(settings.keep_seconds), most=EXPIRES_SECONDS)),
         mime=_content_type(request.header(trickle.EXPECT_CONTENT)),
         record=flag(request, "record"), payer=asked.payer,
     )  # fmt: skip
