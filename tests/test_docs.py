@@ -228,6 +228,40 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+BROWSERS_OWN = {"PushManager"}
+NOT_HISTORY = [page for page in PAGES if page.name != "CHANGELOG.md" and page.parent.name != "decisions"]
+
+
+def code_names(text: str) -> Iterator[str]:
+    """Names of classes and fields that a page shows as code: alone, as what a call returns, or as a part of a list."""
+    for code in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        yield from re.findall(r"(?:^|-> |, |\.|[({])([A-Z][a-z][A-Za-z0-9]*)(?=$|[,(}).?])", code)
+
+
+def modules_named(text: str) -> list[str]:
+    return re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|js|css|html))`", text)
+
+
+@pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_of_code_in_a_page_is_a_word_of_the_source(page: Path) -> None:
+    text, places = page.read_text(), (ROOT, ROOT / "src" / "penstock")
+
+    assert set(code_names(text)) - words_of_the_source() - BROWSERS_OWN == set()
+    assert [name for name in modules_named(text) if not any((place / name).exists() for place in places)] == []
+
+
+@cache
+def words_of_the_source() -> frozenset[str]:
+    return frozenset(word for file in (ROOT / "src").rglob("*.py") for word in re.findall(r"\w+", file.read_text()))
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    page = "`run(place, options) -> Outcome` of `pipeline/jobs.py`, `AgentBroken`, `{Stream, Offset?}`, `Last-Event-ID`"
+
+    assert list(code_names(page)) == ["Outcome", "AgentBroken", "Stream", "Offset"]
+    assert modules_named(page) == ["pipeline/jobs.py"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_of_the_source_that_a_page_names_is_there(page: Path) -> None:
     named = re.findall(r"`((?:src|tests|bench|docs|requirements|\.ci)/[\w./-]*\w/?)`", page.read_text())
