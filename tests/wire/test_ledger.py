@@ -1,23 +1,29 @@
-"""The ledger's two readers agree on everything a node may write."""
+"""The ledger's two readers, the server's and the lake's, agree on everything a node may write."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import astuple
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock.core.ledger import Header, Recipient, Recipients, _Columns, _encode, _Row, decode
-from penstock.wire.ledger import FAILED, FINAL, LATEST_MS, RANKS, STATES, decode_batch, verdict
+from penstock.core.ledger import Header, LedgerEvent, Recipient, Recipients, _Columns, _encode, _Row, decode
+from penstock.iceberg.files import arrow_schema
+from penstock.pipeline.ledger_rows import BATCH, BatchRows
+from penstock.wire.ledger import FAILED, FINAL, LATEST_MS, RANKS, STATES, verdict
 
 SOURCE = Path(penstock.__file__).parent
+
+AS_NUMBERS = pa.schema(
+    [field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field for field in arrow_schema("ledger")]
+)
 
 text = st.text(max_size=12)
 ids = st.integers(0, 2**62)
@@ -45,6 +51,20 @@ def rows_of_groups(draw: st.DrawFn) -> list[_Row]:
     return found
 
 
+def rows_in_the_lake(body: bytes) -> tuple[tuple[object, ...], list[LedgerEvent]]:
+    """What the lake's rows of a batch tell of the batch itself, and of what happened."""
+    made = BatchRows()
+    made.add(7, body)
+    own, *rows = made.arrow().cast(AS_NUMBERS).to_pylist()
+    assert (own["entry"], own["state"], own["time"]) == (7, BATCH, None)
+    events = []
+    for row in rows:
+        expires_ms = None if row["expires_at"] is None else row["expires_at"] // 1000
+        same = {name: row[name] for name in LedgerEvent.__struct_fields__ if name in row}
+        events.append(LedgerEvent(row["time"] // 1000, **same, expires_ms=expires_ms))
+    return tuple(own[name] for name in ("node", "epoch", "sequence", "mark", "lost")), events
+
+
 @given(text, ids, ids, st.sampled_from(["", "open", "close"]), ids, rows_of_groups(), items)
 def test_both_readers_see_the_same(
     node: str, epoch: int, sequence: int, mark: str, lost: int, rows: list[_Row], items: list[tuple[object, ...]]
@@ -52,11 +72,11 @@ def test_both_readers_see_the_same(
     header = Header(node, epoch, sequence, mark, lost, items=items)  # type: ignore[arg-type]
     body, _ = _encode(header, _Columns(rows))
 
-    batch, records = decode_batch(body)
+    batch, records = rows_in_the_lake(body)
 
     _, events = decode(body)
-    assert astuple(batch) == (node, epoch, sequence, mark, lost)
-    assert [astuple(record) for record in records] == [msgspec.structs.astuple(event) for event in events]
+    assert batch == (node, epoch, sequence, mark, lost)
+    assert records == events
     assert [(event.ms, event.door, event.recipient) for event in events[: len(events) - len(items)]] == [
         (row.ms, one.door, one.name) for row in rows for one in row.who
     ]
@@ -78,7 +98,7 @@ def test_batches_of_before_there_were_groups_are_read_as_ever() -> None:
     said = batch(rows=[ROW, [2, "sent", "", "/b", 3, 3, 2]], who=[["d", "r"], ["d", "s"]])
     body = said + b"\1\0\0\0" + b"\0\0\0\0" + b"\1\0\0\0"
 
-    _, records = decode_batch(body)
+    _, records = rows_in_the_lake(body)
 
     assert [(one.stream, one.recipient) for one in records] == [("/a", "s"), ("/b", "r"), ("/b", "s")]
     assert [(one.stream, one.recipient) for one in decode(body)[1]] == [("/a", "s"), ("/b", "r"), ("/b", "s")]
@@ -109,7 +129,7 @@ ITEM = [1, "sent", "", "d", "r", "k", "2026_11", 1, None]
 )  # fmt: skip
 def test_what_is_no_batch_is_an_error_of_one_kind(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode_batch(body)
+        BatchRows().add(1, body)
 
 
 @given(st.binary(max_size=200), st.integers(0, 400), st.binary(max_size=8))
@@ -117,7 +137,7 @@ def test_garbage_is_a_batch_or_an_error_of_one_kind(garbage: bytes, place: int, 
     whole = batch(rows=[ROW], who=[["d", "r"]], items=[ITEM]) + b"\0\0\0\0"
     for body in (garbage, whole[:place] + other + whole[place + len(other) :]):
         try:
-            list(decode_batch(body)[1])
+            rows_in_the_lake(body)
         except ValueError:
             continue
 

@@ -3,7 +3,8 @@
 The ledger, `why`, the fold in Spark, the audit and the docs take the table of states, `STATES`, from here.
 
 `core/ledger.py` writes them and describes the form; it also reads them, faster, for the server. Spark's workers
-have none of the server's libraries, so this is knowingly a second reader. A property test holds the two together.
+have none of the server's libraries, so this is knowingly a second reader; `pipeline/ledger_rows.py` makes rows of what
+it finds. A property test holds those against what the server reads.
 """
 
 from __future__ import annotations
@@ -75,24 +76,6 @@ class LedgerBatch:
     lost: int  # records that were dropped while the log took nothing
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRecord:
-    """One thing that happened to an interval of entries, or to an item, for one recipient."""
-
-    ms: int
-    state: str
-    reason: str
-    door: str
-    recipient: str
-    stream: str = ""
-    first: int = 0
-    last: int = 0
-    key: str = ""
-    month: str = ""
-    number: int = 0
-    expires_ms: int | None = None
-
-
 def verdict(records: Iterable[tuple[Hashable, str, int]]) -> str:
     """What became of a delivery, from all its records: (place, state, time).
 
@@ -133,12 +116,6 @@ def check_batch(body: bytes) -> CheckedBatch:
         return CheckedBatch(batch, said.get("who", []), rows, said.get("items", []))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no ledger batch: {type(error).__name__} {error}") from error
-
-
-def decode_batch(body: bytes) -> tuple[LedgerBatch, Iterator[LedgerRecord]]:
-    """Read a batch: what it says about itself, and its records one by one. `ValueError` for anything else."""
-    checked = check_batch(body)
-    return checked.batch, _records(checked)
 
 
 Row = TypeVar("Row", bound=Sequence[object])
@@ -203,12 +180,3 @@ def _numbers(column: bytes) -> array[int]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
-
-
-def _records(checked: CheckedBatch) -> Iterator[LedgerRecord]:
-    for (ms, state, reason, stream, first, last, _), group in checked.rows:
-        for number in group:
-            door, recipient = checked.who[number]
-            yield LedgerRecord(ms, state, reason, door, recipient, stream, first, last)
-    for ms, state, reason, door, recipient, key, month, number, expires in checked.items:
-        yield LedgerRecord(ms, state, reason, door, recipient, "", 0, 0, key, month, number, expires)
