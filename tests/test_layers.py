@@ -63,7 +63,11 @@ MAY_IMPORT = {
 }
 """What of Penstock a room may import; one that is not listed may import any but the ones below."""
 
+OF_THE_LOG = ("NameInvalid", "StreamExists", "PositionMismatch", "Trimmed", "SystemStream", "MailboxFull")
+"""Errors that the connection layer answers without knowing what they are about."""
+
 MAY_NOT_IMPORT = {
+    "penstock.http": tuple(f"penstock.errors.{name}" for name in OF_THE_LOG),
     "penstock.node": ("penstock.pipeline", "penstock.cli", "penstock.testing", "penstock.client"),
     "penstock.pipeline": tuple(f"penstock.{room}" for room in ("http", "api", "engines", "doors", "node")),
     "penstock.testing": ("penstock.node", "penstock.doors", "penstock.pipeline"),
@@ -216,6 +220,7 @@ PLANTED = [
     ("engines/memory.py", "import nats"),
     ("http/connection.py", "from penstock.api.auth import Caller"),
     ("http/connection.py", "from penstock.core.log import Log"),
+    ("http/problems.py", "from penstock.errors import PenstockError, Trimmed"),
     ("http/connection.py", "if TYPE_CHECKING:\n    from penstock.doors.sps import Sps"),
     ("api/context.py", "from penstock.node.metrics import Metrics"),
     ("api/v1/publish.py", "from penstock.doors import sps"),

@@ -34,6 +34,9 @@ may rely on it. `status` is what it is answered with over HTTP, `remedy` says wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class PenstockError(Exception):
     """Base of the errors that have a code and a remedy. Exceptions that never leave a module need not be one."""
@@ -41,6 +44,7 @@ class PenstockError(Exception):
     code = "internal"
     status = 0  # of the answer over HTTP; 0: it is answered with 500, and only the log has its words
     remedy = "This is a defect of the server: please report it with the server's log."
+    facts: Mapping[str, int] = MappingProxyType({})  # numbers that a program goes on with; its answer has them
 
 
 class PeerError(PenstockError):
@@ -193,6 +197,7 @@ class Trimmed(CallerError):
     def __init__(self, after: int, trimmed_upto: int) -> None:
         super().__init__(f"entries up to id {trimmed_upto} were trimmed; asked for those after {after}")
         self.after, self.trimmed_upto = after, trimmed_upto
+        self.facts = {"trimmed_upto": trimmed_upto}
 
 
 class Unauthenticated(CallerError):

@@ -45,6 +45,13 @@ CASES = [
 ]  # fmt: skip
 
 
+def test_numbers_that_a_program_goes_on_with_stand_beside_the_words() -> None:
+    told = json.loads(error_response(errors.Trimmed(1, 2)).body)["error"]
+
+    assert told.keys() == {"code", "message", "remedy", "trimmed_upto"}
+    assert told["trimmed_upto"] == 2
+
+
 @pytest.mark.parametrize(("error", "status", "code", "headers"), CASES)
 def test_an_error_says_what_is_wrong_and_what_to_do(
     error: errors.PenstockError, status: int, code: str, headers: dict[str, str]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.errors import Forbidden, PeerError, PenstockError, Trimmed, Unauthenticated
+from penstock.errors import Forbidden, PeerError, PenstockError, Unauthenticated
 from penstock.http.responses import Headers, Response
 
 log = logging.getLogger("penstock.http")
@@ -62,8 +62,7 @@ def problem_of(error: BaseException) -> Problem:
         remedy = PenstockError.remedy
         return Problem(500, PenstockError.code, "the server failed at this request", remedy, error=error)
     message = error.detail if isinstance(error, PeerError) else str(error)
-    facts = {"trimmed_upto": error.trimmed_upto} if isinstance(error, Trimmed) else {}
-    return Problem(error.status, error.code, message, error.remedy, _headers(error), facts, error)
+    return Problem(error.status, error.code, message, error.remedy, _headers(error), error.facts, error)
 
 
 def _headers(error: PenstockError) -> Headers:
