@@ -21,12 +21,12 @@ from penstock.http.client import (
     Target,
     TimedOut,
     Unreachable,
-    Url,
     is_public,
     parse_url,
 )
 from penstock.http.resolving import Resolver
 from penstock.wire.http_client import AnswerReader
+from penstock.wire.urls import Url
 from tests.http.certificates import make_certificate
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -25,7 +25,7 @@ def test_a_column_that_is_added_is_in_what_follows_from_the_declaration() -> Non
     entry = Entry(1, "/a", 0, 0, 0, 2, arrow.Kind.DATA, "north", 5, None, "", b"x")
 
     assert ddl(added) == EVENTS + ", `region` STRING"
-    assert arrow._ARROW[added[-1].type] == "string"
+    assert arrow._type_of(added[-1]) == "string"
     assert arrow._value_of(added[-1])(entry) == "north"
 
 

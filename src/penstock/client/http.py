@@ -11,11 +11,12 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.errors import InputInvalid, PenstockError
 from penstock.wire.retrying import parse_retry_after
+from penstock.wire.urls import Url
 
 Values = Mapping[str, object]
 _FAILURES = (OSError, http.client.HTTPException)
@@ -45,21 +46,7 @@ class ServerUnreachable(PenstockError):
         self.remedy = "Start the server with './penstock up', or give the right --url."
 
 
-class ServerUrl(NamedTuple):
-    """A server's address, taken apart."""
-
-    secure: bool
-    host: str
-    port: int
-    path: str  # without a slash at its end
-
-    @property
-    def authority(self) -> str:
-        """As the Host header has it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_server_url(url: str) -> ServerUrl:
+def parse_server_url(url: str) -> Url:
     """Take the address of a server apart; `InputInvalid` for what is none."""
     try:
         parts = urlsplit(url)
@@ -71,7 +58,7 @@ def parse_server_url(url: str) -> ServerUrl:
     if parts.scheme not in ("http", "https") or not host:
         raise InputInvalid("url", f"{url!r} is not http://HOST:PORT", remedy=_URL_LOOKS)
     secure = parts.scheme == "https"
-    return ServerUrl(secure, host, port or (443 if secure else 80), parts.path.rstrip("/"))
+    return Url(secure, host, port or (443 if secure else 80), parts.path.rstrip("/"))
 
 
 class HttpClient:
@@ -167,7 +154,7 @@ class HttpClient:
     def _target(self, path: str, query: Values) -> str:
         # What the command line could not decode goes out as it was typed: the server says what is wrong with it.
         text = urlencode(query, quote_via=quote, safe="/*>", errors="surrogateescape")
-        return self._place.path + path + ("?" + text if text else "")
+        return self._place.target + path + ("?" + text if text else "")
 
     def _fields(self, headers: Values) -> dict[str, bytes]:
         given = {name: str(value) for name, value in headers.items() if value not in ("", None)}

@@ -152,7 +152,7 @@ class _WebSocketTransport:
     def __init__(self, url: str, session_key: str) -> None:
         place, self._url = parse_server_url(url), url
         scheme = "wss" if place.secure else "ws"
-        self._address = f"{scheme}://{place.authority}{place.path}/msgstream?sessionKey={quote(session_key)}"
+        self._address = f"{scheme}://{place.authority}{place.target}/msgstream?sessionKey={quote(session_key)}"
         self._opened: Any = None  # a ClientConnection; websockets' client is imported when it is used
         self._context: Any = None
 

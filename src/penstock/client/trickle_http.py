@@ -223,7 +223,7 @@ class Peer:
         return Upload(self, wire)
 
     def _request(self, method: str, levels: tuple[str, ...], headers: Mapping[str, str], query: str = "") -> bytes:
-        path = "/".join((self._place.path, *(quote(level, safe="~") for level in levels)))
+        path = "/".join((self._place.target, *(quote(level, safe="~") for level in levels)))
         fields = {**headers, "Authorization": f"Bearer {self._token}"} if self._token else headers
         return request_head(method, f"{path}?{query}" if query else path, self._place.authority, fields.items())
 

@@ -16,17 +16,20 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from penstock.values import Entry, Kind
-from penstock.wire.table_columns import BYTES, EVENT, INT32, INT64, NAMES, SCHEMA_VERSION, TEXT, TIME, Column
+from penstock.wire.table_columns import EVENT, NAMES, SCHEMA_VERSION, TEXT, TIME, Column
 
 BATCH_BYTES: Final = 8 * 1024 * 1024
 """Bytes of one record batch at most: what a reader must be able to hold. Larger ones are split."""
 
 KIND_NAMES: Final = tuple(kind.name.lower() for kind in Kind)
 _FRAME_BYTES: Final = 64 * 1024  # of a message: its metadata and the padding of its buffers
-_ARROW: Final = {
-    INT64: pa.int64(), INT32: pa.int32(), TEXT: pa.utf8(), TIME: pa.timestamp("us", tz="UTC"), BYTES: pa.binary(),
-}  # fmt: skip
-TYPES: Final[dict[str, Any]] = {column.name: _ARROW[column.type] for column in EVENT}
+
+
+def _type_of(column: Column) -> Any:
+    return pa.timestamp("us", tz="UTC") if column.type == TIME else pa.type_for_alias(column.type)
+
+
+TYPES: Final = {column.name: _type_of(column) for column in EVENT}
 
 
 def _value_of(column: Column) -> Callable[[Entry], object]:

@@ -22,6 +22,7 @@ from penstock.errors import InputInvalid, PeerError
 from penstock.http.resolving import Resolver, resolver
 from penstock.limits import ANSWER_BODY_BYTES
 from penstock.wire.http_client import AnswerReader, request_head
+from penstock.wire.urls import Url
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -57,26 +58,6 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Url:
-    """An address to send to, taken apart."""
-
-    secure: bool
-    host: str
-    port: int
-    target: str
-
-    @property
-    def authority(self) -> str:
-        """As the Host header has it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def origin(self) -> str:
-        """Without path and query, which may hold a secret."""
-        return f"{'https' if self.secure else 'http'}://{self.authority}"
 
 
 _PORT = "(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"

@@ -91,7 +91,7 @@ class Request:
     def path(self) -> str:
         """The path, percent-decoded: for people and names, not for deciding what is meant."""
         if self._path is None:
-            self._path = urls.decode_path(self.raw_path)
+            self._path = urls.decode_level(self.raw_path)
         return self._path
 
     @property

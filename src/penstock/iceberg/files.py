@@ -21,14 +21,7 @@ from penstock.errors import OperatorError
 from penstock.iceberg.store import FileStore
 from penstock.wire.lake_files import LakeFile, parse_location
 from penstock.wire.table_columns import (
-    BOOL,
-    BYTES,
-    DATE,
-    DOUBLE,
-    INT32,
-    INT64,
     TABLES,
-    TEXT,
     TIME,
     Column,
     decimal_size,
@@ -40,17 +33,6 @@ GROUP_BYTES: Final = 8 * 1024 * 1024
 
 UNMEASURED: Final = ("body", "attributes")
 """Columns without bounds: nobody looks for a body by its order, and what was erased must not stay in a manifest."""
-
-_TYPES: Final = {
-    INT64: pa.int64(),
-    INT32: pa.int32(),
-    TEXT: pa.utf8(),
-    TIME: pa.timestamp("us", tz="UTC"),
-    BYTES: pa.binary(),
-    BOOL: pa.bool_(),
-    DOUBLE: pa.float64(),
-    DATE: pa.date32(),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +83,9 @@ def arrow_schema(table: str, columns: Sequence[Column] = ()) -> pa.Schema:
 def arrow_type(type: str) -> pa.DataType:
     """The type of a column."""
     size = decimal_size(type)
-    return pa.decimal128(*size) if size else _TYPES[type]
+    if size:
+        return pa.decimal128(*size)
+    return pa.timestamp("us", tz="UTC") if type == TIME else pa.type_for_alias(type)
 
 
 def write_file(

@@ -16,6 +16,7 @@ from penstock.wire.ledger import COVERED
 
 INT64, INT32, TEXT, TIME, BYTES = "int64", "int32", "utf8", "timestamp[us, UTC]", "binary"
 BOOL, DOUBLE, DATE = "bool", "double", "date32"
+"""Types by the names that Arrow has for them; it has none for a time in a time zone."""
 _DECIMAL: Final = re.compile(r"decimal\(([0-9]{1,2}),([0-9]{1,2})\)", re.ASCII)
 
 

@@ -1,8 +1,9 @@
-"""Percent signs in paths and queries."""
+"""The parts of URLs, and percent signs in paths and queries."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from penstock.errors import InputInvalid
@@ -11,19 +12,33 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
+class Url(NamedTuple):
+    """An address to send to, taken apart."""
+
+    secure: bool
+    host: str
+    port: int
+    target: str  # path and query; of a whole server its path, without a slash at the end
+
+    @property
+    def authority(self) -> str:
+        """As the Host header has it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def origin(self) -> str:
+        """Without path and query, which may hold a secret."""
+        return f"{'https' if self.secure else 'http'}://{self.authority}"
+
+
 def decode_level(level: str) -> str:
-    """Decode one level of a path. Raises `InputInvalid` for bad escapes, bad UTF-8 and control characters."""
+    """Decode one level of a path, or all of it for people. `InputInvalid` for bad escapes, bad UTF-8, controls."""
     if "%" not in level:
         return level
     text = _unquote(level, "path")
     if _CONTROLS.search(text):
         raise InputInvalid("path", "has an encoded control character", code="path_invalid")
     return text
-
-
-def decode_path(path: str) -> str:
-    """Decode a whole path, for people and logs."""
-    return decode_level(path)
 
 
 def parse_query(query: str) -> dict[str, str]:
