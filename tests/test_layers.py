@@ -137,7 +137,11 @@ def violations(source: Path) -> list[str]:
 
 
 def graph_of(source: Path) -> dict[str, set[str]]:
-    """Who imports whom: each module of *source* with those of its own that it imports, for types alone included."""
+    """Who imports whom: each module of *source* with those of its own that it imports, for types alone included.
+
+    To import a module is to run the packages above it, so they count, too. Those that the importer is in run before it
+    in any case: that their face shows what is in them is no cycle.
+    """
     files = {
         ".".join(file.relative_to(source).with_suffix("").parts).removesuffix(".__init__"): file
         for file in source.rglob("*.py")
@@ -146,6 +150,8 @@ def graph_of(source: Path) -> dict[str, set[str]]:
     for module, file in files.items():
         named = {imported for _, imported in imports_of(file, module)}
         found = {name if name in files else name.rpartition(".")[0] for name in named}
+        above = {".".join(name.split(".")[:levels]) for name in found for levels in range(1, name.count(".") + 1)}
+        found |= {package for package in above if not is_in(module, package)}
         graph[module] = (found & files.keys()) - {module}
     return graph
 
@@ -204,6 +210,23 @@ def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
     assert cycles(rooms_of(graph_of(tmp_path))) == []
     (tmp_path / "penstock/core/hub.py").write_text("from penstock.api.live import Live")
     assert cycles(rooms_of(graph_of(tmp_path))) == [["penstock.api", "penstock.core"]]
+
+
+def test_a_planted_cycle_through_the_face_of_a_package_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, "pipeline/__init__.py", "from penstock.pipeline.jobs import archive")
+    plant(tmp_path, "pipeline/jobs/__init__.py", "")
+    (tmp_path / "penstock/pipeline/jobs/archive.py").write_text("from penstock.client import api")
+    plant(tmp_path, "client/api.py", "")
+    assert cycles(graph_of(tmp_path)) == []
+
+    (tmp_path / "penstock/client/api.py").write_text("from penstock.pipeline.units import Unit")
+    (tmp_path / "penstock/pipeline/units.py").write_text("class Unit: ...")
+    three = ["penstock.client.api", "penstock.pipeline", "penstock.pipeline.jobs.archive"]
+    assert cycles(graph_of(tmp_path)) == [three]
+
+    (tmp_path / "penstock/client/api.py").write_text("")
+    (tmp_path / "penstock/pipeline/jobs/archive.py").write_text("from penstock.pipeline import Place")
+    assert cycles(graph_of(tmp_path)) == [["penstock.pipeline", "penstock.pipeline.jobs.archive"]]
 
 
 PLANTED = [
