@@ -108,7 +108,6 @@ class IcebergCatalog:
         return Response(200, _encode({"namespace": [NAMESPACE], "properties": {}}))
 
     async def tables(self, request: Request) -> Response:
-        """The names of all tables."""
         self._check(request)
         names = await self._tables_of(request.captures[0]).tables()
         return Response(200, _encode({"identifiers": [{"namespace": [NAMESPACE], "name": name} for name in names]}))

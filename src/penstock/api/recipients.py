@@ -91,7 +91,6 @@ class RecipientKind:
         raise NotImplementedError
 
     async def find(self, name: str) -> RecipientView | None:
-        """One of them."""
         async for view in self.each():
             if view.name == name:
                 return await self.complete(view)
@@ -106,7 +105,6 @@ class RecipientKind:
         raise NotImplementedError
 
     async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
-        """What waits for it."""
         raise NotImplementedError
 
     async def redrive(self, troubles: Sequence[Trouble]) -> Redriven | None:

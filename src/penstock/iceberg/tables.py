@@ -254,7 +254,6 @@ class Table:
     # ── commits ────────────────────────────────────────────────────────────────────────────────
 
     def append(self, added: Sequence[WrittenFile], *, now_ms: int) -> Prepared:
-        """Add data files."""
         return self._commit(Operation.APPEND, added, frozenset(), now_ms)
 
     def replace(

@@ -105,7 +105,6 @@ class PipelineClient:
         return StoredRecord(answer["version"], dict(value))
 
     def delete(self, key: str) -> None:
-        """Remove a record."""
         self.call("DELETE", "/v1/pipeline/records/" + quote(key))
 
     def list(self, prefix: str) -> dict[str, StoredRecord]:

@@ -95,7 +95,6 @@ class BatchRows:
         self.who.append(who)
 
     def arrow(self) -> pa.RecordBatch:
-        """All of them."""
         which = pa.array(numpy.repeat(numpy.arange(len(self.rows)), [len(one) for one in self.groups]))
         values = zip(*self.rows, strict=True) if self.rows else [()] * len(_OF_ROWS)
         made = {

@@ -291,7 +291,6 @@ class FindHeads:
     location: str
 
     def run(self) -> Heads:
-        """Their heads."""
         rows = read_batches(self.store, self.location, LOOKED_AT)
         return find_repeats((batch for piece in rows for batch in batches_in(piece)), {})[1]
 

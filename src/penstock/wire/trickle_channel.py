@@ -137,7 +137,6 @@ class Segment:
         return (framed if at == begin else chunk(content(framed)[at - begin :])), end
 
     def body(self) -> bytes:
-        """All bytes."""
         return b"".join(content(piece) for piece in self._pieces)
 
     def wake(self) -> None:

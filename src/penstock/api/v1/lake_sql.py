@@ -88,7 +88,6 @@ class LakeSqlApi:
         errors=(404, 501),
     )
     async def ask(self, request: Request) -> Response:
-        """Answer one question."""
         self._context.caller(request).check_admin("SQL")
         only(request)
         query = decoded(request.body, SqlRequest).query

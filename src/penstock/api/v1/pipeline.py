@@ -247,7 +247,6 @@ class PipelineApi:
 
     @operation("Remove one record.", path=_KEY, answers={204: None}, errors=(507,))
     async def delete(self, request: Request) -> Response:
-        """Remove one record."""
         await self._registry.delete(self._changeable(request))
         return Response(204)
 

@@ -123,7 +123,6 @@ class TypedTablesApi:
 
     @operation("One typed table of the lake.", path=_TABLE, answers={200: TypedTableAnswer}, errors=(404,))
     async def get(self, request: Request) -> Response:
-        """One of them."""
         self._context.caller(request).check_grant("export")
         only(request)
         table = (await declared_tables(self._registry)).get(request.captures[0])

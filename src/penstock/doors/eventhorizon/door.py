@@ -61,7 +61,6 @@ class EventHorizon:
         return "eventhorizon", self._pushers.running
 
     def recipient_kinds(self) -> list[RecipientKind]:
-        """Pushers."""
         return [PusherRecipients(self._pushers)]
 
     def routes(self) -> list[Route]:

@@ -93,7 +93,6 @@ class PusherCalls:
 
     @operation("Remove a pusher.", path=_ID, answers={204: None}, errors=(404, 507))
     async def delete(self, request: Request) -> Response:
-        """Forget it."""
         await self._pushers.remove(await self._find(request))
         return Response(204)
 

@@ -62,7 +62,6 @@ class MessageStreamDoor:
         yield "counter", "packs_emitted", "Packs that were emitted here.", self._emitter.emitted, {}
 
     def recipient_kinds(self) -> list[RecipientKind]:
-        """Sessions."""
         return [SessionRecipients(self.sessions)]
 
     def routes(self) -> list[Route]:

@@ -61,7 +61,6 @@ class Sps:
         return ()
 
     def recipient_kinds(self) -> list[RecipientKind]:
-        """Wires."""
         return [WireRecipients(self._context, self.wires)]
 
     def routes(self) -> list[Route]:

@@ -90,7 +90,6 @@ class DeviceWire(Timed):
 
     @property
     def uid(self) -> str:
-        """The user."""
         return self.own.rpartition("/")[2]
 
     def has(self, id: int) -> bool:

@@ -74,7 +74,6 @@ class Trickle:
         await self.channels.__aexit__(kind, error, trace)
 
     def samples(self) -> Iterable[Sample]:
-        """What it adds to `/metrics`."""
         channels = self.channels
         yield "gauge", "trickle_channels", "Trickle channels that are open.", len(channels), {}
         yield "gauge", "trickle_bytes", "Memory that segments take, in bytes.", channels.held, {}
@@ -97,7 +96,6 @@ class Trickle:
         return DOOR, self.channels.readers.taken + self.channels.posting
 
     def recipient_kinds(self) -> list[RecipientKind]:
-        """Channels."""
         return [ChannelRecipients(self._context, self.channels)]
 
     def internal_routes(self) -> list[Route]:
@@ -133,7 +131,6 @@ class Trickle:
         return await self._not_here(request, found)
 
     async def close(self, request: Request) -> Answer:
-        """Close a channel."""
         asked = self._rights.check(request, request.captures[0], DELETE)
         found = await self.channels.find(asked.name)
         if isinstance(found, LiveChannel):
@@ -165,7 +162,6 @@ class Trickle:
     # ── publishing ────────────────────────────────────────────────────────────────────────────
 
     def publish(self, request: Request) -> Answer | Coroutine[Any, Any, Answer]:
-        """Take a segment in."""
         try:
             check_membership(self._context.members)
             asked = self._rights.check(request, request.captures[0], PUBLISH)

@@ -120,7 +120,6 @@ class WebPush:
         self.agents.router.address = address
 
     def recipient_kinds(self) -> list[RecipientKind]:
-        """User agents."""
         return [AgentRecipients(self.agents)]
 
     async def leave_month(self, month: str) -> None:

@@ -86,14 +86,12 @@ class WebPushSender:
         ]
 
     def samples(self) -> Iterable[Sample]:
-        """What it adds to `/metrics`."""
         bindings, here = self._bindings, len(self._bindings.running)
         yield "gauge", "webpush_bindings", "Subscriptions bound to streams that this node runs.", here, {}
         yield "counter", "webpush_unbound", "Bindings ended because nobody was there.", bindings.unbound, {}
         yield "gauge", "webpush_services_failing", "Push services that take nothing now.", bindings.failing, {}
 
     def recipient_kinds(self) -> list[RecipientKind]:
-        """Bindings."""
         return [BindingRecipients(self._context, self._bindings)]
 
     # ── the calls ──────────────────────────────────────────────────────────────────────────────
@@ -180,13 +178,11 @@ class WebPushSender:
 
     @operation("One binding.", path=_ID, answers={200: BindingShown}, errors=(404,))
     async def show(self, request: Request) -> Response:
-        """One of them."""
         id, record = await self._find(request)
         return Response(200, _encode(await self._shown(id, record)))
 
     @operation("Unbind: send no more.", path=_ID, answers={204: None}, errors=(404, 507))
     async def delete(self, request: Request) -> Response:
-        """Unbind it."""
         id, _ = await self._find(request)
         await self._bindings.unbind(id)
         return Response(204)

@@ -136,7 +136,6 @@ class AwaitedReceipts:
         return len(self._heard) >= _WAITING
 
     def deliver(self, entries: Sequence[Entry]) -> None:
-        """Take outcomes."""
         for entry in entries:
             try:
                 line = msgspec.json.decode(entry.body, type=ReceiptLine)

@@ -92,7 +92,6 @@ class LogCalls(FramedSocket):
         return self._wait_for_append(stream, len(body))
 
     def append(self, batch: Batch, weight: int) -> Promise[Appended]:
-        """Have *batch* stored."""
         try:
             self._appends.append((self._number + 1, msgspec.Raw(encode(batch))))
         except _UNSENDABLE as error:

@@ -68,7 +68,6 @@ class Workplace:
         return list_files(self.lake.store, table, found.locations())
 
     def columns(self, table: str) -> tuple[Column, ...]:
-        """The columns of *table*."""
         return TABLES.get(table) or tuple(columns_in(table, self.client.get(f"lake/{table}").value))
 
     def records(self) -> list[str]:
