@@ -63,10 +63,14 @@ class WrittenLake:
             day = day_of(inside[0].published_ms)
             count = next((n for n, e in enumerate(inside) if day_of(e.published_ms) != day), len(inside))
             hi = inside[count - 1].id if count < len(inside) else upto
-            rows = pa.Table.from_batches([arrow.batch_of(inside[:count], NAMES)])
-            written.append(self.write(LakeFile(after, hi, day_name(day), "events"), rows, group))
+            written.append(self.write_day(inside[:count], after, hi, group=group))
             inside, after = inside[count:], hi
         return written
+
+    def write_day(self, entries: Sequence[Entry], after: int, upto: int, *, group: int = 4) -> WrittenFile:
+        """A file with these entries of one day, called after the ids in (after, upto]."""
+        rows = pa.Table.from_batches([arrow.batch_of(entries, NAMES)])
+        return self.write(LakeFile(after, upto, day_name(day_of(entries[0].published_ms)), "events"), rows, group)
 
     def prepare(
         self, table: str, added: Sequence[WrittenFile], removed: Iterable[WrittenFile] = (), now_ms: int = NOW_MS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +16,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.log import Log
 from penstock.core.registry import Registry
 from penstock.engines.lake import ColdLog, LakeReader, LakeUnreadable, open_lake
+from penstock.engines.lake.files import CoveringFile, TableFiles
 from penstock.engines.lake.reader import TablePointers
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.pages import Look
@@ -322,6 +324,50 @@ async def test_files_that_claim_the_same_ids_show_no_entry_twice(tmp_path: Path)
     await pair.commit(3, 7)
     async with pair.lake:
         assert await by_id(pair.cold, (">",), 100, True) == await everything(pair.whole)
+
+
+class TakesEither(TableFiles):
+    """Sabotage: of files that have the same ids one is read, also where they are of different days."""
+
+    @cached_property
+    def cover(self) -> list[CoveringFile]:
+        cover: list[CoveringFile] = []
+        for file in self.all:
+            if not cover or file.hi > cover[-1].hi:
+                cover.append(file)
+        return cover
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["honest", "sabotage: either is read"])
+async def test_where_files_of_two_days_have_the_same_ids_nothing_is_shown_rather_than_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    """Before and after these ids all is shown, and nothing is trimmed from there on."""
+    if sabotage:
+        monkeypatch.setattr("penstock.engines.lake.reader.TableFiles", TakesEither)
+    pair = Pair(tmp_path)
+    for number in range(20):
+        await pair.append(Draft("/s", b"%d" % number))
+        pair.clock.jump((DAY if number % 2 else -DAY) if 4 <= number < 14 else 0)
+    before = await everything(pair.whole)  # the first three are meta entries
+    await pair.archive(8)
+    files = [pair.written.write_day(before[8:17:2], 8, 17), pair.written.write_day(before[9:18:2], 9, 18)]
+    pair.written.prepare("events", files)
+    pair.archived = 18
+    await pair.archive(5)
+    async with pair.lake:
+        assert await pair.lake.covered_upto(0) == (23 if sabotage else 8)
+        await pair.hot.trim(23)
+        if sabotage:
+            assert await by_id(pair.cold, (">",), 100, True) != before, "rows are missing, and nobody says so"
+            return
+        assert list((await pair.cold.read_after((">",), 0, meta=True)).entries) == before[:8]
+        assert list((await pair.cold.read_after((">",), 18)).entries) == before[18:]
+        assert list((await pair.cold.read_index("/s", 16)).entries) == before[19:]
+        with pytest.raises(LakeUnreadable, match=r"the ids 9 to 18; '\./penstock pipeline compact' puts them apart"):
+            await pair.cold.read_after((">",), 8)
+        with pytest.raises(LakeUnreadable):
+            await pair.cold.read_index("/s", 9)
 
 
 async def test_a_damaged_file_is_the_operators_matter_not_a_gap(tmp_path: Path) -> None:

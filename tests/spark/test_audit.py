@@ -26,6 +26,7 @@ from penstock.testing import RunningServer, wait_until
 from penstock.wire.lake_files import LakeFile
 from tests.api.client import Tail
 from tests.doors.msgstream_client import emit, login, packs
+from tests.pipeline.test_untangling import midnight, mix_up
 from tests.spark.conftest import make_place
 from tests.spark.doors_at_work import APP, DEVICE, PUSHED, USER, doors_at_work
 from tests.spark.filling import archived, publish
@@ -241,6 +242,22 @@ def files(*ranges: tuple[int, int]) -> list[LakeFile]:
 )  # fmt: skip
 def test_files_must_follow_each_other(there: list[LakeFile], said: list[str]) -> None:
     assert [f"{one.verdict}: {one.words}" for one in audit_verdicts.check_files(there, 20)] == said
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["honest", "sabotage: it is left as it is"])
+def test_files_that_an_earlier_version_has_mixed_up_are_put_right_first(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    with midnight(tmp_path, "ABA") as here:
+        mix_up(here, monkeypatch)
+        if sabotage:
+            monkeypatch.setattr(audit, "are_tangled", lambda files: False)
+
+        outcome = audit.run(make_place(spark, here.server, here.lake.place), {})
+
+    verdicts = {(one["verdict"], one["check"]) for one in outcome.data["findings"]}
+    assert ({("missing", "events"), ("double", "files")} <= verdicts) is sabotage, outcome.words
+    assert outcome.exit_code == int(sabotage), outcome.words
 
 
 def test_a_file_that_is_gone_is_named(audited: Audited) -> None:

@@ -166,6 +166,13 @@ def test_no_file_is_made_larger_than_the_target_and_none_of_two_days() -> None:
     assert [[one.file.lo for one in group] for group in groups] == [[0, 10]]
 
 
+def test_files_between_which_another_day_has_ids_stay_apart() -> None:
+    files = planned((0, 10, 5), (20, 30, 5), (30, 40, 5))
+    others = planned((10, 20, 5), (40, 50, 5), day="2026-11-16")
+
+    assert list(compact.groups_of([*others, *files], "events", "")) == [files[1:]]
+
+
 @pytest.mark.parametrize("swept", [True, False], ids=["honest", "sabotage: nobody sweeps"])
 def test_what_a_turn_has_left_that_was_cut_off_is_swept(
     place: Workplace, monkeypatch: pytest.MonkeyPatch, swept: bool

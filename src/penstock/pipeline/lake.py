@@ -118,7 +118,9 @@ def days_between(files: Iterable[PlannedFile], after: int, upto: int) -> list[tu
     """The ids in (after, upto] cut by days, as the names of *files* tell them: (lo, hi, day), in order, no gaps."""
     cuts: list[tuple[int, int, str]] = []
     for file in sorted(one.file for one in files if one.file.overlaps(after, upto)):
-        lo, hi = max(file.lo, after), min(file.hi, upto)
+        lo, hi = max(file.lo, after, cuts[-1][1] if cuts else after), min(file.hi, upto)
+        if lo >= hi:  # another file has these ids as well
+            continue
         if cuts and cuts[-1][2] == file.day and cuts[-1][1] == lo:
             cuts[-1] = (cuts[-1][0], hi, file.day)
         else:

@@ -11,9 +11,11 @@ This module knows names, nothing else: the server, the pipeline and Spark's work
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 LETTERS: Final = {
     "events": "e",
@@ -117,3 +119,17 @@ def first_hole(files: Sequence[LakeFile], after: int, upto: int) -> tuple[int, i
         return None
     following = min((file.lo for file in files if file.lo > position), default=upto)
     return position, min(following, upto)
+
+
+def overlapping(files: Iterable[T], named: Callable[[T], LakeFile]) -> Iterator[list[T]]:
+    """*files*, which are in order of their ranges, by groups: those that have ids of each other, or one alone."""
+    group: list[T] = []
+    end = 0
+    for one in files:
+        if group and named(one).lo >= end:
+            yield group
+            group = []
+        end = max(end, named(one).hi) if group else named(one).hi
+        group.append(one)
+    if group:
+        yield group

@@ -6,6 +6,10 @@
 Which files there are is told by the table's metadata, never by a folder. A name says which ids a file covers, also
 where it has no row for some of them; the bounds from the manifest say more. So nothing is opened until its rows are
 wanted. No name is used twice: what was read of a file under its name stays true.
+
+A file has rows of one day. Two of one day that have the same ids have the same rows; two of different days each have
+rows that the other has not, in any order. Compaction once made such files, where two days alternate around midnight. It
+puts them apart again (`pipeline/untangling.py`); until then nothing of them is shown, rather than half of it.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ class CoveringFile(NamedTuple):
     lo: int
     hi: int
     file: ListedFile
+    day: str
 
     @property
     def path(self) -> str:
@@ -46,6 +51,22 @@ class CoveringFile(NamedTuple):
     def bounds(self) -> ColumnBounds:
         """Between which values its columns lie."""
         return self.file.bounds
+
+
+class Tangle(CoveringFile):
+    """Ids in (lo, hi] that files of different days have; *file* is the first of these. Nothing of them can be read."""
+
+    @property
+    def path(self) -> str:
+        raise self._refusal()
+
+    @property
+    def bounds(self) -> ColumnBounds:
+        raise self._refusal()
+
+    def _refusal(self) -> ValueError:
+        said = f"files of different days have the ids {self.lo + 1:,} to {self.hi:,}"
+        return ValueError(f"{said}; './penstock pipeline compact' puts them apart")
 
 
 @dataclass(frozen=True)
@@ -64,7 +85,10 @@ class TableFiles:
         """In order, none of which lies within another: no row is then read twice."""
         cover: list[CoveringFile] = []
         for file in self.all:
-            if not cover or file.hi > cover[-1].hi:
+            last = cover[-1] if cover else None
+            if last and file.lo < last.hi and (file.day != last.day or isinstance(last, Tangle)):
+                cover[-1] = Tangle(last.lo, max(last.hi, file.hi), last.file, last.day)
+            elif not last or file.hi > last.hi:
                 cover.append(file)
         return cover
 
@@ -84,9 +108,13 @@ class TableFiles:
             after = file.hi
         return after
 
+    def readable_upto(self, after: int, upto: int) -> int:
+        """*upto*, or where before it the first ids beyond *after* lie that cannot be read."""
+        return min([upto, *(max(after, one.lo) for one in self.cover if isinstance(one, Tangle) and one.hi > after)])
+
 
 def _covering(file: ListedFile) -> CoveringFile:
     named = parse_location(file.path)
     if named is None:
         raise ValueError(f"{file.path} is no file of the lake: its name says no ids")
-    return CoveringFile(named.lo, named.hi, file)
+    return CoveringFile(named.lo, named.hi, file, named.day)

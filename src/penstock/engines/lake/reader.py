@@ -243,12 +243,12 @@ class LakeReader:
         return cast("T", sliced.found)
 
     async def covered_upto(self, after: int) -> int:
-        """The id up to which the files reach from *after* on, as far as the store still has them whole."""
+        """The id up to which the files reach from *after* on, as far as they are whole in the store and can be read."""
 
         def look() -> int:
             there = {one.path: one.size for one in self.store.list("events/data")}
             whole = (file for file in self._events.all if there.get(file.path) == file.file.size)
-            return TableFiles(tuple(whole)).covered_upto(after)
+            return self._events.readable_upto(after, TableFiles(tuple(whole)).covered_upto(after))
 
         return await self.ask("events", look)
 

@@ -17,7 +17,7 @@ from penstock.core.matching import matches
 from penstock.core.names import is_exact
 from penstock.engines.lake import event_rows
 from penstock.engines.lake.event_rows import Footer, ParquetRows
-from penstock.engines.lake.files import ChunkLine, CoveringFile, TableFiles
+from penstock.engines.lake.files import ChunkLine, CoveringFile, TableFiles, Tangle
 from penstock.engines.pages import Look
 from penstock.errors import Trimmed
 from penstock.iceberg.store import FileStore
@@ -46,10 +46,10 @@ class Search:
         position = after
         while position < upto and not page.full and page.looked < SCAN_ROWS:
             file = files.holding(position + 1)
+            if position > after and (file is None or isinstance(file, Tangle)):
+                break  # the next read meets the hole, or what cannot be read
             if file is None:
-                if position == after:
-                    raise _hole(files, after, upto)
-                break  # the next read meets the hole
+                raise _hole(files, after, upto)
             self._fill(page, file, position, upto)
             position = min(file.hi, upto)
         return page.entries, page.entries[-1].id if page.full else position

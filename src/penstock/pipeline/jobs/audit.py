@@ -1,7 +1,7 @@
 """`audit`: proves from the lake that nothing is missing or there twice, and what became of all that was addressed.
 
     the cut      read the mailboxes, flush the ledger, read the heads: everything in them has an id of at most L
-    the lake     run archive and ledger, up to L at least
+    the lake     run archive and ledger, up to L at least; write files of `events` again whose ids are tangled
     compare      1 events: files without a hole, streams without a hole, up to their heads
                  2 no id twice
                  3 items of mailboxes: pending, or closed
@@ -32,6 +32,7 @@ from penstock.pipeline.file_sums import FOLDER, SUMS, RemoveSums, SumsOfFile
 from penstock.pipeline.jobs import TASK_FILES, JobOutcome, Workplace, archive, ledger
 from penstock.pipeline.lake import LakeHole
 from penstock.pipeline.ledger_rows import STREAM
+from penstock.pipeline.untangling import are_tangled, untangle
 from penstock.wire.table_columns import LEDGER
 
 OPTIONS: Mapping[str, str] = {"full": "read every file again, also those that an earlier audit has summed up"}
@@ -74,6 +75,10 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     cut = take_cut(place.client)
     archive.run(place, {})
     ledger.run(place, {})
+    if are_tangled(place.listed("events")):
+        turn = place.turn("events")
+        untangle(place, turn)
+        turn.end()
     report = examine(place, cut, full="full" in options)
     return JobOutcome(report.words(), report.data(), exit_code=0 if report.passes else 1)
 

@@ -1,8 +1,10 @@
 """`compact`: many small files → few, and a sweep.
 
-Neighbours of one day are put together up to `TARGET_BYTES`, each group within a task. While its day is not over, a
-file that makes up more than half of a group is left as it is, and those before and after it are put together. So a
-row is written again some few times, not every half hour, and however many files a day brings, a handful is left.
+Files of one day are put together up to `TARGET_BYTES`, each group within a task; those of `events` only where each
+has the ids that follow those of the one before: where two days alternate around midnight, their files stay apart, as
+names say which ids a file has all rows of (`pipeline/untangling.py`). While its day is not over, a file that makes up
+more than half of a group is left as it is, and those before and after it are put together. So a row is written again
+some few times, not every half hour, and however many files a day brings, a handful is left.
 
 All tables of a record change in one commit (`commit.py`). What was replaced goes when no kept snapshot names it, ten
 minutes later at the earliest: readers may be in the middle of a scan. Then files are swept that nothing names: what
@@ -21,6 +23,7 @@ from penstock.iceberg.store import FileStore
 from penstock.pipeline.commit import TableChange, Turn
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.lake import columns_in
+from penstock.pipeline.untangling import untangle
 from penstock.pipeline.writing import MergeFiles
 from penstock.wire.lake_files import TYPED, LakeFile, tables_of
 from penstock.wire.table_columns import TABLES, Column
@@ -46,8 +49,10 @@ def run(place: Workplace, options: Mapping[str, str]) -> JobOutcome:
     before = after = swept = 0
     for name in place.records():
         turn = place.turn(name)
+        apart = untangle(place, turn) if name == "events" else TableChange(name, ())
         changes = [_compacted(place, turn, table, today) for table in tables_of(name)]
         turn.replace(changes)
+        changes.append(apart)
         swept += turn.sweep()
         turn.end()
         before += sum(len(change.removed) for change in changes)
@@ -92,7 +97,7 @@ def merge_of(store: FileStore, table: str, group: Sequence[PlannedFile], columns
 
 
 def groups_of(files: Sequence[PlannedFile], table: str, today: str) -> Iterator[list[PlannedFile]]:
-    """Small neighbours of one day that are worth putting together. *today* is the day that is not over, if any."""
+    """Small files of one day that are worth putting together. *today* is the day that is not over, if any."""
     for day, of_day in groupby(sorted(files, key=lambda one: (one.file.day, _kind(one), one.file)), _day_and_kind):
         for group in _neighbours(list(of_day), SORTED_TARGET_BYTES if table in SORTED else TARGET_BYTES):
             yield from (some for some in (_balanced(group) if day[0] == today else [group]) if len(some) > 1)
@@ -101,7 +106,8 @@ def groups_of(files: Sequence[PlannedFile], table: str, today: str) -> Iterator[
 def _neighbours(files: Sequence[PlannedFile], target: int) -> Iterator[list[PlannedFile]]:
     group: list[PlannedFile] = []
     for one in files:
-        if group and sum(file.size for file in group) + one.size > target:
+        apart = bool(group) and one.file.table == "events" and group[-1].file.hi != one.file.lo
+        if group and (apart or sum(file.size for file in group) + one.size > target):
             yield group
             group = []
         group.append(one)

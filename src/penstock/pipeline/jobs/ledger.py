@@ -167,7 +167,8 @@ def _decoding(place: Workplace, one: Slice) -> Iterator[DecodeBatches]:
     for number, file in enumerate(files, 1):
         chunk.append(file)
         if number == len(files) or len(chunk) >= most or sum(one.size for one in chunk) >= TASK_BYTES:
-            ids = Slice(max(one.lo, chunk[0].file.lo), min(one.hi, file.file.hi), one.day)
+            last = max(some.file.hi for some in chunk)
+            ids = Slice(max(one.lo, chunk[0].file.lo), min(one.hi, last), one.day)
             yield DecodeBatches(place.lake.store, tuple(one.location for one in chunk), file_of("ledger", ids))
             chunk = []
 

@@ -27,6 +27,7 @@ from penstock.pipeline.client import RecordChanged
 from penstock.pipeline.commit import Slice, TableChange, watermark
 from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, archive, ledger, rollup, say_progress, typed
 from penstock.pipeline.lake import RECORD_OF, Lake, LakeHole
+from penstock.pipeline.untangling import untangle
 from penstock.pipeline.writing import CopyRows, CopySlice, file_of, rows_between
 from penstock.wire.lake_files import RECORDS, TYPED, LakeFile, first_hole, parse_location, shown_name, tables_of
 
@@ -200,11 +201,11 @@ def _gone_files(lake: Lake, table: str, record: Mapping[str, Any]) -> list[Plann
 
 
 def _joined_ranges(files: Sequence[PlannedFile]) -> list[tuple[int, int]]:
-    """The ids of *files*, which are in order; neighbours as one range."""
+    """The ids of *files*, which are in order; those that follow each other, or overlap, as one range."""
     ranges: list[tuple[int, int]] = []
     for one in files:
-        if ranges and ranges[-1][1] == one.file.lo:
-            ranges[-1] = ranges[-1][0], one.file.hi
+        if ranges and ranges[-1][1] >= one.file.lo:
+            ranges[-1] = ranges[-1][0], max(ranges[-1][1], one.file.hi)
         else:
             ranges.append((one.file.lo, one.file.hi))
     return ranges
@@ -230,8 +231,15 @@ def _archive_again(place: Workplace, after: int, upto: int, *, dry_run: bool) ->
         touched = [one for one in place.files("events") if one.file.overlaps(after, upto)]
         return f"{rows:,} rows would take the place of what {len(touched):,} files have"
     turn = place.turn("events")
+    with suppress(LakeHole):  # if one of these files is gone, they are as they are until it is made again
+        untangle(place, turn)
     touched = [one for one in turn.table("events").files() if one.file.overlaps(after, upto)]
     rests = list(_rests(place, touched, after, upto))
+    if both := [one for one in rests if any(one is not two and _share_ids(one, two) for two in rests)]:
+        turn.end()
+        said = f"several files have the same ids beside {after + 1:,} to {upto:,}"
+        lo, hi = min([after, *(one.after for one in both)]), max([upto, *(one.upto for one in both)])
+        raise CannotRepair(said, f"Name the ids {lo + 1:,} to {hi:,}.")
     begin, end = min([after, *(one.after for one in rests)]), max([upto, *(one.upto for one in rests)])
     tasks = _covering_tasks(place, slices, rests, begin, end)
     say_progress(f"repair: {rows:,} rows in {len(slices):,} files")
@@ -266,6 +274,10 @@ def _rests(place: Workplace, files: Sequence[PlannedFile], after: int, upto: int
                 ids = read_batches(store, one.location, ("id",))
                 rows = sum(rows_between(batch, lo, hi).num_rows for batch in ids)
                 yield CopyRows(store, one.location, lo, hi, replace(one.file, lo=lo, hi=hi, unique=""), rows)
+
+
+def _share_ids(one: CopyRows, two: CopyRows) -> bool:
+    return one.after < two.upto and two.after < one.upto
 
 
 def _covering_tasks(
@@ -323,14 +335,19 @@ def _rebuild_events(place: Workplace, *, dry_run: bool) -> tuple[str, list[Canno
 
 
 def _left_files(place: Workplace, begin: int, trimmed: int) -> list[LakeFile]:
-    """Data files that are whole and have ids in (begin, trimmed], none of which lies within another."""
+    """Data files that are whole and have ids in (begin, trimmed], none of which lies within another of its day.
+
+    What two of one day both have are the same rows; two of different days have none in common.
+    """
     listed = sorted(place.lake.store.list("events/data"), key=lambda one: -one.modified)
     found = [file for one in listed if (file := parse_location(one.path)) and file.overlaps(begin, trimmed)]
     cover: list[LakeFile] = []
+    reached: dict[str, int] = {}
     done = watermark(place.client, "events")
     for file in sorted(found, key=lambda one: (one.lo, -one.hi)):  # of two for the same ids, the newer one
-        if file.hi <= done and (not cover or file.hi > cover[-1].hi) and _is_whole(place, file):
+        if reached.get(file.day, 0) < file.hi <= done and _is_whole(place, file):
             cover.append(file)
+            reached[file.day] = file.hi
     return cover
 
 

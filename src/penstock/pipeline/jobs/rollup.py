@@ -22,6 +22,7 @@ from penstock.pipeline.jobs.ledger import grouped, plan_from_lake
 from penstock.pipeline.ledger_rows import BATCH
 from penstock.pipeline.merging import MergedTable, chunks_of, merge_into
 from penstock.pipeline.writing import by_hour, rows_between
+from penstock.wire.lake_files import overlapping
 from penstock.wire.table_columns import TABLES
 
 OPTIONS: Mapping[str, str] = {}
@@ -141,7 +142,8 @@ def _merges(place: Workplace, turn: Turn, intent: Intent) -> Iterator[TableChang
     found = [one for one in place.files("ledger") if one.file.overlaps(after, upto)]
     place.lake.check(found)
     records = [RecordsOf(store, one.location, one.rows, after, upto) for one in found]
-    entries = tuple((one.file.hi, one.location) for one in entries_of(place, records))
+    groups = overlapping(entries_of(place, records), lambda one: one.file)
+    entries = tuple((max(one.file.hi for one in some), tuple(one.location for one in some)) for some in groups)
     yield merge_into(place, turn, ROLLUP, [*published, *(_Delivered(one, entries) for one in records)], intent)
     if records:
         yield merge_into(place, turn, ACTIVITY, records, intent)
@@ -186,7 +188,7 @@ class _Delivered:
     """Sums of records, with what files of `events` say of the entries that they name."""
 
     source: RecordsOf
-    events: tuple[tuple[int, str], ...]  # last id and location, in order
+    events: tuple[tuple[int, tuple[str, ...]], ...]  # last id, and where: one file, or those that overlap; in order
 
     @property
     def count(self) -> int:
@@ -202,7 +204,8 @@ class _Delivered:
         found = [
             piece.filter(pc.is_in(piece["id"], wanted))
             for number in numbers[numbers < len(self.events)]
-            for piece in read_batches(self.source.store, self.events[number][1], tuple(_ENTRY.names))
+            for location in self.events[number][1]
+            for piece in read_batches(self.source.store, location, tuple(_ENTRY.names))
         ]
         return pa.Table.from_batches([one.cast(_ENTRY) for one in found], _ENTRY).sort_by("id")
 
@@ -219,16 +222,20 @@ def entries_of(place: Workplace, records: Sequence[RecordsOf]) -> list[PlannedFi
 
     A late acknowledgement may name an old entry: the files in between are not read.
     """
-    files = place.files("events")
-    found = place.in_tasks(FilesSpokenOf(tuple(one.file.hi for one in files)), chunks_of(place, records))
-    wanted = [files[number] for number in sorted(set[int]().union(*found))]
+    groups = list(overlapping(place.files("events"), lambda one: one.file))
+    ends = tuple(max(one.file.hi for one in group) for group in groups)
+    found = place.in_tasks(FilesSpokenOf(ends), chunks_of(place, records))
+    wanted = [one for number in sorted(set[int]().union(*found)) for one in groups[number]]
     place.lake.check(wanted)
     return wanted
 
 
 @dataclass(frozen=True, slots=True)
 class FilesSpokenOf:
-    """What one task does: find the numbers of the files that have the entries of some records."""
+    """What one task does: find the numbers of the files that have the entries of some records.
+
+    Files that overlap, which compaction puts apart, count as one.
+    """
 
     ends: tuple[int, ...]  # the last ids of all files, in order
 
