@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from nats.aio.subscription import Subscription
 
 from penstock.core.clock import ManualClock
-from penstock.core.registry import NEW
+from penstock.core.registry import NEW, Registry, made_once
 from penstock.engines.jetstream.connection import NatsConnection, PubAck
 from penstock.engines.jetstream.frames import NatsMessage
 from penstock.engines.jetstream.mailbox import JetStreamMailbox
 from penstock.engines.jetstream.newest_messages import Cells, Home
+from penstock.engines.jetstream.registry import JetStreamRegistry
 from penstock.engines.jetstream.subject_tokens import key_of, path
 from penstock.errors import ConfigInvalid, EngineGone, TooLarge, VersionMismatch
 from penstock.testing import NatsCluster, wait_until_async
@@ -175,6 +177,82 @@ async def test_a_late_write_does_not_undo_what_came_after_it(nats_alone: NatsClu
             await here.home.connection.publish(caught[0])
 
         assert await here.registry.get("a") == newest
+
+
+class TakesItForARefusal(JetStreamRegistry):
+    """The sabotage: a record that others have changed was never stored by this call."""
+
+    def _unknown(self, key: str) -> Any:
+        return VersionMismatch(key, NEW, None)
+
+
+@asynccontextmanager
+async def overtaken(nats: NatsCluster, meanwhile: str, kind: type[JetStreamRegistry]) -> AsyncIterator[Registry]:
+    """A registry whose next write is stored, and then deleted or changed by another node before its answer is lost."""
+    prefix = new_prefix()
+    async with opened(nats, prefix, node="a") as a, opened(nats, prefix, node="b") as b:
+        publish, registry = a.home.connection.publish_batch, kind(a.home, ManualClock())
+        await registry.put("there", b"0")
+
+        async def lose(messages: Sequence[NatsMessage], batch: str, *, within: float = 5) -> PubAck:
+            a.home.connection.publish_batch = publish  # type: ignore[method-assign]
+            await publish(messages, batch, within=within)
+            for key in ("there", "new"):
+                if "delete" in meanwhile:
+                    await b.registry.delete(key)
+                if "put" in meanwhile:
+                    await b.registry.put(key, b"another's")
+            raise EngineGone("the answer was lost")
+
+        a.home.connection.publish_batch = lose  # type: ignore[method-assign]
+        yield registry
+
+
+@pytest.mark.parametrize("kind", [JetStreamRegistry, TakesItForARefusal])
+@pytest.mark.parametrize(
+    ("call", "meanwhile"),
+    [
+        ("put", "put"),
+        ("put", "delete"),
+        ("put", "delete and put"),
+        ("new", "put"),
+        ("new", "delete"),
+        ("delete", "put"),
+    ],
+)
+async def test_what_was_stored_and_then_changed_by_another_is_never_said_to_be_refused(
+    nats_alone: NatsCluster, call: str, meanwhile: str, kind: type[JetStreamRegistry]
+) -> None:
+    """Whoever is refused may undo what belongs to the write: nobody has seen it."""
+    async with overtaken(nats_alone, meanwhile, kind) as registry:
+        there = await registry.get("there")
+        assert there
+        calls = {
+            "put": lambda: registry.put("there", b"1", expect=there.version),
+            "new": lambda: registry.put("new", b"1", expect=NEW),
+            "delete": lambda: registry.delete("there", expect=there.version),
+        }
+        with pytest.raises(EngineGone if kind is JetStreamRegistry else VersionMismatch):
+            await calls[call]()
+
+
+async def test_who_comes_late_is_refused_and_who_expects_nothing_goes_on(nats_alone: NatsCluster) -> None:
+    """The innocent beside them: here it is known what was stored."""
+    async with opened(nats_alone, kind=Losing) as here:
+        await here.registry.put("a", b"1")
+        with pytest.raises(VersionMismatch):
+            await here.registry.put("a", b"2", expect=NEW)
+        with pytest.raises(VersionMismatch):
+            await here.registry.delete("a", expect=1_000)
+        assert await here.registry.delete("a")
+    for call in ("put", "delete"):
+        async with overtaken(nats_alone, "delete and put", JetStreamRegistry) as registry:
+            assert await (registry.put("there", b"1") if call == "put" else registry.delete("there"))
+
+
+async def test_what_is_made_once_is_made_by_whoever_came_first(nats_alone: NatsCluster) -> None:
+    async with overtaken(nats_alone, "put", JetStreamRegistry) as registry:
+        assert await made_once(registry, "new", lambda: b"mine") == b"another's"
 
 
 # ── leaders that stop ──────────────────────────────────────────────────────────────────────────

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from penstock.client.http import ServerUnreachable
+from penstock.client.http import ApiError, ServerUnreachable
 from penstock.errors import PenstockError
 from penstock.iceberg.store import open_store
 from penstock.pipeline.client import PipelineClient, RecordChanged, StoredRecord
@@ -246,6 +246,42 @@ def test_sabotage_a_driver_that_takes_no_answer_for_a_refusal_deletes_what_was_c
 
     with pytest.raises((LakeHole, FileNotFoundError)):
         equals_the_log(client, lake)
+
+
+class GoneOnBy(LosesAnswers):
+    """A server that has stored a commit, does not know it, and says so when another driver has gone on from it."""
+
+    code = place = epoch = ""
+
+    def put(self, key: str, value: Mapping[str, Any], *, expect: int) -> StoredRecord:
+        try:
+            return super().put(key, value, expect=expect)
+        except ServerUnreachable:
+            client = PipelineClient(self.url, self.token)
+            publish_more(client)
+            other = open_lake(self.place)
+            other.epoch = self.epoch
+            archive.run(make_here(client, other), {})
+            if self.code == RecordChanged.code:
+                raise RecordChanged("others have changed it") from None
+            raise ApiError(503, self.code, "nobody knows whether it was stored", "") from None
+
+
+@IN_A_FOLDER
+@pytest.mark.parametrize("code", ["engine_gone", RecordChanged.code], ids=["unknown", "sabotage: refused"])
+def test_files_of_a_commit_that_may_have_been_seen_are_not_deleted(
+    client: PipelineClient, lake: Lake, code: str
+) -> None:
+    overtaken = GoneOnBy(client.url, client.token)
+    overtaken.code, overtaken.place, overtaken.epoch = code, lake.place, lake.epoch
+    with pytest.raises(RecordChanged if code == RecordChanged.code else ApiError):
+        archive.run(make_here(overtaken, lake), {})
+
+    if code == RecordChanged.code:
+        with pytest.raises((LakeHole, FileNotFoundError)):
+            equals_the_log(client, lake)
+    else:
+        assert equals_the_log(client, lake)
 
 
 def refusing_once(client: PipelineClient) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from penstock.errors import VersionMismatch
+from penstock.errors import EngineGone, VersionMismatch
 from penstock.limits import PAGE_ENTRIES
 from penstock.values import Record
 
@@ -28,7 +28,8 @@ class Registry(Protocol):
         """Store durably and return the record with its new version.
 
         With *expect* only if that is its version now (`NEW`: only if there is none); else
-        `VersionMismatch` and nothing changes. An expired record counts as absent.
+        `VersionMismatch` and nothing changes. An expired record counts as absent. After `EngineGone` nobody knows: it
+        may have been stored, and others may have gone on from it.
         """
         ...
 
@@ -88,5 +89,12 @@ async def change(registry: Registry, key: str, decide: Callable[[Record | None],
 async def made_once(registry: Registry, key: str, make: Callable[[], bytes]) -> bytes:
     """The value of a record that is written once, by whoever comes first, and is the same for all from then on."""
     while True:
-        if (record := await registry.get(key) or await put_if(registry, key, make(), NEW)) is not None:
+        if (record := await registry.get(key)) is not None:
+            return record.value
+        try:
+            record = await put_if(registry, key, make(), NEW)
+        except EngineGone:  # stored or not: whoever came first, it is there now, unless the engine is gone indeed
+            if (record := await registry.get(key)) is None:
+                raise
+        if record is not None:
             return record.value

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from contextlib import suppress
 
 from penstock.core.clock import Clock
 from penstock.core.registry import NEW
@@ -60,18 +59,32 @@ class JetStreamRegistry:
     async def put(self, key: str, value: bytes, *, expect: int | None = None, expires_ms: int | None = None) -> Record:
         check_record(key, value)
         mark, deadline = secrets.token_bytes(_MARK), asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        at = await self._begin(key, expect)
+        at, unsure = await self._begin(key, expect), False
         while asyncio.get_running_loop().time() < deadline:
             message = Write(path(key), mark + value, expires_ms, at)
-            with suppress(Stale, Unsure):
+            try:
                 return self._noted(key, value, await self._cells.put([message], self._clock.now_ms()), expires_ms)
+            except Stale:
+                pass
+            except Unsure:
+                unsure = True
             cell = await self._cells.get(path(key))
             if cell and cell.data[:_MARK] == mark:  # the attempt that nobody answered was stored
                 return self._noted(key, value, cell.sequence, expires_ms)
+            found = cell.sequence if cell else 0
+            if unsure and expect is not None and found != at:
+                raise self._unknown(key)
             if expect is not None and expect != (actual := self._version(cell)):
                 raise VersionMismatch(key, expect, actual or None)
-            at = cell.sequence if cell else 0
+            at = found
         raise EngineGone(f"JetStream did not store {key!r} within {PATIENCE_SECONDS:g} s")
+
+    def _unknown(self, key: str) -> EngineGone:
+        """Others have changed the record since an attempt that nobody answered: it may have been stored before that.
+
+        A mismatch would say that nobody has ever seen what was to be stored.
+        """
+        return EngineGone(f"JetStream did not say whether it stored {key!r}, which others have changed by now")
 
     async def _begin(self, key: str, expect: int | None) -> int:
         """Where the record's cell should be.
@@ -99,20 +112,25 @@ class JetStreamRegistry:
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         check_record(key)
         mark = secrets.token_bytes(_MARK)
-        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        deadline, unsure = asyncio.get_running_loop().time() + PATIENCE_SECONDS, False
         while asyncio.get_running_loop().time() < deadline:
             cell = await self._cells.get(path(key))
             if cell is not None and cell.data == mark:  # the attempt that nobody answered was stored
                 return True
             actual = self._version(cell)
             if expect is not None and expect != actual:
-                raise VersionMismatch(key, expect, actual or None)
+                raise self._unknown(key) if unsure else VersionMismatch(key, expect, actual or None)
             if cell is None or actual == NEW:
-                return False
+                return unsure  # then it may have been this call that has removed it
             deleted = Write(path(key), mark, _DELETED, cell.sequence, net_seconds=_DELETED_SECONDS)
-            with suppress(Stale, Unsure):
+            try:
                 await self._cells.put([deleted], self._clock.now_ms())
-                return True
+            except Stale:
+                continue
+            except Unsure:
+                unsure = True
+                continue
+            return True
         raise EngineGone(f"JetStream did not delete {key!r} within {PATIENCE_SECONDS:g} s")
 
     async def list(self, prefix: str, *, after: str = "", limit: int = PAGE_ENTRIES) -> list[Record]:
