@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.iceberg.files import PlannedFile, arrow_schema, write_file
 from penstock.iceberg.tables import Table
@@ -434,3 +435,30 @@ def test_numbers_of_batches_that_nobody_has_are_named(spark: SparkSession) -> No
     found = audit_queries.lost_batches(frame, spark.createDataFrame(kept, LEDGER), unreadable).collect()
 
     assert [tuple(row) for row in found] == [("n1", 1, 2, 3, "events")]
+
+
+def hinted(ledger: DataFrame) -> DataFrame:
+    """The sabotage: every batch that was ever written is collected by the driver."""
+    first = (
+        ledger.where(F.col("state") == BATCH).groupBy("node", "epoch", "sequence").agg(F.min("entry").alias("entry"))
+    )
+    return ledger.join(F.broadcast(first.select("entry")), "entry", "left_semi")
+
+
+@pytest.mark.parametrize("query", [audit_queries.without_repeats, hinted], ids=["honest", "sabotage: a hint"])
+def test_a_batch_counts_once_and_the_driver_collects_few_of_them_only(
+    spark: SparkSession, query: Callable[[DataFrame], DataFrame]
+) -> None:
+    again = [(2, *record(state, sequence=0)[1:]) for state in (BATCH, "sent")]
+    rows = [record(BATCH, sequence=0), record("sent"), *again, (3, *record(BATCH, sequence=1)[1:])]
+    ledger = spark.createDataFrame(rows, LEDGER)
+    usual = spark.conf.get("spark.sql.autoBroadcastJoinThreshold") or ""
+    assert usual.lower() in ("10485760", "10485760b", "10mb"), "docs/pipeline.md says so"
+    assert sorted((row.entry, row.state) for row in query(ledger).collect()) == [(1, BATCH), (1, "sent"), (3, BATCH)]
+
+    spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "1")  # as if they were many
+    try:
+        plan = query(ledger)._jdf.queryExecution().executedPlan().toString()
+    finally:
+        spark.conf.set("spark.sql.autoBroadcastJoinThreshold", usual)
+    assert ("Broadcast" in plan) is (query is hinted)

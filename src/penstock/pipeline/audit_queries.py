@@ -202,7 +202,7 @@ def without_repeats(ledger: DataFrame) -> DataFrame:
     """The records of each batch once. A node that got no answer appends a batch again, under the same number."""
     batches = ledger.where(F.col("state") == BATCH).groupBy("node", "epoch", "sequence")
     first = batches.agg(F.min("entry").alias("entry")).select("entry")
-    return ledger.join(F.broadcast(first), "entry", "left_semi")
+    return ledger.join(first, "entry", "left_semi")  # as many as were ever written: no driver has room for all
 
 
 def positions(ledger: DataFrame, events: DataFrame) -> DataFrame:
