@@ -166,7 +166,7 @@ ONE_SHOT = {
     "core/ledger.py": "one flush",
     "core/promise.py": "makes one awaitable a future",
     "doors/eventhorizon/pusher.py": "one push",
-    "doors/eventhorizon/cluster.py": "a pusher's life, which its duty begins anew",
+    "doors/eventhorizon/cluster.py": "a pusher's life, which begins again whatever ends it",
     "doors/msgstream/backend.py": "one emit",
     "doors/msgstream/tasks.py": "one step of a session",
     "doors/trickle/channels.py": "the end of one channel",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
@@ -42,6 +43,8 @@ HINT = "pushers"
 SETTLE_SECONDS = 3.0
 """For another node to let go of a pusher that was paused or deleted. Over it: the call is answered all the same."""
 RECORDS = "pushers/"
+ROUNDS = "pushers.run"
+"""What `/ready` and the metrics call all pushers that end unexpectedly, whichever they are."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -81,6 +84,12 @@ class ManagedPusher:
         self.pusher: Pusher | None = None
         self.target: Target | None = None
         self.task: asyncio.Task[None] | None = None
+        self.crashes = 0  # in a row, before its app answered
+
+    @property
+    def runs(self) -> bool:
+        """Whether this node pushes, or tries to."""
+        return self.task is not None and not self.task.done()
 
     def belongs_to(self, caller: Caller) -> bool:
         """Whether the caller may see and change it."""
@@ -106,7 +115,8 @@ class Pushers:
     ) -> None:
         self._context, self._subscriptions, self._settings = context, subscriptions, settings
         self._registry, self._clock, self._members = context.registry, context.clock, context.members
-        self._duties = duties
+        self._duties, self._background = duties, context.background
+        self._crashed: set[str] = set()
         self.all: dict[str, ManagedPusher] = {}
         self._retry = RetryPolicy(settings.push_retry, settings.push_retry_longest)
         self._look = asyncio.Event()
@@ -119,15 +129,16 @@ class Pushers:
 
     async def start(self) -> None:
         """Run what the registry holds, and this node has the duty to run."""
+        self._background.began(ROUNDS)
         await self.look()
         if not self._members.alone:
             self._members.on_change.append(self._members_changed)
-            self._looking = self._context.background.every(LOOK_SECONDS, "pushers", self.look, wake=self._look)
+            self._looking = self._background.every(LOOK_SECONDS, "pushers", self.look, wake=self._look)
 
     @property
     def running(self) -> int:
         """How many of them push, or try to."""
-        return sum(managed.task is not None for managed in self.all.values())
+        return sum(managed.runs for managed in self.all.values())
 
     async def stop(self) -> None:
         """End those that run here. Each app knows how far it has come, so there is nothing to write down."""
@@ -173,7 +184,8 @@ class Pushers:
             managed.record, managed.version = kept, record.version
         if managed.record.state != "running" or not self._duties.should(duty_of(id)):
             await self._drop(managed)
-        elif managed.task is None and await self._duties.take(duty_of(id)):
+        elif not managed.runs and await self._duties.take(duty_of(id)):
+            await self._halt(managed)  # what is left of one that was cut off
             self._run(managed)
 
     async def _drop(self, managed: ManagedPusher) -> None:
@@ -201,11 +213,11 @@ class Pushers:
         retry, *ids = body.decode().split(" ")
         self._retry_here(retry)
         wanted = [self.all[id] for id in (retry, *ids) if id in self.all]
-        return _encode([self.view(managed) for managed in wanted if managed.task is not None])
+        return _encode([self.view(managed) for managed in wanted if managed.runs])
 
     def _retry_here(self, id: str) -> bool:
         managed = self.all.get(id)
-        if managed is None or managed.pusher is None or managed.task is None:
+        if managed is None or managed.pusher is None or not managed.runs:
             return False
         managed.pusher.retry_now()
         return True
@@ -240,32 +252,54 @@ class Pushers:
             repeat=settings.push_repeat,
             slots=settings.push_slots,
             secret=secret,
+            on_answer=partial(self._is_well, managed),
         )
         managed.task = asyncio.create_task(self._live(managed, managed.pusher))
 
     async def _live(self, managed: ManagedPusher, pusher: Pusher) -> None:
+        """Push until it is halted, or its app is gone. Whatever else ends it, it begins again after a pause."""
+        while True:
+            try:
+                await self._push(managed, pusher)
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is, the app is owed the rest
+                managed.crashes += 1
+                self._crashed.add(managed.id)
+                self._background.failed(ROUNDS, error)
+                chance = random.random()  # noqa: S311 - spreads retries, guards nothing
+                await pusher.rest(error, self._retry.delay(managed.crashes, chance))
+
+    async def _push(self, managed: ManagedPusher, pusher: Pusher) -> None:
+        """Push until the app is gone, and that is kept. If it cannot be, whoever pushes next asks the app again."""
         try:
             await pusher.run()
         except AppGone:
+            await self._keep(managed, "gone")
             log.warning("pusher.gone", extra={"pusher": managed.id, "subscription": pusher.status.subscription})
-            managed.record.state = "gone"
-            await self._keep(managed)
+            self._is_well(managed)
             await self._duties.release(duty_of(managed.id))
-        except Exception as error:
-            pusher.status.error = f"{type(error).__name__}: {error}"
-            log.exception("pusher.crashed", extra={"pusher": managed.id})
+
+    def _is_well(self, managed: ManagedPusher) -> None:
+        """It goes again, or need not any more."""
+        managed.crashes = 0
+        if managed.id in self._crashed:
+            self._crashed.discard(managed.id)
+            if not self._crashed:
+                self._background.succeeded(ROUNDS)
 
     async def _halt(self, managed: ManagedPusher) -> None:
         if managed.task is not None:
             managed.task.cancel()
             await asyncio.gather(managed.task, return_exceptions=True)
             managed.task = None
+        self._is_well(managed)
         if managed.target is not None:
             managed.target.close()
 
-    async def _keep(self, managed: ManagedPusher) -> None:
-        record = await self._registry.put(RECORDS + managed.id, _encode(managed.record), expect=managed.version)
-        managed.version = record.version
+    async def _keep(self, managed: ManagedPusher, state: str) -> None:
+        kept = msgspec.structs.replace(managed.record, state=state)
+        record = await self._registry.put(RECORDS + managed.id, _encode(kept), expect=managed.version)
+        managed.record, managed.version = kept, record.version
 
     # ── what is asked of them ──────────────────────────────────────────────────────────────────
 
@@ -277,7 +311,7 @@ class Pushers:
     async def add(self, record: PusherRecord) -> ManagedPusher:
         """Begin to push to an app."""
         managed = ManagedPusher(secrets.token_hex(8), record, 0)
-        await self._keep(managed)
+        await self._keep(managed, record.state)
         self.all[managed.id] = managed
         await self._begin(managed)
         return managed
@@ -313,7 +347,7 @@ class Pushers:
     async def _set_state(self, managed: ManagedPusher, state: str) -> None:
         await self._halt(managed)
         managed.record.state = state
-        await self._keep(managed)
+        await self._keep(managed, state)
 
     # ── how they go ────────────────────────────────────────────────────────────────────────────
 
@@ -337,7 +371,7 @@ class Pushers:
             bool(record.secret),
             record.owner,
             timestamp(record.created_ms),
-            "" if self._members.alone or managed.task is None else self._context.bus.node,
+            "" if self._members.alone or not managed.runs else self._context.bus.node,
         )
 
     def _lag(self, pusher: Pusher) -> tuple[int, int]:

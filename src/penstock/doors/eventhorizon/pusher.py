@@ -88,9 +88,10 @@ class Pusher:
         repeat: float,
         slots: int,
         secret: bytes | None = None,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         self._target, self._source, self._retry, self._secret = target, source, retry, secret
-        self._repeat, self._slots = repeat, slots
+        self._repeat, self._slots, self._on_answer = repeat, slots, on_answer
         self._changed = asyncio.Event()
         self._talk: Conversation | None = None
         self._steps: asyncio.TaskGroup | None = None
@@ -117,6 +118,12 @@ class Pusher:
                 await self._converse(id)
             except SubscriptionChanged as changed:
                 id = changed.id
+
+    async def rest(self, error: Exception, seconds: float) -> None:
+        """Say what ended `run`, and wait before it is called again: so long, or until `retry_now`."""
+        self._note(error)
+        self._changed.clear()
+        await self._wait(_now() + seconds)
 
     async def _resolve(self) -> str:
         """Learn the app's subscription id, however long it takes."""
@@ -229,7 +236,7 @@ class Pusher:
     async def _read_ahead(self, begin: Cursor) -> _LinesPage | None:
         try:
             return await self._read(begin)
-        except PenstockError:  # whoever reads it in its turn hears of the reason
+        except Exception:  # noqa: BLE001 - whoever reads it in its turn hears of the reason; the others must go on
             return None
 
     async def _acknowledged(self, id: str, stream: str, page: _LinesPage, accepted: Cursor) -> None:
@@ -294,6 +301,7 @@ class Pusher:
         log.warning("push.failed", extra=extra, exc_info=None if expected else error)
 
     def _went_well(self) -> None:
+        self._on_answer()
         if self._talk is not None and self.status.state == "failing":
             failing = any(flow.failures for flow in self._talk.flows.values())
             self.status.state = "failing" if failing else "pushing"

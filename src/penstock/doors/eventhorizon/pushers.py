@@ -75,7 +75,7 @@ class PusherCalls:
     async def show(self, request: Request) -> Response:
         """How one goes, on whichever node it runs."""
         managed = await self._find(request)
-        elsewhere = {} if managed.task is not None else await self._pushers.views_elsewhere([managed.id])
+        elsewhere = {} if managed.runs else await self._pushers.views_elsewhere([managed.id])
         return Response(200, _encode(elsewhere.get(managed.id) or self._pushers.view(managed)))
 
     @operation("Push no more for now.", path=_ID, answers={200: PusherView}, errors=(404, 507))
