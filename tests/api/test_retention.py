@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from penstock.api.auth import open_keys
 from penstock.core.clock import ManualClock
 from penstock.core.trim_limit import Bound
+from penstock.doors.eventhorizon.cluster import PusherRecord
 from penstock.engines.memory import MemoryEngine
+from penstock.engines.sqlite import open_sqlite
+from penstock.limits import PAGE_ENTRIES
 from penstock.node.housekeeping import Housekeeping
-from penstock.testing import RunningServer
+from penstock.testing import RunningServer, start_server
 from penstock.values import Batch, Draft
 from tests.api.client import Tail, ask, publish
 from tests.api.lake_rig import archive, export, record, server_with_lake, trim, value_of
@@ -202,6 +207,25 @@ def test_months_and_mailboxes_are_shown(shared_server: RunningServer) -> None:
     assert boxes == {"mailboxes": [], "after": None}, "nobody is on next month yet"
     assert ask(shared_server, "GET", "/v1/audit/mailboxes", month="1999_01").status == 404
     assert "pushers" in ask(shared_server, "GET", "/v1/audit/pushers").json
+
+
+def test_an_audit_is_told_of_every_pusher(tmp_path: Path) -> None:
+    """Also of those after the first page of the registry."""
+
+    async def keep_paused_pushers() -> None:
+        async with open_sqlite(tmp_path / "data", node="n") as engine:
+            await asyncio.gather(*(engine.registry.put(f"pushers/{id}", record) for id in ids))
+
+    ids = [f"{number:05}" for number in range(PAGE_ENTRIES + 1)]
+    paused = PusherRecord("http://127.0.0.1:9/", "", True, "admin", True, (), 1, "paused")
+    record = msgspec.json.encode(paused)
+    (tmp_path / "data").mkdir()
+    asyncio.run(keep_paused_pushers())
+    with start_server(tmp_path / "data") as server:
+        told = ask(server, "GET", "/v1/audit/pushers").json["pushers"]
+
+    assert [one["id"] for one in told] == ids
+    assert {one["state"] for one in told} == {"paused"}
 
 
 def test_only_the_admin_may_ask(shared_server: RunningServer) -> None:

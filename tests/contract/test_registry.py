@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from penstock.core.registry import NEW
+from penstock.core.registry import NEW, each
 from penstock.errors import InputInvalid, TooLarge, VersionMismatch
 from penstock.limits import RECORD_BYTES, RECORD_KEY_BYTES
 
@@ -148,6 +148,30 @@ async def test_a_record_that_is_too_large_is_refused(open_engine):
         with pytest.raises(TooLarge):
             await engine.registry.put("a", b"x" * (RECORD_BYTES + 1))
         assert await engine.registry.put("a", b"x" * RECORD_BYTES)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5])
+async def test_each_gives_all_records_however_many_pages_they_are(open_engine, count):
+    async with open_engine() as engine:
+        keys = [f"a/{number}" for number in range(count)]
+        for key in ("a", *keys, "b/0"):
+            await engine.registry.put(key, key.encode())
+
+        assert [record.value.decode() async for record in each(engine.registry, "a/", page=2)] == keys
+        assert [record.key async for record in each(engine.registry, "a/", after="a/1", page=2)] == keys[2:]
+
+
+async def test_each_goes_on_where_its_records_are_deleted_meanwhile(open_engine):
+    async with open_engine() as engine:
+        keys = [f"a/{number}" for number in range(5)]
+        for key in keys:
+            await engine.registry.put(key, b"")
+
+        seen = []
+        async for record in each(engine.registry, "a/", page=2):
+            await engine.registry.delete(record.key)
+            seen.append(record.key)
+        assert seen == keys
 
 
 async def test_a_message_reaches_the_node_it_names_and_a_hint_reaches_all(open_engine):

@@ -73,7 +73,7 @@ from penstock.core.background import Background, Loop
 from penstock.core.bus import Bus
 from penstock.core.change_watch import ChangePoller, RecordChange
 from penstock.core.liveness import Membership, node_of
-from penstock.core.registry import NEW, Registry, delete_if, put_if
+from penstock.core.registry import NEW, Registry, delete_if, each, put_if
 from penstock.errors import PenstockError
 
 RETRY_SECONDS: Final = 0.5
@@ -339,12 +339,9 @@ class Ownership(Generic[P]):
 
     async def each(self, under: str = "") -> AsyncIterator[tuple[str, OwnedRecord[P]]]:
         """All records whose keys begin with *under*, whoever they name."""
-        after = ""
-        while records := await self._registry.list(self._prefix + under, after=after):
-            after = records[-1].key
-            for record in records:
-                payload = self._form.decode(record.value)
-                yield record.key.removeprefix(self._prefix), OwnedRecord(payload, record.version)
+        async for record in each(self._registry, self._prefix + under):
+            payload = self._form.decode(record.value)
+            yield record.key.removeprefix(self._prefix), OwnedRecord(payload, record.version)
 
     def is_elsewhere(self, payload: P) -> bool:
         """Whether another node that lives, as far as this one has seen, owns it."""

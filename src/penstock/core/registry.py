@@ -6,7 +6,7 @@ of any record and are never used twice, also not after a delete.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
 from penstock.errors import EngineGone, VersionMismatch
@@ -38,12 +38,25 @@ class Registry(Protocol):
         ...
 
     async def list(self, prefix: str, *, after: str = "", limit: int = PAGE_ENTRIES) -> list[Record]:
-        """Records whose keys begin with *prefix*, in key order (UTF-8 bytes), those after *after* only."""
+        """Records whose keys begin with *prefix*, in key order (UTF-8 bytes), those after *after* only.
+
+        A page, of `PAGE_ENTRIES` at most; fewer than *limit* if there are no more. `each` has them all.
+        """
         ...
 
     async def expire(self, limit: int = 10_000) -> int:
         """Remove records whose time has run out; return how many."""
         ...
+
+
+async def each(registry: Registry, prefix: str, *, after: str = "", page: int = PAGE_ENTRIES) -> AsyncIterator[Record]:
+    """All records whose keys begin with *prefix*, in key order, those after *after* only; *page* of them at a time."""
+    more = True
+    while more:
+        found = await registry.list(prefix, after=after, limit=page)
+        for record in found:
+            yield record
+        after, more = found[-1].key if found else "", len(found) == page
 
 
 # ── changing a record that others change, too ──────────────────────────────────────────────────

@@ -35,6 +35,7 @@ from penstock.api.describing import limit as limit_parameter
 from penstock.core.aging import aged_upto
 from penstock.core.log import Log
 from penstock.core.names import SYSTEM_STREAMS, check_name
+from penstock.core.registry import each
 from penstock.core.trim_limit import TrimLimit
 from penstock.errors import Conflict, InputInvalid, NotFound, TooLarge
 from penstock.http.requests import Request
@@ -195,8 +196,8 @@ class RetentionApi:
         """The pushers that the registry keeps."""
         self._admin(request)
         only(request)
-        records = await self._context.registry.list("pushers/")
-        kept = [(one.key.removeprefix("pushers/"), msgspec.json.decode(one.value)) for one in records]
+        records = each(self._context.registry, "pushers/")
+        kept = [(one.key.removeprefix("pushers/"), msgspec.json.decode(one.value)) async for one in records]
         shown = [
             {"id": id, "state": value.get("state", ""), "created_ms": value.get("created_ms")} for id, value in kept
         ]

@@ -11,7 +11,7 @@ from penstock.api.context import Context
 from penstock.api.recipients import DISCONNECT, Action, RecipientKind, RecipientView, WaitingPage, entries_waiting
 from penstock.api.v1.tail import TailWire
 from penstock.core.feed import Feed
-from penstock.limits import PAGE_ENTRIES
+from penstock.core.registry import each
 
 CONSUMERS: Final = "pipeline/consumers/"
 
@@ -60,13 +60,9 @@ class ConsumerRecipients(RecipientKind):
         self._context = context
 
     async def each(self) -> AsyncIterator[RecipientView]:
-        after = ""
-        while records := await self._context.registry.list(CONSUMERS, after=after, limit=PAGE_ENTRIES):
-            after = records[-1].key
-            for record in records:
-                position = _value(record.value).get("after")
-                name = record.key.removeprefix(CONSUMERS)
-                yield RecipientView("consumer", name, "export", "begun", position=position)
+        async for record in each(self._context.registry, CONSUMERS):
+            position = _value(record.value).get("after")
+            yield RecipientView("consumer", record.key.removeprefix(CONSUMERS), "export", "begun", position=position)
 
     async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
         """Unknown here."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -24,12 +24,13 @@ from penstock.core.background import Loop
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
 from penstock.core.liveness import node_of
 from penstock.core.node_calls import Calls
+from penstock.core.registry import each
 from penstock.doors.eventhorizon.local_source import LocalSource
 from penstock.doors.eventhorizon.pusher import Pusher, PusherStatus
 from penstock.doors.eventhorizon.requests import PusherView
 from penstock.doors.eventhorizon.subscriptions import Subscriptions
 from penstock.http.client import Answer, Target, Unreachable, parse_url
-from penstock.limits import CHUNK_BYTES, PAGE_ENTRIES
+from penstock.limits import CHUNK_BYTES
 from penstock.settings import EventHorizonSettings
 from penstock.values import Record
 from penstock.wire.eventhorizon import Cursor, timestamp
@@ -162,18 +163,11 @@ class Pushers:
             for managed in self.all.values():  # at once, whatever the registry says or does not say
                 if managed.task is not None and not self._duties.mine(duty_of(managed.id)):
                     await self._halt(managed)
-            records = {record.key.removeprefix(RECORDS): record async for record in self._records()}
+            records = {record.key.removeprefix(RECORDS): record async for record in each(self._registry, RECORDS)}
             for id in self.all.keys() - records.keys():
                 await self._drop(self.all.pop(id))
             for id, record in records.items():
                 await self._see_to(id, record)
-
-    async def _records(self) -> AsyncIterator[Record]:
-        after = ""
-        while records := await self._registry.list(RECORDS, after=after, limit=PAGE_ENTRIES):
-            after = records[-1].key
-            for record in records:
-                yield record
 
     async def _see_to(self, id: str, record: Record) -> None:
         managed = self.all.get(id)

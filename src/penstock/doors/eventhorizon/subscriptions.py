@@ -20,9 +20,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from penstock.core.log import Log
-from penstock.core.registry import Registry, delete_if
+from penstock.core.registry import Registry, delete_if, each
 from penstock.core.wanted_streams import WantedStreams
-from penstock.limits import PAGE_ENTRIES
 from penstock.values import Entry, Kind, Record
 from penstock.wire.eventhorizon import Cursor, parse_cursor
 
@@ -62,14 +61,11 @@ class Subscriptions:
         self._log.follow(self._follow, self._wanted)
         announced = await self._registry.get(_ANNOUNCED)
         position = int(announced.value) if announced else 0
-        after = ""
-        while records := await self._registry.list(_RECORDS, after=after, limit=PAGE_ENTRIES):
-            after = records[-1].key
-            for record in records:
-                found = msgspec.json.decode(record.value, type=SubscriptionRecord)
-                self._wanted.add(found.stream)  # before its head is read: nothing comes in between
-                await self._load_one(found, position)
-                self._wanted.remove(found.stream)
+        async for record in each(self._registry, _RECORDS):
+            found = msgspec.json.decode(record.value, type=SubscriptionRecord)
+            self._wanted.add(found.stream)  # before its head is read: nothing comes in between
+            await self._load_one(found, position)
+            self._wanted.remove(found.stream)
         self._touched = None
 
     async def _load_one(self, found: SubscriptionRecord, announced: int) -> None:

@@ -25,11 +25,11 @@ from penstock.core.background import Loop
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
 from penstock.core.liveness import node_of
 from penstock.core.node_calls import Calls
+from penstock.core.registry import each
 from penstock.doors.webpush_sender.binding import POSITIONS, Binding, BindingRecord, SendingMeans, decode_position
 from penstock.doors.webpush_sender.push_client import PushClient, check_endpoint
 from penstock.doors.webpush_sender.receipts import AwaitedReceipts
 from penstock.doors.webpush_sender.service_queue import ServiceQueue
-from penstock.limits import PAGE_ENTRIES
 from penstock.settings import WebPushSettings
 from penstock.values import Entry, Kind, Record
 from penstock.wire.retrying import RetryPolicy
@@ -143,13 +143,9 @@ class Bindings:
             self._end(binding)
         await self._duties.release(_duty(shard))
 
-    async def records(self, prefix: str = "", after: str = "") -> AsyncIterator[Record]:
+    def records(self, prefix: str = "", after: str = "") -> AsyncIterator[Record]:
         """All bindings whose ids begin with *prefix*, by id, those after *after*."""
-        last = BINDINGS + after if after else ""
-        while records := await self._registry.list(BINDINGS + prefix, after=last, limit=PAGE_ENTRIES):
-            last = records[-1].key
-            for record in records:
-                yield record
+        return each(self._registry, BINDINGS + prefix, after=BINDINGS + after if after else "")
 
     async def find(self, id: str) -> BindingRecord | None:
         """The binding with this id, wherever it runs."""

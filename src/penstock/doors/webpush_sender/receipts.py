@@ -29,7 +29,7 @@ from penstock.api.context import Context
 from penstock.core.background import Loop
 from penstock.core.feed import Feed, take_if_room
 from penstock.core.ledger import Recipient
-from penstock.limits import PAGE_ENTRIES
+from penstock.core.registry import each
 from penstock.values import Entry
 from penstock.wire.vapid import origin_of
 from penstock.wire.webpush_sender import Verdict
@@ -86,11 +86,8 @@ class AwaitedReceipts:
 
     async def start(self) -> None:
         """Listen where something is awaited, as often as it is called."""
-        after = ""
-        while records := await self._context.registry.list(AWAITED, after=after, limit=PAGE_ENTRIES):
-            after = records[-1].key
-            for record in records:
-                self._listen(msgspec.json.decode(record.value, type=AwaitedReceipt).receipt)
+        async for record in each(self._context.registry, AWAITED):
+            self._listen(msgspec.json.decode(record.value, type=AwaitedReceipt).receipt)
         if self._loop is None:
             background = self._context.background
             self._loop = background.every(RETRY_SECONDS, "webpush.receipts", self._go_on, wake=self._wake)
