@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock.core.background import Background, Loop, Work
+from penstock.core.background import Background, Loop, Tasks, Work
 from penstock.core.clock import ManualClock
 from penstock.errors import EngineGone, PenstockError
 from penstock.testing import TooLate, wait_until_async
@@ -160,25 +163,116 @@ def _then_wait(work: Refusing) -> Callable[[], asyncio.Future[None]]:
     return lambda: asyncio.ensure_future(once())
 
 
+# ── tasks that end ────────────────────────────────────────────────────────────────────────────
+
+
+class Careless(Tasks):
+    """As tasks are without an owner."""
+
+    def start(self, work: Any, *, awaited: bool = False) -> asyncio.Task[Any]:
+        return asyncio.get_running_loop().create_task(work)
+
+
+async def until_cancelled(ended: asyncio.Event) -> None:
+    """Waits for what only this task holds."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        ended.set()
+
+
+async def fail(error: Exception) -> None:
+    raise error
+
+
+def said_of_tasks(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:
+    found = [record for record in caplog.records if record.message == "task.failed"]
+    return [(record.__dict__["tasks"], record.__dict__["error"], record.exc_info is not None) for record in found]
+
+
+async def check_tasks_are_looked_after(tasks: Tasks, caplog: pytest.LogCaptureFixture) -> None:
+    ended = asyncio.Event()
+    held = weakref.ref(tasks.start(until_cancelled(ended)))
+    tasks.start(fail(RuntimeError("a defect")))
+    tasks.start(fail(EngineGone("full")))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+
+    assert held() is not None
+    assert not ended.is_set()
+    assert said_of_tasks(caplog) == [
+        ("test", "RuntimeError: a defect", True),
+        ("test", f"EngineGone: {EngineGone('full')}", False),
+    ]
+    await tasks.close()
+    assert ended.is_set()
+    assert len(tasks) == 0
+
+
+async def test_tasks_are_held_their_failures_are_said_and_they_end_with_their_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await check_tasks_are_looked_after(Tasks("test"), caplog)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_the_same_check_finds_tasks_that_nobody_owns(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(AssertionError):
+        await check_tasks_are_looked_after(Careless("test"), caplog)
+
+
+async def test_a_failure_is_said_by_whoever_awaits_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(EngineGone):
+        await Tasks("test").start(fail(EngineGone("full")), awaited=True)
+    assert said_of_tasks(caplog) == []
+
+
+async def test_what_tasks_begin_while_they_end_ends_with_them() -> None:
+    tasks, ended = Tasks("test"), asyncio.Event()
+
+    async def begin_another() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            tasks.start(until_cancelled(ended))
+
+    task = tasks.start(begin_another())
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert task.cancelled()
+    assert ended.is_set()
+    assert len(tasks) == 0
+
+
+async def test_who_finishes_waits_for_what_tasks_begin_meanwhile() -> None:
+    tasks, done = Tasks("test"), []
+
+    async def step(number: int) -> None:
+        await asyncio.sleep(0)
+        done.append(number)
+        if number:
+            tasks.start(step(number - 1))
+
+    tasks.start(step(3))
+    await tasks.finish()
+    assert done == [3, 2, 1, 0]
+
+
 ONE_SHOT = {
-    "core/node_calls.py": "one answer to one question of a node",
-    "core/hub.py": "one recall of what is newest; one page, or the newest id, for one feed",
-    "core/ledger.py": "one flush",
+    "core/hub.py": "one page, or the newest id, for one feed",
     "core/promise.py": "makes one awaitable a future",
     "doors/eventhorizon/pusher.py": "one push",
     "doors/eventhorizon/cluster.py": "a pusher's life, which begins again whatever ends it",
     "doors/msgstream/backend.py": "one emit",
-    "doors/msgstream/tasks.py": "one step of a session",
     "doors/trickle/channels.py": "the end of one channel",
-    "doors/webpush/agents.py": "one command of a user agent",
-    "doors/webpush_sender/bindings.py": "one message of a binding",
     "http/shared.py": "one request",
     "api/v1/publish.py": "one publish",
-    "engines/jetstream/appending.py": "the plan of one group",
     "engines/local/served_worker.py": "one call of a worker",
     "engines/sqlite/export.py": "the end of one export process",
 }
-"""Files that start tasks, and what each task does before it ends. What never ends is a loop of `Background`."""
+"""Files that start tasks by themselves, and what each task does before it ends. They await each, or hold it by a name
+of their own. What nobody awaits belongs to `Tasks`, and what never ends is a loop of `Background`."""
 
 
 BOOKED = {

@@ -114,8 +114,7 @@ class Sabotaged(Agents):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
+        await self._tasks.close()
         await super().__aexit__(kind, error, trace)
 
 

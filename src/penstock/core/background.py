@@ -1,4 +1,4 @@
-"""The owner of a node's background loops: housekeeping, memberships, sweeps, duties.
+"""The owner of a node's background loops: housekeeping, memberships, sweeps, duties. And of tasks that end.
 
 A loop does its round again and again until it is stopped. Whatever a round raises, the next one comes: a loop that
 ended would be missed weeks later, when months are not made or nothing is trimmed. A round that failed is counted, is
@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from penstock.core.clock import Clock, WallClock
 from penstock.core.metering import Sample
@@ -25,6 +25,7 @@ log = logging.getLogger("penstock.background")
 RETRY_SECONDS: Final = 0.5
 """After a round that failed, of a loop that does not wait by itself."""
 
+T = TypeVar("T")
 Work = Callable[[], Awaitable[object]]
 
 
@@ -155,3 +156,45 @@ class Loop:
                 async with asyncio.timeout(self._seconds):
                     await self._wake.wait()
             self._wake.clear()
+
+
+class Tasks:
+    """Work that somebody begins and does not wait for. It runs until it ends, or until its owner is closed.
+
+    The loop itself would forget a task that nobody holds, and say what became of it when it is too late.
+    """
+
+    __slots__ = ("_name", "_running")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, work: Coroutine[Any, Any, T], *, awaited: bool = False) -> asyncio.Task[T]:
+        """Begin *work*. A failure is logged, unless the task is *awaited*: then whoever does hears of it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard if awaited else self._ended)
+        return task
+
+    async def finish(self) -> None:
+        """Wait for all of it, and for what it begins meanwhile."""
+        while self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End all of it where it is, and what it begins by ending."""
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            trace = None if isinstance(error, PenstockError) else error
+            said = f"{type(error).__name__}: {error}"
+            log.error("task.failed", extra={"tasks": self._name, "error": said}, exc_info=trace)

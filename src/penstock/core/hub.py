@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
-from penstock.core.background import Background, Loop
+from penstock.core.background import Background, Loop, Tasks
 from penstock.core.fanout import ABSENT, MANY, Round, RoundPart, Seats
 from penstock.core.feed import SLICE_BYTES, Feed, Sink, Taker, WatchedFeed, WireSink
 from penstock.core.log import Log
@@ -77,7 +77,7 @@ class Hub:
         self._work = asyncio.Event()
         self._serving: list[Loop] = []
         self._leaving = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks("hub")
         self._ahead: dict[Feed, _Ahead] = {}
         self._unseen: dict[Feed, _Unseen] = {}  # of feeds that may not be given anything yet
         self._recalled = selective  # what is in memory is not all there is
@@ -100,9 +100,8 @@ class Hub:
         for unseen in self._unseen.values():
             unseen.forget()
         self._leaving = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *(loop.stop() for loop in self._serving), return_exceptions=True)
+        await asyncio.gather(*(loop.stop() for loop in self._serving), return_exceptions=True)
+        await self._tasks.close()
 
     @property
     def feeds(self) -> Sequence[Feed]:
@@ -271,7 +270,7 @@ class Hub:
             self._work.set()
             if len(self._line) >= CROWD and not self._recalled:
                 self._recalled = True
-                self._tasks.append(asyncio.create_task(self._recall()))
+                self._tasks.start(self._recall())
 
     def _follow(self, entries: Sequence[Entry]) -> None:
         """Offer what was just appended; then give each woken feed all of it at once."""

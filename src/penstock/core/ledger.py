@@ -41,6 +41,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.core.background import Tasks
 from penstock.core.clock import Clock
 from penstock.core.log import Log
 from penstock.core.names import is_system
@@ -183,6 +184,7 @@ class Ledger:
         self._timer: asyncio.TimerHandle | None = None
         self._sealed: deque[Sealed] = deque()
         self._sealed_records = 0
+        self._tasks = Tasks("ledger")
         self._pumping: asyncio.Task[None] | None = None
         self._waiters: deque[_Waiter] = deque()  # in order of the sequence that they wait for
         self._looked_at: Sequence[Entry] = ()
@@ -204,11 +206,14 @@ class Ledger:
 
     async def close(self) -> None:
         """End the epoch: everything buffered is appended, then the closing batch."""
-        if self.enabled and self._epoch:
-            self._seal_buffered()
-            self._seal(_Columns([]), [], mark="close")
-            await self.flush()
-            self.enabled = False
+        try:
+            if self.enabled and self._epoch:
+                self._seal_buffered()
+                self._seal(_Columns([]), [], mark="close")
+                await self.flush()
+                self.enabled = False
+        finally:
+            await self._tasks.close()
 
     # ── recording ─────────────────────────────────────────────────────────────────────────────
 
@@ -312,17 +317,16 @@ class Ledger:
         if self._sealed:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(_Waiter(self._sealed[-1].sequence, done))
-            self._pump_task()
+            self._begin_to_pump()
             await done
 
     def _flush_soon(self) -> None:
         self._seal_buffered()
-        self._pump_task()
+        self._begin_to_pump()
 
-    def _pump_task(self) -> asyncio.Task[None]:
+    def _begin_to_pump(self) -> None:
         if self._pumping is None or self._pumping.done():
-            self._pumping = asyncio.get_running_loop().create_task(self._pump())
-        return self._pumping
+            self._pumping = self._tasks.start(self._pump())
 
     async def _pump(self) -> None:
         """Append what is sealed, in order of sequence. A log that takes nothing now is tried again."""

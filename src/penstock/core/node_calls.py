@@ -14,6 +14,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
+from penstock.core.background import Tasks
 from penstock.core.bus import UNREADABLE, Bus
 from penstock.errors import PenstockError, TooLarge
 from penstock.limits import NODE_ANSWER_BYTES
@@ -82,7 +83,7 @@ class Calls:
     def __init__(self, bus: Bus, topic: str, answerer: Answerer) -> None:
         self._bus, self._topic, self._answerer = bus, topic, answerer
         self._open: dict[str, _Awaited] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering = Tasks(topic)
         bus.listen(f"{topic}?", self._asked)
         bus.listen(f"{topic}!", self._answered)
 
@@ -90,9 +91,7 @@ class Calls:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for task in self._answering:
-            task.cancel()
-        await asyncio.gather(*self._answering, return_exceptions=True)
+        await self._answering.close()
 
     async def ask(self, node: str, body: bytes, read: Callable[[bytes], _Told]) -> _Told | None:
         """What that node answers, as *read* understands it; None if it does not, not in time, or nothing readable.
@@ -115,9 +114,7 @@ class Calls:
         return None
 
     def _asked(self, topic: str, message: bytes) -> None:
-        task = asyncio.create_task(self._answer(msgspec.msgpack.decode(message, type=_Letter)))
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        self._answering.start(self._answer(msgspec.msgpack.decode(message, type=_Letter)))
 
     async def _answer(self, question: _Letter) -> None:
         try:

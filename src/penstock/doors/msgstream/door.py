@@ -9,14 +9,13 @@ from typing import Self
 from penstock.api.auth import Caller
 from penstock.api.context import Context
 from penstock.api.recipients import RecipientKind
-from penstock.core.background import Loop
+from penstock.core.background import Loop, Tasks
 from penstock.core.metering import Sample
 from penstock.doors.msgstream.backend import Emitter, SessionsApi
 from penstock.doors.msgstream.recipients import SessionRecipients
 from penstock.doors.msgstream.records import DOOR
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.doors.msgstream.stream import StreamRequests
-from penstock.doors.msgstream.tasks import Tasks
 from penstock.http.requests import Handler
 from penstock.http.routing import WHOLE, Route
 from penstock.limits import CALL_BYTES, PACK_BYTES
@@ -30,7 +29,7 @@ class MessageStreamDoor:
 
     def __init__(self, context: Context, settings: Settings) -> None:
         self._context, self._settings = context, settings.msgstream
-        self._tasks = Tasks()
+        self._tasks = Tasks("msgstream")
         self._sweeping: Loop | None = None
         self.sessions = self.kind(context, settings.msgstream, self._tasks)
         self._stream = StreamRequests(self.sessions, settings)

@@ -15,14 +15,15 @@ from typing import Protocol
 import msgspec
 
 from penstock.api.context import Context
+from penstock.core.background import Tasks
 from penstock.core.feed import WatchedFeed, take_if_room
 from penstock.core.ledger import Recipient
 from penstock.core.mailbox import forward
 from penstock.core.names import is_exact
 from penstock.core.ownership import Ownership
+from penstock.doors.msgstream.ledger_flushes import LedgerFlushes
 from penstock.doors.msgstream.packs import BROADCAST, PackTexts, record_packs, reference
 from penstock.doors.msgstream.records import DOOR, mailbox_of
-from penstock.doors.msgstream.tasks import LedgerFlushes, Tasks
 from penstock.errors import PenstockError
 from penstock.limits import MAILBOX_PAGE
 from penstock.values import Entry, Item, Kind, MailboxHead

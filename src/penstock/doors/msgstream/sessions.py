@@ -13,17 +13,18 @@ from typing import Final
 import msgspec
 
 from penstock.api.context import Context
+from penstock.core.background import Tasks
 from penstock.core.ledger import Recipient
 from penstock.core.months import begin_ms, month_of, shifted
 from penstock.core.ownership import Ownership, Rule
 from penstock.core.registry import change, delete_if
 from penstock.doors.msgstream import records
 from penstock.doors.msgstream.cluster import SessionHints
+from penstock.doors.msgstream.ledger_flushes import LedgerFlushes
 from penstock.doors.msgstream.packs import PackTexts, record_packs
 from penstock.doors.msgstream.records import DOOR, FORM, PREFIX, mailbox_of
 from penstock.doors.msgstream.requests import NewSessionRequest
 from penstock.doors.msgstream.session import Session
-from penstock.doors.msgstream.tasks import LedgerFlushes, Tasks
 from penstock.errors import NotFound
 from penstock.settings import MsgstreamSettings
 from penstock.values import Item, MailboxHead, NewItem, Record
@@ -151,7 +152,7 @@ class Sessions:
         """Load a session, once for all who ask at the same time."""
         loading = self._loading.get(actor)
         if loading is None:
-            loading = self._loading[actor] = self.tasks.start(self._load(actor, record))
+            loading = self._loading[actor] = self.tasks.start(self._load(actor, record), awaited=True)
             loading.add_done_callback(lambda _: self._loading.pop(actor, None))
         return await asyncio.shield(loading)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
 from penstock.api.context import Context
+from penstock.core.background import Tasks
 from penstock.core.change_watch import MailboxChange
 from penstock.core.ledger import Recipient
 from penstock.core.months import month_of
@@ -59,6 +60,8 @@ class Agents:
     ) -> None:
         self.settings, self.tokens, self.wheel, self.clock = settings, tokens, context.wheel, context.clock
         self.time = time or asyncio.get_running_loop().time
+        self._tasks = Tasks("webpush")
+        self.start = self._tasks.start
         self.router = RouterTable(context, self._lost)
         self.alone = context.bus.alone  # nobody else can have a session of a user agent of ours
         self.lookup = Lookup(self.router, context.mailbox, alone=self.alone)
@@ -70,7 +73,6 @@ class Agents:
         self.table: dict[str, Connected] = {}
         self.worker_slots = asyncio.Semaphore(PUSH_WORKERS)
         self._generation = 0
-        self._tasks: set[asyncio.Task[object]] = set()
         self._saving: dict[str, asyncio.Task[object]] = {}
         self._finishing: dict[str, tuple[asyncio.Task[object], int]] = {}  # the worker, and its session's generation
         self._stopping = False
@@ -89,22 +91,9 @@ class Agents:
         await self.broadcasts.stop()
         for session in list(self.table.values()):
             session.finish(Close.GOING_AWAY)
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.finish()
         await self.router.__aexit__(kind, error, trace)
         self.cluster.close()
-
-    def start(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
-        """Have *work* done in a task that this object looks after."""
-        task: asyncio.Task[object] = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[object]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task.failed", exc_info=error)
 
     def month(self) -> str:
         """The present month, by this node's clock."""

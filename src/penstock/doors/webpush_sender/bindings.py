@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from penstock.api.context import Context
-from penstock.core.background import Loop
+from penstock.core.background import Loop, Tasks
 from penstock.core.duties import LOOK_SECONDS, PREFIX, Duties
 from penstock.core.liveness import node_of
 from penstock.core.node_calls import Calls
@@ -68,7 +68,7 @@ class Bindings:
         self.running: dict[str, Binding] = {}
         self.of_owner = Counter[str]()  # how many of them
         self._queues: dict[tuple[str, bool], ServiceQueue] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("webpush.sender")
         self._look = asyncio.Event()
         self._looking: Loop | None = None
         self._changing = asyncio.Lock()  # to bind and to unbind take two steps each, which must not mix
@@ -99,10 +99,8 @@ class Bindings:
             binding.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_SECONDS):
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._tasks.finish()
+        await self._tasks.close()
         for queue in self._queues.values():
             queue.close()
         await self._duties.release_all()
@@ -272,14 +270,8 @@ class Bindings:
         found = self._queues.get(key)
         if found is None:
             target = self._client.target(endpoint, allow_private=allow_private)
-            found = self._queues[key] = ServiceQueue(target, self._context.wheel, self._spawn, self._slots)
+            found = self._queues[key] = ServiceQueue(target, self._context.wheel, self._tasks.start, self._slots)
         return found
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _duty(shard: str) -> str:

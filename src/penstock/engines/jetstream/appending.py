@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Final, Self
 
-from penstock.core.background import Background
+from penstock.core.background import Background, Tasks
 from penstock.core.clock import Clock
 from penstock.engines.jetstream.append_order import GROUP_BYTES, GROUP_MESSAGES, AppendJob, Lanes, is_plain, lanes_of
 from penstock.engines.jetstream.batch_planning import AppendGroup, HeadMissing, Planned, Planner, remember
@@ -78,7 +78,7 @@ class Appender:
         self._settled: list[tuple[int, int, list[tuple[AppendJob, Appended]]]] = []  # a heap by sequence
         self._order = 0
         self._followed = followed
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("jetstream.appends")
         self.entries = self.bytes = 0  # that wait or are in flight
         self._gave_up = float("-inf")  # when somebody was last told that it was not stored in time
         self._closed = False
@@ -92,9 +92,7 @@ class Appender:
     async def __aexit__(self, *error: object) -> None:
         self._closed = True
         await self._ticking.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for job in self._jobs:
             _fail(job, EngineGone("the engine was closed"))
 
@@ -315,7 +313,7 @@ class Appender:
 
     def _mend(self, group: AppendGroup, work: Coroutine[Any, Any, None]) -> None:
         group.sent = 0.0
-        self._spawn(self._mending(group, work))
+        self._tasks.start(self._mending(group, work))
 
     async def _mending(self, group: AppendGroup, work: Coroutine[Any, Any, None]) -> None:
         """Do *work* for the group, then send it on its way again."""
@@ -425,11 +423,6 @@ class Appender:
         for group in list(self._flying.values()):
             if group.sent and now - group.born > PATIENCE_SECONDS and all(job.future.done() for job in group.jobs):
                 self._fail(group, EngineGone("nobody waits"))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _streams(group: AppendGroup) -> list[str]:
