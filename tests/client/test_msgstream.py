@@ -87,7 +87,7 @@ def test_a_server_that_was_away_is_come_back_to(server: RunningServer, transport
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
-        if seconds == 3.5 and server.process.poll() is not None:
+        if seconds >= 1.75 and server.process.poll() is not None:
             server.restart()
             emit(server, "alice", ["two"])
 
@@ -98,7 +98,32 @@ def test_a_server_that_was_away_is_come_back_to(server: RunningServer, transport
 
     # Pack 1 was not handled to its end when the server went; now it is, and does not come a second time.
     assert next(got).type == "two"
-    assert 3.5 in pauses
+    assert any(1.75 <= seconds <= 3.5 for seconds in pauses)
+    got.close()
+
+
+def test_a_server_that_stays_away_is_asked_ever_more_seldom(server: RunningServer) -> None:
+    key = login(server, "bob")
+    emit(server, "bob", ["one"])
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) in (9, 10):
+            server.restart()
+            emit(server, "bob", ["more"])
+
+    stream = MessageStream(server.url, key, sleep=pause)
+    got = stream.messages()
+    next(got)
+    server.kill()
+    next(got)
+    longest = [1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert all(most / 2 <= seconds <= most for seconds, most in zip(pauses, longest, strict=True))
+
+    server.kill()
+    next(got)
+    assert 0.5 <= pauses[9] <= 1, "the next failure is the first again"
     got.close()
 
 

@@ -7,6 +7,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -14,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 
-from penstock.errors import ConfigInvalid
+from penstock.doors.webpush.agents import Agents
+from penstock.errors import ConfigInvalid, EngineGone
 from penstock.limits import PUSH_COMMANDS, PUSH_PAGE
 from penstock.testing import wait_until_async
 from penstock.wire import webpush as wire
 from penstock.wire import webpush_session as session_module
+from penstock.wire.retrying import RetryPolicy
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
 
 CHANNEL = "d9b74644-4f97-46aa-b8fa-9393985cd6cd"
@@ -472,3 +475,66 @@ async def test_a_storm_of_commands_of_many_user_agents_is_served(tmp_path: Path)
 
         assert len(set(endpoints)) == 100
         assert len({agent.uaid for agent in agents}) == 100
+
+
+# ── what cannot be stored when a session ends ─────────────────────────────────────────────────────
+
+
+class Noting(RetryPolicy):
+    """Notes the failures that it is asked about. From the fifth in a row on it waits for longer than any test."""
+
+    asked: ClassVar[list[int]] = []
+
+    def delay(self, failures: int, chance: float, asked: float | None = None) -> float:
+        self.asked.append(failures)
+        return 0.001 if failures < 5 else 3600.0
+
+
+class SeldomAgain(Agents):
+    retry = Noting()
+
+
+class DeafToTheStop(asyncio.Event):
+    """The sabotage: who waits is not woken."""
+
+    async def wait(self) -> Any:
+        await asyncio.get_running_loop().create_future()
+
+
+class SleepsThroughTheStop(SeldomAgain):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._stopping = DeafToTheStop()
+
+
+async def stop_while_a_message_cannot_be_stored(tmp_path: Path, make: type[Agents]) -> list[tuple[str, str]]:
+    """The node stops when the storage has refused five times; returns what the ledger says of the user agent."""
+
+    async def refuse() -> None:
+        raise EngineGone("full")
+
+    Noting.asked.clear()
+    async with place(tmp_path, make=make) as made:
+        node = made.nodes[0]
+        agent = await node.agent()
+        endpoint = await agent.register(CHANNEL)
+        assert (await node.send(endpoint, b"x")).status == 201
+        await agent.notification()
+        node.mailbox.pause = refuse
+        await agent.socket.close()
+        await wait_until_async(lambda: len(Noting.asked) == 5)
+    assert Noting.asked == [1, 2, 3, 4, 5]
+    return [(event.state, event.reason) for event in await made.ledger_events(agent.uaid)]
+
+
+async def test_a_message_that_cannot_be_stored_is_tried_ever_more_seldom_and_does_not_hold_up_the_stop(
+    tmp_path: Path,
+) -> None:
+    async with asyncio.timeout(60):
+        assert (await stop_while_a_message_cannot_be_stored(tmp_path, SeldomAgain))[-1] == ("lost", "storage")
+
+
+async def test_slept_through_the_stop_would_not_end(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2):
+            await stop_while_a_message_cannot_be_stored(tmp_path, SleepsThroughTheStop)

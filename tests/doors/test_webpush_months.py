@@ -9,6 +9,7 @@ from uuid import uuid4
 from penstock.core.months import month_of, shifted
 from penstock.doors.webpush.agents import Agents
 from penstock.testing import wait_until_async
+from penstock.wire.retrying import RetryPolicy
 from penstock.wire.webpush import PushMessage
 from tests.doors.webpush_place import Agent, NodePlace, Place, place
 
@@ -174,7 +175,7 @@ async def test_what_reached_the_old_month_is_found_at_the_next_connect(tmp_path:
 
 
 class Patient(Agents):
-    retry_seconds = 0.01
+    retry = RetryPolicy(first=0.01, longest=0.01)
 
 
 class TriesForEver(Patient):

@@ -20,6 +20,7 @@ from penstock.doors.webpush.router_table import PREFIX, RouterRecord, RouterTabl
 from penstock.doors.webpush.session import AgentSession
 from penstock.errors import Busy
 from penstock.testing import wait_until_async
+from penstock.wire.retrying import RetryPolicy
 from penstock.wire.webpush import NodeAnswer, PushMessage
 from penstock.wire.webpush_actions import Action, Settle
 from penstock.wire.webpush_session import PushSession
@@ -85,7 +86,7 @@ class ForgetfulSession(AgentSession):
 
 
 class Patient(Agents):
-    retry_seconds = 0.01
+    retry = RetryPolicy(first=0.01, longest=0.01)
 
 
 class GivesUp(Agents):

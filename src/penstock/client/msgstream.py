@@ -16,6 +16,7 @@ A client that breaks off in the middle of a pack has not confirmed it: the next 
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -25,10 +26,12 @@ from urllib.parse import quote
 from penstock.client.http import ApiError, HttpClient, ServerUnreachable, parse_server_url
 from penstock.errors import InputInvalid, PenstockError
 from penstock.wire.msgstream import LONG, SHORT, WEBSOCKET, Inbox, Received, read
+from penstock.wire.retrying import RetryPolicy
 
 Listener = Callable[[str, Any], None]
 POLL_SECONDS: Final = 5.0
-RETRY_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 1.0
+LONGEST_RETRY_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 90.0
 """For an answer to a long poll: the server's heartbeat is a minute."""
 
@@ -72,14 +75,19 @@ class MessageStream:
         retry: float = RETRY_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """*interval* is between two short polls; *retry* is how long to wait when the server cannot be reached."""
+        """*interval* is between two short polls.
+
+        *retry* is how long to wait when the server cannot be reached: at first, and twice as long after each failure
+        in a row, up to half a minute; chance takes up to half of it away, as all clients of a server lose it together.
+        """
         if transport not in (SHORT, LONG, WEBSOCKET):
             raise InputInvalid("transport", f"{transport!r} is none of {SHORT}, {LONG}, {WEBSOCKET}")
         socket = transport == WEBSOCKET
         self._transport: Transport = (
             _WebSocketTransport(url, session_key) if socket else _PollTransport(url, session_key, transport)
         )
-        self._interval, self._retry, self._sleep = interval if transport == SHORT else 0.0, retry, sleep
+        self._interval, self._sleep = interval if transport == SHORT else 0.0, sleep
+        self._retry = RetryPolicy(retry, max(retry, LONGEST_RETRY_SECONDS))
         self._inbox = Inbox()
         self._listeners: dict[str, list[Listener]] = {}
         self._confirm: list[int] = []  # handled, and not handed over yet
@@ -108,6 +116,7 @@ class MessageStream:
             self._transport.close()
 
     def _receive(self) -> bytes | str | None:
+        failures = 0
         while True:
             confirm = tuple(self._confirm)
             try:
@@ -116,7 +125,9 @@ class MessageStream:
                 if isinstance(error, ApiError) and 400 <= error.status < 500:
                     raise
                 self._transport.close()
-                self._sleep(self._retry)
+                failures += 1
+                asked = getattr(error, "retry_after", None)
+                self._sleep(self._retry.delay(failures, random.random(), asked))  # noqa: S311 - guards nothing
             else:
                 del self._confirm[: len(confirm)]
                 return text

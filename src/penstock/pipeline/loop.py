@@ -23,6 +23,7 @@ from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.jobs import JobOutcome, Workplace, find
 from penstock.pipeline.lake_identity import MARK
 from penstock.pipeline.table_lease import own_name
+from penstock.wire.retrying import RetryPolicy
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -72,7 +73,7 @@ class Timing:
 
     def failed(self, now: float, error: BaseException) -> None:
         self.failures += 1
-        self.due = now + min(LONGEST_PAUSE, self.period * 2 ** min(self.failures, 10))
+        self.due = now + RetryPolicy(2 * self.period, LONGEST_PAUSE).delay(self.failures, 1.0)
         self.last = {"error": f"{type(error).__name__}: {error}"[:500], "at_ms": int(time.time() * 1000)}
 
 

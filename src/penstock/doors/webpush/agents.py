@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -22,6 +24,7 @@ from penstock.doors.webpush.router_table import AlreadyConnected, KnownAgent, Lo
 from penstock.errors import NotFound, PenstockError
 from penstock.settings import WebPushSettings
 from penstock.values import Room
+from penstock.wire.retrying import RetryPolicy
 from penstock.wire.webpush import Close, NodeAnswer, PushMessage
 from penstock.wire.webpush_session import PushSession
 from penstock.wire.webpush_tokens import EndpointTokens
@@ -47,7 +50,7 @@ class Connected(Protocol):
 class Agents:
     """All sessions of this node by user agent, and the tasks in which they work."""
 
-    retry_seconds = 1.0  # until what could not be stored is tried again
+    retry = RetryPolicy(first=1.0, longest=10.0)  # of what could not be stored: its user agent waits for that, too
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class Agents:
         self._generation = 0
         self._saving: dict[str, asyncio.Task[object]] = {}
         self._finishing: dict[str, tuple[asyncio.Task[object], int]] = {}  # the worker, and its session's generation
-        self._stopping = False
+        self._stopping = asyncio.Event()
         context.change_poller.on_mailbox(self._mailbox_changed)
 
     async def __aenter__(self) -> Self:
@@ -87,7 +90,7 @@ class Agents:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Store what is still unacknowledged; everything else ends by itself."""
-        self._stopping = True
+        self._stopping.set()
         await self.broadcasts.stop()
         for session in list(self.table.values()):
             session.finish(Close.GOING_AWAY)
@@ -201,16 +204,21 @@ class Agents:
         try:
             if before is not None:
                 await asyncio.wait([before])
+            failures = 0
             while True:
                 try:
                     await self._store_unsaved(uaid, connected_at, messages)
                     return
                 except PenstockError as error:
                     log.warning("save.waiting", extra={"uaid": uaid, "error": str(error), "messages": len(messages)})
-                    if self._stopping:
+                    if self._stopping.is_set():
                         self._drop_unsaved(uaid, messages, "lost", "storage")
                         return
-                    await asyncio.sleep(self.retry_seconds)
+                    failures += 1
+                    chance = random.random()  # noqa: S311 - spreads retries, guards nothing
+                    with suppress(TimeoutError):  # whoever stops the node has it tried once more, at once
+                        async with asyncio.timeout(self.retry.delay(failures, chance)):
+                            await self._stopping.wait()
         finally:
             if self._saving.get(uaid) is asyncio.current_task():
                 del self._saving[uaid]
