@@ -1,11 +1,41 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigInvalid
-from penstock.units import measure, parse_address, parse_keep
+from penstock.errors import ConfigInvalid, InputInvalid
+from penstock.units import measure, parse_address, parse_keep, parse_moment, parse_whole
+
+
+@pytest.mark.parametrize("text", ["0", "7", "007", "9223372036854775807"])
+def test_a_whole_number_is_read(text: str) -> None:
+    assert parse_whole("x", text) == int(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", "1.0", "1e3", " 1", "1_0", "²", "٣", "9223372036854775808", "9" * 5000]
+)
+def test_what_is_no_whole_number_is_refused_whatever_its_digits(text: str) -> None:
+    with pytest.raises(InputInvalid, match=r"x: .* is not a whole number from 0 to 9223372036854775807"):
+        parse_whole("x", text)
+
+
+def test_a_whole_number_has_its_bounds() -> None:
+    assert [parse_whole("x", text, least=1, most=3) for text in ("1", "3")] == [1, 3]
+    for text in ("0", "4"):
+        with pytest.raises(InputInvalid, match="from 1 to 3"):
+            parse_whole("x", text, least=1, most=3)
+
+
+def test_a_moment_is_in_utc_unless_it_says_otherwise() -> None:
+    same = ["2026-11-15T12:00:00Z", "2026-11-15T12:00", "2026-11-15T13:00:00+01:00"]
+    assert {parse_moment("x", text) for text in same} == {datetime(2026, 11, 15, 12, tzinfo=UTC)}
+    for text in ("", "yesterday", "2026-13-01", "1763208000"):
+        with pytest.raises(InputInvalid, match="is not like 2026-11-15T12:00:00Z"):
+            parse_moment("x", text)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Texts that give a measure: times, sizes, addresses.
+"""Texts that give a number, a moment, a measure or an address.
 
 Units are case-sensitive: `5m` is five minutes, and `5M` is refused rather than guessed.
 """
@@ -9,8 +9,9 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 
-from penstock.errors import ConfigInvalid
+from penstock.errors import ConfigInvalid, InputInvalid
 from penstock.limits import KEEP_LEAST_BYTES, KEEP_LEAST_SECONDS
 
 _UNITS: Mapping[str, Mapping[str, float]] = {
@@ -25,6 +26,23 @@ MOST_WORKERS = 256
 """Workers of one machine: the log process has one core, and 256 is more than it can feed."""
 _KEEP = "Write 30d or 50GiB."
 _MEASURE = re.compile(r"\s*(-?[0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_whole(name: str, text: str, *, least: int = 0, most: int = 2**63 - 1) -> int:
+    """The whole number that *text* gives, in ASCII digits alone; `InputInvalid` about *name* if it gives none."""
+    # Of other digits, as "²", `str.isdigit` says yes and `int` makes an error, as of thousands of digits.
+    if text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most:
+        return int(text)
+    raise InputInvalid(name, f"{text[:40]!r} is not a whole number from {least} to {most}")
+
+
+def parse_moment(name: str, text: str) -> datetime:
+    """The moment that ISO text gives, in UTC if it names no zone; `InputInvalid` about *name* if it gives none."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputInvalid(name, f"{text[:40]!r} is not like 2026-11-15T12:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def measure(text: str, unit: str) -> float:

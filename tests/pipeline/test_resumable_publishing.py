@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
+from penstock.errors import InputInvalid
 from penstock.pipeline import resumable_publishing
 from penstock.pipeline.client import PipelineClient, RecordChanged
 from penstock.pipeline.commit import Faults
+from penstock.pipeline.jobs import replay
+from penstock.pipeline.lake import open_lake
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import JobRecord, Throttle, begin_or_resume, publish_numbered
 from penstock.testing import RunningServer
 from tests.api.client import ask
+from tests.pipeline.by_hand import make_here
 
 _names = count(1)
 EVENTS = 2500
@@ -87,3 +92,19 @@ def test_who_is_overtaken_by_another_run_gives_way(shared_server: RunningServer)
     with pytest.raises(RecordChanged, match="another run"):
         other.note(3, cuts=[5])
     assert client.get(one.key).value["cuts"] == [9]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("after", "²"), ("after", "-1"), ("upto", "9" * 5000), ("upto", "1e3"), ("since", "yesterday"), ("until", "²")],
+)
+def test_a_range_that_cannot_be_meant_is_refused(
+    shared_server: RunningServer, tmp_path: Path, option: str, text: str
+) -> None:
+    client = PipelineClient(shared_server.url, shared_server.admin_token)
+    place = make_here(client, open_lake(tmp_path / "lake"))
+    options = {"name": f"range-{next(_names)}", "streams": "/a", "to": "/b", option: text}
+
+    with pytest.raises(InputInvalid, match=f"--{option}"):
+        replay.run(place, options)
+    assert client.get(f"pipeline/replays/{options['name']}").version == 0

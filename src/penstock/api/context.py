@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -28,6 +27,7 @@ from penstock.http.rate_limits import Caps
 from penstock.http.requests import Request
 from penstock.http.timers import Wheel
 from penstock.limits import PATTERNS
+from penstock.units import parse_moment, parse_whole
 
 T = TypeVar("T")
 
@@ -106,20 +106,12 @@ def integer(request: Request, name: str, default: int | None, *, least: int = 0,
         if default is None:
             raise InputInvalid(f"parameter {name}", "is missing")
         return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise InputInvalid(f"parameter {name}", f"{text[:40]!r} is not a whole number from {least} to {most}")
-    return int(text)
+    return parse_whole(f"parameter {name}", text, least=least, most=most)
 
 
 def milliseconds(name: str, text: str) -> int:
     """A moment, given as ISO text (UTC if it names no zone), in milliseconds since 1970; never below 0."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InputInvalid(name, f"{text[:40]!r} is not like 2026-11-15T12:00:00Z") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0, int(moment.timestamp() * 1000))
+    return max(0, int(parse_moment(name, text).timestamp() * 1000))
 
 
 def flag(request: Request, name: str) -> bool:

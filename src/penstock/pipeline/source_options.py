@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.errors import InputInvalid
 from penstock.pipeline.source_offsets import Cut, cuts_given
+from penstock.units import parse_whole
 from penstock.wire.table_columns import NAMES
 
 DEFAULT_PARTITIONS: Final = 2
@@ -109,11 +110,7 @@ def required(options: Mapping[str, str], name: str) -> str:
 def number_of(options: Mapping[str, str], name: str, *, least: int = 0, most: int = _ID_END) -> int | None:
     """The whole number that an option gives, if it is there."""
     text = options.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise InputInvalid(f"option {name}", f"{text[:40]!r} is not a whole number from {least} to {most}")
-    return int(text)
+    return None if text is None else parse_whole(f"option {name}", text, least=least, most=most)
 
 
 def _seconds(options: Mapping[str, str], name: str, default: str) -> float:

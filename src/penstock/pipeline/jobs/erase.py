@@ -26,6 +26,7 @@ from penstock.pipeline.erased_rows import STREAM, ErasedRows, EraseFrom, FindReq
 from penstock.pipeline.jobs import JobOutcome, Workplace, archive
 from penstock.pipeline.lake import columns_in, covering
 from penstock.pipeline.typed_rows import RemoveRows
+from penstock.units import parse_whole
 from penstock.wire.lake_files import TYPED
 
 OPTIONS: Mapping[str, str] = {
@@ -66,10 +67,7 @@ def _wanted(options: Mapping[str, str]) -> dict[str, Any]:
         raise InputInvalid("--ids and --stream", "exclude each other")
     if "stream" in options:
         return {"stream": options["stream"]}
-    ids = options["ids"].split(",")
-    if not all(id.isascii() and id.isdigit() for id in ids):
-        raise InputInvalid("--ids", f"{options['ids'][:40]!r} is not a list of ids")
-    return {"ids": [int(id) for id in ids]}
+    return {"ids": [parse_whole("--ids", id) for id in options["ids"].split(",")]}
 
 
 # ── a turn ─────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from penstock.pipeline.jobs import BEGIN, JobOutcome, Workplace, archive, ledger
 from penstock.pipeline.lake import RECORD_OF, Lake, LakeHole
 from penstock.pipeline.untangling import untangle
 from penstock.pipeline.writing import CopyRows, CopySlice, file_of, rows_between
+from penstock.units import parse_moment, parse_whole
 from penstock.wire.lake_files import RECORDS, TYPED, LakeFile, first_hole, parse_location, shown_name, tables_of
 
 OPTIONS: Mapping[str, str] = {
@@ -146,18 +146,11 @@ def _wanted_range(place: Workplace, options: Mapping[str, str]) -> tuple[int, in
 
 
 def _id(options: Mapping[str, str], name: str, default: int) -> int:
-    text = options.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise InputInvalid(f"--{name}", f"{text[:40]!r} is no id")
-    return int(text)
+    return parse_whole(f"--{name}", options.get(name, str(default)))
 
 
 def _time(options: Mapping[str, str], name: str) -> str:
-    try:
-        moment = datetime.fromisoformat(options[name])
-    except ValueError:
-        raise InputInvalid(f"--{name}", f"{options[name][:40]!r} is not like 2026-11-15T12:00:00Z") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
+    return parse_moment(f"--{name}", options[name]).isoformat()
 
 
 def _damage(place: Workplace, name: str, follow: Collection[str]) -> Iterator[RepairStep]:

@@ -20,6 +20,7 @@ from penstock.pipeline.commit import watermark
 from penstock.pipeline.jobs import JobOutcome, Workplace
 from penstock.pipeline.publishing import NewEvent
 from penstock.pipeline.resumable_publishing import TURN_SECONDS, Throttle, begin_or_resume, positive, publish_numbered
+from penstock.units import parse_moment, parse_whole
 
 OPTIONS: Mapping[str, str] = {
     "name": "of this replay; run it again under the same name to go on",
@@ -32,6 +33,7 @@ OPTIONS: Mapping[str, str] = {
     "until": "published before this time",
     "rate": "events a second (1000)",
 }
+_LAST = str(2**63 - 1)
 _ASKED = ("streams", "to", "user", "after", "upto", "since", "until")
 
 
@@ -88,33 +90,19 @@ def _patterns(asked: Mapping[str, str]) -> list[str]:
 
 def _settle(place: Workplace, asked: Mapping[str, str]) -> dict[str, int]:
     """Turn the range that was asked for into ids."""
-    after, upto = _id(asked, "after", 0), _id(asked, "upto", 2**63 - 1)
-    times = place.read("events", place.files("events")).where(F.col("index").isNotNull())
-    if "since" in asked:
-        times = times.where(F.col("time") >= F.lit(_moment("since", asked["since"])))
-    if "until" in asked:
-        times = times.where(F.col("time") < F.lit(_moment("until", asked["until"])))
-    if "since" in asked or "until" in asked:
+    after, upto = parse_whole("--after", asked.get("after", "0")), parse_whole("--upto", asked.get("upto", _LAST))
+    moments = {name: parse_moment(f"--{name}", asked[name]) for name in ("since", "until") if name in asked}
+    if moments:
+        times = place.read("events", place.files("events")).where(F.col("index").isNotNull())
+        if "since" in moments:
+            times = times.where(F.col("time") >= F.lit(moments["since"]))
+        if "until" in moments:
+            times = times.where(F.col("time") < F.lit(moments["until"]))
         found = times.agg(F.min("id"), F.max("id")).first()
         first, last = (found[0], found[1]) if found and found[0] is not None else (1, 0)
         after, upto = max(after, first - 1), min(upto, last)
     upto = max(after, min(upto, watermark(place.client, "events")))
     return {"after": after, "upto": upto, "at_ms": int(datetime.now(UTC).timestamp() * 1000)}
-
-
-def _id(asked: Mapping[str, str], name: str, default: int) -> int:
-    text = asked.get(name, str(default))
-    if not text.isdigit():
-        raise InputInvalid(f"--{name}", f"{text[:40]!r} is no id")
-    return int(text)
-
-
-def _moment(name: str, text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InputInvalid(f"--{name}", f"{text[:40]!r} is not like 2026-11-15T12:00:00Z") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 # ── the rows ───────────────────────────────────────────────────────────────────────────────────
