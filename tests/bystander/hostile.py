@@ -9,7 +9,6 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from penstock.api.auth import open_keys
@@ -42,9 +41,7 @@ class Hostile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for held in self._held:
             held.close()
 

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -111,11 +110,9 @@ class Lumping(AgentSession):
 class Sabotaged(Agents):
     """Ends also when sessions wait for each other for ever."""
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._tasks.close()
-        await super().__aexit__(kind, error, trace)
+        await super().__aexit__(*error)
 
 
 class WithHasty(Sabotaged):

@@ -6,7 +6,6 @@ import base64
 import json
 import uuid
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 import http_ece
@@ -36,9 +35,7 @@ class UserAgent:
         self.uaid = answer["uaid"]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def send(self, message: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from penstock.core.background import Background, Loop
@@ -126,9 +125,7 @@ class Members:
         ]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for loop in self._loops:
             await loop.stop()
         self._renewed = float("-inf")

@@ -64,7 +64,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
 
 import msgspec
@@ -204,9 +203,7 @@ class Ownership(Generic[P]):
                 )
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.gather(*(loop.stop() for loop in self._loops))
 
     # ── what this node owns ────────────────────────────────────────────────────────────────────

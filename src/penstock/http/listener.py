@@ -7,7 +7,6 @@ import errno
 import logging
 import socket
 from ipaddress import ip_address
-from types import TracebackType
 from typing import Self
 
 from penstock.core.clock import Clock, WallClock
@@ -85,9 +84,7 @@ class Listener:
         ]  # fmt: skip
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         try:
             await self.drain()
         finally:

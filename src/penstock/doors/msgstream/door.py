@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Self
 
 from penstock.api.auth import Caller
@@ -43,14 +42,12 @@ class MessageStreamDoor:
         self._sweeping = every(self._settings.sweep, "msgstream.sweep", self.sessions.sweep)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._sweeping is not None:
             await self._sweeping.stop()
         await self._tasks.close()
         self.sessions.close()
-        await self.sessions.owned.__aexit__(kind, error, trace)
+        await self.sessions.owned.__aexit__(*error)
 
     def samples(self) -> Iterable[Sample]:
         """How many sessions are known and connected here, and how many packs were emitted."""

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from http import HTTPStatus
 from itertools import islice
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 import msgspec
@@ -87,9 +86,7 @@ class WireOwners:
         self._stack.push_async_callback(loop.stop)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Let go of every device whose wire has ended by now."""
         with suppress(PenstockError, TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
@@ -224,10 +221,8 @@ class RemoteWires:
         await self._calls.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._calls.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._calls.__aexit__(*error)
 
     async def ask_owner(self, call: WireCall) -> bytes:
         """What the node with the wire answers; raises what it raised. `NodeSilent` if it does not answer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -51,9 +50,7 @@ class Sps:
                 await self._stack.enter_async_context(living)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     def samples(self) -> Iterable[Sample]:

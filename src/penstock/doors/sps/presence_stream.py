@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -55,9 +54,7 @@ class Presence:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Append what is left; a log that takes nothing any more does not hold up the stop."""
         left = len(self._lines) + 1
         while 0 < len(self._lines) < left:

@@ -7,7 +7,6 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -65,9 +64,7 @@ class Channels(Timed):
             await self._resume(await self.owners.look(record.name))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.wheel.forget(self)
         with suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(5):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
-from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -68,10 +67,8 @@ class Trickle:
         await self.channels.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.channels.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self.channels.__aexit__(*error)
 
     def samples(self) -> Iterable[Sample]:
         channels = self.channels

@@ -8,7 +8,6 @@ import random
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from penstock.api.context import Context
@@ -86,16 +85,14 @@ class Agents:
         await self.router.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         """Store what is still unacknowledged; everything else ends by itself."""
         self._stopping.set()
         await self.broadcasts.stop()
         for session in list(self.table.values()):
             session.finish(Close.GOING_AWAY)
         await self._tasks.finish()
-        await self.router.__aexit__(kind, error, trace)
+        await self.router.__aexit__(*error)
         self.cluster.close()
 
     def month(self) -> str:

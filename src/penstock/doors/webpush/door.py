@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -84,9 +83,7 @@ class WebPush:
         self._stack.push_async_callback(sweeping.stop)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def _made_keys(self) -> list[str]:

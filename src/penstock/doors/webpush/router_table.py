@@ -18,7 +18,6 @@ before such a write. With other nodes about, everything is read anew.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -76,10 +75,8 @@ class RouterTable:
         await self._owned.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._owned.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await self._owned.__aexit__(*error)
 
     async def each(self) -> AsyncIterator[tuple[str, RouterRecord]]:
         """Every user agent that is known, with its record."""

@@ -7,7 +7,6 @@ encrypts, signs and posts to whatever push service the browser named, be it ours
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -60,9 +59,7 @@ class WebPushSender:
         await self._bindings.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._bindings.stop()
 
     async def _tokens(self) -> EndpointTokens:
