@@ -112,6 +112,39 @@ class RecipientKind:
         return None
 
 
+class MailboxRecipients(RecipientKind):
+    """Recipients with a connection, for whom a mailbox keeps what they have not confirmed."""
+
+    actions = DISCONNECT
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    async def box(self, name: str) -> tuple[str, str] | None:
+        """The name of its mailbox, and the month; None if there is no such recipient."""
+        raise NotImplementedError
+
+    async def complete(self, view: RecipientView) -> RecipientView:
+        """Add how much waits."""
+        if view.lag is None and (box := await self.box(view.name)) is not None:
+            try:
+                view.lag = (await self._mailbox.head(*box)).pending
+            except NotFound:  # the month is gone
+                view.lag = 0
+        return view
+
+    async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
+        """What is not confirmed."""
+        box = await self.box(view.name)
+        if box is None:
+            return WaitingPage([])
+        try:
+            items = await self._mailbox.take(*box, limit=limit)
+        except NotFound:
+            return WaitingPage([])
+        return WaitingPage([_shown(item) for item in items], len(items) == limit)
+
+
 async def entries_waiting(log: Log, patterns: Sequence[str], after: int, limit: int) -> WaitingPage:
     """Entries of the log that match and come after an id."""
     if not patterns:
@@ -119,23 +152,6 @@ async def entries_waiting(log: Log, patterns: Sequence[str], after: int, limit: 
     page = await log.read_after(tuple(patterns), after, limit=limit)
     items = [WaitingItem(one.id, "", one.stream, one.published_ms, len(one.body)) for one in page.entries]
     return WaitingPage(items, page.more and len(items) == limit)
-
-
-async def items_waiting(mailbox: Mailbox, recipient: str, month: str, limit: int) -> WaitingPage:
-    """Items of a mailbox that are not confirmed."""
-    try:
-        items = await mailbox.take(recipient, month, limit=limit)
-    except NotFound:  # the month is gone
-        return WaitingPage([])
-    return WaitingPage([_shown(item) for item in items], len(items) == limit)
-
-
-async def pending_items(mailbox: Mailbox, recipient: str, month: str) -> int:
-    """How many there are."""
-    try:
-        return (await mailbox.head(recipient, month)).pending
-    except NotFound:
-        return 0
 
 
 def _shown(item: Item) -> WaitingItem:

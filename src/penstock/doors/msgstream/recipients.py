@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from penstock.api.recipients import (
-    DISCONNECT,
-    Action,
-    ActionImpossible,
-    RecipientKind,
-    RecipientView,
-    WaitingPage,
-    items_waiting,
-    pending_items,
-)
+from penstock.api.recipients import DISCONNECT, Action, ActionImpossible, MailboxRecipients, RecipientView
 from penstock.core.liveness import node_of
 from penstock.doors.msgstream.records import DOOR, is_actor, mailbox_of
 from penstock.doors.msgstream.sessions import Sessions
 from penstock.wire.msgstream_actions import SessionRecord
 
 
-class SessionRecipients(RecipientKind):
+class SessionRecipients(MailboxRecipients):
     """The sessions of all nodes, connected or not."""
 
-    kind, actions = "session", DISCONNECT
+    kind = "session"
 
     def __init__(self, sessions: Sessions) -> None:
-        self._sessions, self._context = sessions, sessions.context
+        super().__init__(sessions.context.mailbox)
+        self._sessions = sessions
 
     async def each(self) -> AsyncIterator[RecipientView]:
         async for actor, found in self._sessions.owned.each():
@@ -51,10 +43,9 @@ class SessionRecipients(RecipientKind):
             view.position, view.lag = session.machine.position, len(session.machine.packs)
         return view
 
-    async def complete(self, view: RecipientView) -> RecipientView:
-        if view.lag is None and (record := (await self._sessions.owned.look(view.name)).payload) is not None:
-            view.lag = await pending_items(self._context.mailbox, mailbox_of(view.name), record.month)
-        return view
+    async def box(self, name: str) -> tuple[str, str] | None:
+        record = (await self._sessions.owned.look(name)).payload
+        return None if record is None else (mailbox_of(name), record.month)
 
     async def act(self, view: RecipientView, action: Action) -> None:
         """End its connection; the session stays, and so does what waits in it."""
@@ -62,10 +53,3 @@ class SessionRecipients(RecipientKind):
         if session is None or session.machine.connection is None:
             raise ActionImpossible(f"{view.name} is not connected any more", "Look at it again.")
         session.dismiss(session.machine.connection)
-
-    async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
-        """Packs that are not confirmed."""
-        record = (await self._sessions.owned.look(view.name)).payload
-        if record is None:
-            return WaitingPage([])
-        return await items_waiting(self._context.mailbox, mailbox_of(view.name), record.month, limit)

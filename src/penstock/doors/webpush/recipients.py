@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from penstock.api.recipients import (
-    DISCONNECT,
-    Action,
-    ActionImpossible,
-    RecipientKind,
-    RecipientView,
-    WaitingPage,
-    items_waiting,
-    pending_items,
-)
+from penstock.api.recipients import DISCONNECT, Action, ActionImpossible, MailboxRecipients, RecipientView
 from penstock.doors.webpush.agents import Agents
 from penstock.doors.webpush.router_table import RouterRecord
 from penstock.wire.webpush import Close
 
 
-class AgentRecipients(RecipientKind):
+class AgentRecipients(MailboxRecipients):
     """The user agents of all nodes, connected or not."""
 
-    kind, actions = "agent", DISCONNECT
+    kind = "agent"
 
     def __init__(self, agents: Agents) -> None:
+        super().__init__(agents.messages.mailbox)
         self._agents = agents
 
     async def each(self) -> AsyncIterator[RecipientView]:
@@ -44,10 +36,9 @@ class AgentRecipients(RecipientKind):
             connections=int(here), actions=DISCONNECT if here else (),
         )  # fmt: skip
 
-    async def complete(self, view: RecipientView) -> RecipientView:
-        if (record := await self._agents.router.find(view.name)) is not None:
-            view.lag = await pending_items(self._agents.messages.mailbox, view.name, record.month)
-        return view
+    async def box(self, name: str) -> tuple[str, str] | None:
+        record = await self._agents.router.find(name)
+        return None if record is None else (name, record.month)
 
     async def act(self, view: RecipientView, action: Action) -> None:
         """Close its WebSocket; it comes back by itself."""
@@ -55,10 +46,3 @@ class AgentRecipients(RecipientKind):
         if session is None:
             raise ActionImpossible(f"{view.name} is not connected any more", "Look at it again.")
         session.finish(Close.GOING_AWAY)
-
-    async def waiting(self, view: RecipientView, limit: int) -> WaitingPage:
-        """Messages that it has not acknowledged."""
-        record = await self._agents.router.find(view.name)
-        if record is None:
-            return WaitingPage([])
-        return await items_waiting(self._agents.messages.mailbox, view.name, record.month, limit)
