@@ -76,7 +76,7 @@ def check_metrics(server: RunningServer) -> None:
     publish(server, DEFECT)
     page = ask(server, "GET", "/metrics").body.decode()
     assert page.count('penstock_background_failing{loop="workers"} 1') == 1
-    assert 'penstock_background_failures_total{loop="workers"}' in page
+    assert 'penstock_background_failures_total{loop="workers",process="log"}' in page
     assert page.count('penstock_background_failing{loop="link"} 0') == 1
     assert value(server, "followers_failed_total") >= 1
 
