@@ -491,7 +491,7 @@ class Noting(RetryPolicy):
 
 
 class SeldomAgain(Agents):
-    retry = Noting()
+    retry = Noting(first=1.0, longest=10.0)
 
 
 class DeafToTheStop(asyncio.Event):
