@@ -78,14 +78,10 @@ class AwayUnderTasks(Workplace):
     """The store is paused when tasks are about to read it; the driver has found all that it needs by then."""
 
     s3: S3Server = field(kw_only=True)
-    spared: list[str] = field(kw_only=True)  # reads before that, by what they are for
 
     def read(self, *given: Any, **more: Any) -> DataFrame:
         frame = Workplace.read(self, *given, **more)
-        if self.spared:
-            self.spared.pop()
-        else:
-            self.s3.pause()
+        self.s3.pause()
         return frame
 
     def in_tasks(self, function: Any, items: Sequence[Any]) -> list[Any]:
@@ -124,8 +120,7 @@ def test_an_audit_and_a_replay_under_which_the_store_is_away_go_on_when_it_is_ba
 
     def run_away(kind: type[AwayUnderTasks], job: str, **options: str) -> JobOutcome:
         try:
-            spared = ["the range of a replay"] if job == "replay" else []
-            return perform(kind(place.spark, client, impatient, s3=s3, spared=spared), job, options)
+            return perform(kind(place.spark, client, impatient, s3=s3), job, options)
         finally:
             s3.resume()
 

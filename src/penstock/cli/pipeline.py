@@ -50,6 +50,7 @@ PACKAGED: Final = (
     "penstock/wire/ledger.py",
     "penstock/wire/retrying.py",
     "penstock/wire/typed_tables.py",
+    "penstock/wire/urls.py",
     "penstock/pipeline/**/*.py",
 )
 """What Spark's workers need."""
