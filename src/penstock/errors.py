@@ -35,7 +35,6 @@ may rely on it. `status` is what it is answered with over HTTP, `remedy` says wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 
 class PenstockError(Exception):
@@ -44,7 +43,11 @@ class PenstockError(Exception):
     code = "internal"
     status = 0  # of the answer over HTTP; 0: it is answered with 500, and only the log has its words
     remedy = "This is a defect of the server: please report it with the server's log."
-    facts: Mapping[str, int] = MappingProxyType({})  # numbers that a program goes on with; its answer has them
+
+    @property
+    def facts(self) -> Mapping[str, int]:
+        """Numbers that a program goes on with; its answer has them."""
+        return {}
 
 
 class PeerError(PenstockError):
@@ -197,7 +200,10 @@ class Trimmed(CallerError):
     def __init__(self, after: int, trimmed_upto: int) -> None:
         super().__init__(f"entries up to id {trimmed_upto} were trimmed; asked for those after {after}")
         self.after, self.trimmed_upto = after, trimmed_upto
-        self.facts = {"trimmed_upto": trimmed_upto}
+
+    @property
+    def facts(self) -> Mapping[str, int]:
+        return {"trimmed_upto": self.trimmed_upto}
 
 
 class Unauthenticated(CallerError):
