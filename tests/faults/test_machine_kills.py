@@ -160,6 +160,15 @@ def test_the_same_check_finds_a_log_that_answers_before_it_has_stored(tmp_path: 
         check_killed_log(server)
 
 
+def test_a_machine_that_is_stopped_while_its_workers_start_ends_without_an_error(tmp_path: Path) -> None:
+    with started(tmp_path) as server:
+        os.kill(pids_of(server, "log_process")[0], signal.SIGKILL)
+        wait_until(lambda: server.log_text().count("log_process.started") == 2)
+        server.process.terminate()
+        assert server.process.wait() == 0
+        assert "never retrieved" not in server.log_text()
+
+
 def test_nothing_is_left_of_a_machine_whose_first_process_is_killed(tmp_path: Path) -> None:
     with started(tmp_path) as server:
         children = [*pids_of(server, "log_process"), *pids_of(server, "worker")]

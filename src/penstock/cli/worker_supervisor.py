@@ -182,6 +182,7 @@ class WorkerSupervisor:
                 await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             else:
                 lines.cancel()
+                await asyncio.gather(lines, return_exceptions=True)
             if self._stop.is_set():
                 await self._drain()
             return await keeper.end(self._within, "log_process.killed")
