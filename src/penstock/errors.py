@@ -45,7 +45,7 @@ class PenstockError(Exception):
     remedy = "This is a defect of the server: please report it with the server's log."
 
     @property
-    def facts(self) -> Mapping[str, int]:
+    def numbers(self) -> Mapping[str, int]:
         """Numbers that a program goes on with; its answer has them."""
         return {}
 
@@ -202,7 +202,7 @@ class Trimmed(CallerError):
         self.after, self.trimmed_upto = after, trimmed_upto
 
     @property
-    def facts(self) -> Mapping[str, int]:
+    def numbers(self) -> Mapping[str, int]:
         return {"trimmed_upto": self.trimmed_upto}
 
 

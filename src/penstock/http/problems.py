@@ -62,7 +62,7 @@ def problem_of(error: BaseException) -> Problem:
         remedy = PenstockError.remedy
         return Problem(500, PenstockError.code, "the server failed at this request", remedy, error=error)
     message = error.detail if isinstance(error, PeerError) else str(error)
-    return Problem(error.status, error.code, message, error.remedy, _headers(error), error.facts, error)
+    return Problem(error.status, error.code, message, error.remedy, _headers(error), error.numbers, error)
 
 
 def _headers(error: PenstockError) -> Headers:
