@@ -5,9 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.all_workers import OtherWorkers
+from penstock.core.bus import LocalBus
 from penstock.core.clock import ManualClock
 from penstock.core.hub import Hub
 from penstock.core.ledger import Ledger, LedgerEvent, Recipient
+from penstock.core.liveness import SingleMember
 from penstock.core.why import Why, joined
 from penstock.engines.memory import MemoryEngine
 from penstock.values import Batch, Draft
@@ -66,6 +69,29 @@ async def test_another_door_s_position_of_the_same_name_confirms_nothing() -> No
     ledger.confirm(Recipient("sps", "alice"), id)
 
     assert (await why.entry(id, "alice")).verdict == "sent"
+
+
+class WithAnotherThatIsSilent(SingleMember):
+    """No bus reaches the other one."""
+
+    def living(self) -> tuple[str, ...]:
+        return (self.me, "silent:1")
+
+
+async def test_what_is_recorded_is_told_although_another_process_is_silent() -> None:
+    engine, ledger, _ = await world()
+    why = Why(
+        engine.log, ledger, Hub(engine.log), other_workers=OtherWorkers(LocalBus("local"), WithAnotherThatIsSilent())
+    )
+    id, other = await publish(engine, "/a"), await publish(engine, "/b")
+    ledger.confirm(Recipient("sps", "alice"), id, "/a")
+
+    told, untold = await why.entry(id, "alice"), await why.entry(other, "alice")
+
+    assert told.verdict == "no_record"
+    assert "alice confirmed it at " in told.words
+    assert told.words.endswith("one of the server's processes did not answer, and may know more.")
+    assert untold.verdict == "unknown"
 
 
 async def test_a_position_alone_proves_no_sending() -> None:

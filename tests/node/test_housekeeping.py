@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core import aging
 from penstock.core.aging import JUMP_SECONDS, LISTEN_ROUNDS, ClockWatch
 from penstock.core.clock import ManualClock
 from penstock.core.log import Log
+from penstock.core.registry import each
 from penstock.engines.memory import MemoryEngine
 from penstock.engines.sqlite import open_sqlite
+from penstock.limits import PAGE_ENTRIES
 from penstock.node import housekeeping as housekeeping_module
 from penstock.node.housekeeping import INTERVAL_SECONDS, Housekeeping
 from penstock.values import Batch, Draft
@@ -230,6 +233,26 @@ async def test_nodes_whose_clocks_agree_trim_although_others_were_there_once(tmp
 
         await nodes.pass_time("n1", "n2")
         assert engine.log.trimmed_upto == engine.log.followed
+
+
+async def test_clocks_of_many_nodes_that_are_gone_hide_nobodys_and_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aging, "FORGET_ROUNDS", 3 * LISTEN_ROUNDS)
+    async with MemoryEngine(clock=ManualClock()) as engine:
+        await engine.log.append(Batch((Draft("/a", b"fresh"),)))
+        for number in range(PAGE_ENTRIES + 1):
+            await engine.registry.put(f"clock/nodes/gone-{number}", b"0")
+        nodes = Nodes(engine, tmp_path, n1=0.0, n2=365 * 24 * 3600)
+
+        await nodes.pass_time("n1", "n2")
+        assert engine.log.trimmed_upto == 0
+        assert len([record async for record in each(engine.registry, "clock/nodes/")]) == PAGE_ENTRIES + 3
+
+        await nodes.pass_time("n1", "n2")
+        assert {record.key async for record in each(engine.registry, "clock/nodes/")} == {
+            "clock/nodes/n1", "clock/nodes/n2",
+        }  # fmt: skip
 
 
 async def leaping(log: Log, keep_seconds: float, now_ms: int) -> int:

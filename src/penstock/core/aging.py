@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.core.clock import Clock
 from penstock.core.log import Log
-from penstock.core.registry import Registry
+from penstock.core.registry import Registry, each
 from penstock.errors import PenstockError
 from penstock.limits import PAGE_ENTRIES
 
@@ -29,6 +29,9 @@ half a minute old."""
 LISTEN_ROUNDS: Final = 4
 """Rounds, of half a minute each, in which no clock may have been seen to be apart: so often a node that lives has
 written its own down, a busy one, too."""
+FORGET_ROUNDS: Final = 24 * 120
+"""Rounds, a day of them, after which a clock that nobody has written down anew is forgotten: each start of a node whose
+name is not set gives it another one."""
 _JUMPED, _CLOCKS = "clock/jumped", "clock/nodes/"
 
 
@@ -65,7 +68,7 @@ class ClockWatch:
     def __init__(self, clock: Clock, registry: Registry, node: str = "") -> None:
         """Without *node* there are no others."""
         self._clock, self._registry, self._node = clock, registry, node
-        self._seen: dict[str, int] = {}  # the others' clocks: the version of each record
+        self._seen: dict[str, tuple[int, int]] = {}  # of each clock's record: its version, and rounds since that came
         self._holding = LISTEN_ROUNDS if node else 0
         self._offset = self._measured()
 
@@ -92,12 +95,16 @@ class ClockWatch:
             await self._registry.put(_CLOCKS + self._node, str(now_ms).encode())
         before, self._seen = self._seen, {}
         self._holding = max(0, self._holding - 1)
-        for record in await self._registry.list(_CLOCKS):
-            self._seen[record.key] = record.version
+        async for record in each(self._registry, _CLOCKS):
+            version, rounds = before.get(record.key, (record.version, 0))
+            lives = version != record.version
+            self._seen[record.key] = record.version, 0 if lives else rounds + 1
             apart = (now_ms - int(record.value)) / 1000
-            lives = before.get(record.key, record.version) != record.version
             if lives and record.key != _CLOCKS + self._node and abs(apart) > APART_SECONDS:
                 self._holding = LISTEN_ROUNDS
                 node = record.key.removeprefix(_CLOCKS)
                 log.warning("clock.apart", extra={"node": node, "seconds": round(apart)})
+            if rounds >= FORGET_ROUNDS and not lives:
+                with suppress(PenstockError):
+                    await self._registry.delete(record.key, expect=record.version)
         return self._holding > 0

@@ -115,7 +115,7 @@ class Why:
             event = "it" if position.last == id else f"a later event, id {position.last},"
             reason = f"{recipient} confirmed {event} at {timestamp(position.ms)}; no record of the sending"
         if silent:
-            found, reason = _with_silence(found, reason, bool(events), silent)
+            found, reason = _with_silence(found, reason, bool(events) or position is not None, silent)
         return _answer(id, entry.stream, recipient, found, story, events, reason)
 
     def missing(self, id: int) -> PenstockError:
