@@ -23,7 +23,9 @@ from penstock.engines.pages import Look
 from penstock.engines.sqlite import open_sqlite
 from penstock.errors import ConfigInvalid, InputInvalid, NotFound, Trimmed
 from penstock.iceberg.files import WrittenFile
+from penstock.iceberg.reading import ColumnBounds, ListedFile
 from penstock.values import Batch, Draft, Entry, Kind, Page
+from penstock.wire.lake_files import LakeFile
 from tests.engines.lake_files import WrittenLake, everything
 
 STREAMS = ("/a", "/b", "/b/c", "/_ledger")
@@ -336,6 +338,15 @@ class TakesEither(TableFiles):
             if not cover or file.hi > cover[-1].hi:
                 cover.append(file)
         return cover
+
+
+def test_a_file_that_reaches_into_a_tangle_is_a_part_of_it() -> None:
+    ranges = [("2026-11-15", 0, 10), ("2026-11-15", 10, 30), ("2026-11-15", 20, 50), ("2026-11-16", 25, 60)]
+    named = [LakeFile(lo, hi, day, "events", "a") for day, lo, hi in ranges]
+    files = TableFiles.of(ListedFile(one.path, 1, 1, ColumnBounds()) for one in named)
+
+    assert [(one.lo, one.hi) for one in files.cover] == [(0, 10), (10, 60)]
+    assert files.readable_upto(0, 100) == 10
 
 
 @pytest.mark.parametrize("sabotage", [False, True], ids=["honest", "sabotage: either is read"])

@@ -87,7 +87,10 @@ class TableFiles:
         for file in self.all:
             last = cover[-1] if cover else None
             if last and file.lo < last.hi and (file.day != last.day or isinstance(last, Tangle)):
-                cover[-1] = Tangle(last.lo, max(last.hi, file.hi), last.file, last.day)
+                hi = max(last.hi, file.hi)
+                while len(cover) > 1 and cover[-2].hi > cover[-1].lo:
+                    cover.pop()
+                cover[-1] = Tangle(cover[-1].lo, hi, cover[-1].file, cover[-1].day)
             elif not last or file.hi > last.hi:
                 cover.append(file)
         return cover
