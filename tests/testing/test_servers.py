@@ -4,6 +4,7 @@ import http.client
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,9 +57,10 @@ def test_two_servers_on_one_directory_are_refused(server: RunningServer) -> None
         RunningServer(server.data, (), {})
 
 
-def test_a_server_that_ctrl_c_meets_while_it_starts_passes_it_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.default_int_handler], ids=["server", "still Python"])
+def test_a_server_that_ctrl_c_meets_while_it_starts_passes_it_on(tmp_path: Path, handler: Any) -> None:
     def be_interrupted() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, handler)
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt), start_server(tmp_path / "data", before_exec=be_interrupted):

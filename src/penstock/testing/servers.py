@@ -104,10 +104,22 @@ class RunningServer:
 
     def _run(self, serve: list[str], output: BinaryIO, log: BinaryIO) -> subprocess.Popen[bytes]:
         """Start the process: *serve* is a module and its arguments. tests/forked_servers.py has another way."""
-        return subprocess.Popen(
-            [*self.before, sys.executable, "-m", *serve], stdout=output, stderr=log, env=self._environment,
-            preexec_fn=self._before_exec,
-        )  # fmt: skip
+        # A Ctrl-C that came while the child runs Python would be an exception in it, and an error of ours here.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return subprocess.Popen(
+                [*self.before, sys.executable, "-m", *serve], stdout=output, stderr=log, env=self._environment,
+                preexec_fn=self._become_server,
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _become_server(self) -> None:
+        """In the child: what was asked for, and the end if Ctrl-C has met it meanwhile."""
+        if self._before_exec is not None:
+            self._before_exec()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def _is_ready(self) -> bool:
         found = _READY.search(self._output.read_text())
