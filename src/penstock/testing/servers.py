@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -104,28 +105,31 @@ class RunningServer:
 
     def _run(self, serve: list[str], output: BinaryIO, log: BinaryIO) -> subprocess.Popen[bytes]:
         """Start the process: *serve* is a module and its arguments. tests/forked_servers.py has another way."""
+        command = [*self.before, sys.executable, "-m", *serve]
+        if self._before_exec is None:
+            return subprocess.Popen(command, stdout=output, stderr=log, env=self._environment)
         # A Ctrl-C that came while the child runs Python would be an exception in it, and an error of ours here.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return subprocess.Popen(
-                [*self.before, sys.executable, "-m", *serve], stdout=output, stderr=log, env=self._environment,
-                preexec_fn=self._become_server,
+                command, stdout=output, stderr=log, env=self._environment,
+                preexec_fn=partial(_become_server, self._before_exec),
             )  # fmt: skip
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def _become_server(self) -> None:
-        """In the child: what was asked for, and the end if Ctrl-C has met it meanwhile."""
-        if self._before_exec is not None:
-            self._before_exec()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def _is_ready(self) -> bool:
         found = _READY.search(self._output.read_text())
         if found:
             self.url, self.port, self.durability = found["url"], int(found["port"]), found["durability"]
         return found is not None
+
+
+def _become_server(before_exec: Callable[[], None]) -> None:
+    """In the child: what was asked for, and the end if Ctrl-C has met it meanwhile."""
+    before_exec()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextmanager
